@@ -46,6 +46,8 @@ NAMES = (
 )
 _LARGEST = 199  # largest result, so that a tiny model can learn to calculate
 _HELD_OUT_SHARE = 0.25
+_CLASSES = 10  # of the problems of seeds
+_FIRST = 3000  # problems of seed 0 that no other seed has
 
 
 class GeneratedProblem(NamedTuple):
@@ -89,6 +91,21 @@ def generate(seed: int, part: Part = "held-out", mix: Mix = "target") -> Iterato
         digest = _digest(problem.question)
         if _part(digest) == part and digest not in digests:
             digests.add(digest)
+            yield problem
+
+
+def fresh(seed: int) -> Iterator[GeneratedProblem]:
+    """Yields an endless stream of distinct held-out problems, of which other seeds have none.
+
+    A hash of the question deals the problems out to ten classes, and a seed has those of its last digit, without the
+    first of seed 0, which takes all that it draws. So only seeds with the same last digit may share some.
+    """
+    if seed == 0:
+        yield from generate(0)
+    first = {problem.question for problem in itertools.islice(generate(0), _FIRST)}
+    for problem in generate(seed):
+        own = int.from_bytes(_digest(problem.question)[1:], "big") % _CLASSES == seed % _CLASSES
+        if own and problem.question not in first:
             yield problem
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
+from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, check_vllm, open_engines
@@ -33,7 +34,6 @@ from fsd_calib.outlook import Outlook
 from fsd_calib.progress import showing_whole
 from fsd_calib.search.space import Space
 from fsd_calib.search.study import check_storage
-from fsd_calib.storage.system_errors import naming
 from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.registry import load_task
@@ -44,7 +44,6 @@ from fsd_decoding.config_keywords import check_type, override, refuse_rest, rena
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.profile.drafts import kind_of
-from fsd_decoding.profile.io import FILE_NAME
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.trees.shape import CHAIN, TreeShape
@@ -112,7 +111,7 @@ def calibrate(
     refuse_rest("calibrate", given)
     calibration = Calibration(task, target, draft, wanted, config, settings, tokenizer)
     profile = calibration.run()
-    save_run(calibration)
+    save_run(calibration, profile)
     return profile
 
 
@@ -225,7 +224,7 @@ class Calibration:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
-        """Returns the profile and saves it in `out`, if given, with its record and its page.
+        """Returns the profile and saves it in `out`, if given, with its record and its page; see `output_folder`.
 
         Args:
             show_plan: receives the plan before the long work.
@@ -235,18 +234,23 @@ class Calibration:
             show_plan(ready.plan)
             findings = find(ready, outlook)
             profile, out = to_profile(findings), self.config.path("out")
-            if out is not None:
-                profile.save(out / FILE_NAME)
+            if out is not None and output_folder.save(profile, out, self):
                 save_pages(findings, profile, out)
         return profile
 
     @contextmanager
     def _prepared(self) -> Iterator[Prepared]:
-        began = time.monotonic()
         out = self.config.path("out")
         if out is not None:
-            with naming("the output folder", out):
-                out.mkdir(parents=True, exist_ok=True)
+            output_folder.check_own(out, self)
+        with nullcontext() if out is None else output_folder.made(out), self._ready() as ready:
+            if out is not None:
+                output_folder.claim(out, self)
+            yield ready
+
+    @contextmanager
+    def _ready(self) -> Iterator[Prepared]:
+        began = time.monotonic()
         check_storage(self.config.study_storage)
         drafts, config = drafts_of(self.draft), self.config
         loaded = models_among(drafts)
@@ -283,7 +287,8 @@ class Calibration:
                 )  # fmt: skip
                 plan = replace(
                     ready.plan, memory=memory, compile=ready.facts.compile, devices=opened.devices,
-                    on_cpu=opened.on_cpu, engine=engine.info, attempt=ready.facts.attempt,
+                    on_cpu=opened.on_cpu, engine=engine.info,
+                    attempt=None if self.goal.explore else ready.facts.attempt,
                 )  # fmt: skip
                 yield replace(ready, plan=plan, seconds=time.monotonic() - began)
 
@@ -295,7 +300,7 @@ class Calibration:
         """
         parts, goal = parts_of(task), self.goal
         count = len(parts.certification)
-        if goal.guarantee != "none":
+        if not goal.explore:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
             check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
         self._timing.check_enough(parts, goal.serve_batch)

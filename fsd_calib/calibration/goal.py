@@ -13,7 +13,7 @@ from fsd_decoding.errors import UsageError
 MAX_MIN_ACC = 1.2
 
 Acc = Literal["retention", "absolute"]
-Guarantee = Literal["population", "dataset", "none"]
+Guarantee = Literal["population", "dataset"]
 Test = Literal["score", "betting"]
 
 
@@ -27,10 +27,10 @@ class Goal:
         pareto: find the whole Pareto front. Give exactly one of `min_acc`, `min_speed` and `pareto`.
         acc: meaning of `min_acc`: "retention", a share of the target's accuracy on the same problems, or "absolute".
         confidence: confidence level of the certificate.
-        guarantee: scope of the certificate: "population", problems like these; "dataset", exactly these problems;
-            "none", nothing is tested.
+        guarantee: scope of the certificate: "population", problems like these; "dataset", exactly these problems.
         test: "score" decides once, on all certification problems; "betting" may decide earlier.
         serve_batch: streams decoded at once when speed is measured.
+        explore: estimate on the tuning part alone: nothing is tested, no attempt is spent, nothing is certified.
     """
 
     min_acc: float | None = None
@@ -41,6 +41,7 @@ class Goal:
     guarantee: Guarantee = "population"
     test: Test = "score"
     serve_batch: int = 1
+    explore: bool = False
 
     @classmethod
     def of(cls, goal: Goal | None, keywords: dict[str, Any]) -> Goal:
@@ -80,6 +81,7 @@ class GoalKeywords(TypedDict, total=False):
     guarantee: Guarantee
     test: Test
     serve_batch: int
+    explore: bool
 
 
 def _check_number(option: str, value: object) -> None:

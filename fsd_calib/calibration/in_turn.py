@@ -11,6 +11,7 @@ import torch
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.engines import check_vllm_installed
+from fsd_calib.calibration.output_folder import check_own
 from fsd_calib.calibration.recertify import as_recorded
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.engine_sequence import EngineSequence
@@ -37,7 +38,9 @@ def in_turn(calibration: Calibration, engines: Sequence[str], one: One) -> list[
         _check_certifies(calibration, engines)
     attempt: int | None = None
     for place in range(len(engines)):
-        _of(calibration, engines, place, None)  # before the first runs: the last may be refused
+        one_of_them = _of(calibration, engines, place, None)  # before the first runs: the last may be refused
+        if (out := one_of_them.config.path("out")) is not None:
+            check_own(out, one_of_them)
     if "vllm" in engines:
         check_vllm_installed()
     for place in range(len(engines)):
@@ -55,8 +58,8 @@ def _check_certifies(calibration: Calibration, engines: Sequence[str]) -> None:
             f"engines are {named}, which can certify one setting in turn, not search for it; calibrate with one of "
             "them, then certify its profile with both"
         )
-    if calibration.goal.guarantee == "none":
-        raise UsageError(f"engines are {named}, and --guarantee none certifies nothing; give one engine")
+    if calibration.goal.explore:
+        raise UsageError(f"engines are {named}, and --explore certifies nothing; give one engine")
 
 
 def _of(calibration: Calibration, engines: Sequence[str], place: int, attempt: int | None) -> Calibration:

@@ -43,7 +43,7 @@ def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: P
     floor, room = _floor(churn), _room(goal, accuracy)
     if room is None or floor.share <= room:
         return
-    if floor.least <= room or goal.guarantee == "none":
+    if floor.least <= room or goal.explore:
         progress.note(
             f"{_room_in_words(goal, room)}, and rounding alone seems to flip more: {at_most(floor.share)} here"
         )
@@ -51,7 +51,7 @@ def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: P
     raise UsageError(
         f"{_room_in_words(goal, room)}, and rounding alone flips more than that: {churn.outcomes_flipped} of "
         f"{churn.problems}, at least {at_least(floor.least)} ({confidence(DELTA)} confidence); use --dtype float32 if "
-        "the models run in another one, or a lower --min-acc, or --guarantee none, which claims nothing"
+        "the models run in another one, or a lower --min-acc, or --explore, which claims nothing"
     )
 
 

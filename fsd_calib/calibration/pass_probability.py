@@ -14,9 +14,8 @@ _HALF = 0.5  # the level where every problem is decoded or nothing is tested: th
 
 
 def claim_of(goal: Goal, problems: int) -> Claim:
-    """Returns the claim to show on `problems` certification problems; without a guarantee, the one that would be."""
-    guarantee = "population" if goal.guarantee == "none" else goal.guarantee
-    return Claim(goal.min_acc, goal.acc, guarantee, goal.test, problems)
+    """Returns the claim to show on `problems` certification problems; of an exploration, the one that would be."""
+    return Claim(goal.min_acc, goal.acc, goal.guarantee, goal.test, problems)
 
 
 def chance_of(goal: Goal, problems: int, delta: float) -> Chance:

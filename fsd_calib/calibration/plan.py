@@ -126,7 +126,7 @@ class Plan:
     on_cpu: bool = False  # the device is the CPU, which counts once however many workers share its cores
     compile: Rounds = "off"  # how rounds are called
     engine: EngineInfo | None = None  # what decodes; None: our own engine
-    attempt: int = 1  # number of the attempt on these problems
+    attempt: int | None = 1  # number of the attempt on these problems; None: exploring makes none
 
     @property
     def seconds(self) -> float:

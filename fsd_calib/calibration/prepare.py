@@ -114,7 +114,7 @@ def prepare(
         shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
         space = replace(space, policies=tuple(shaped))
         name = _run_name(session, goal, space, _given(chosen, fixed, session.holdout.sequence), config)
-        if goal.guarantee != "none":
+        if not goal.explore:
             session = session.certifying(name, () if chosen is None else chosen.trained())
         facts = begin_or_resume(
             folder, name, session.holdout, partial(_timings, session, goal, space, config), session.progress
@@ -138,7 +138,7 @@ def prepare(
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)
     graphs = pace.capture * _shapes(space, config)
-    efforts = partial(_efforts, session, _paces(pace, served), goal.pareto, graphs=graphs)
+    efforts = partial(_efforts, session, _paces(pace, served), goal, graphs=graphs)
     timer = timer.within(served, sum(step.seconds for step in efforts()))
     plan = make_plan(
         claim_of(goal, session.holdout.problems), pilot, session.holdout.problems, level, efforts(*timer.effort(served))
@@ -206,7 +206,7 @@ def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[di
 def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
     pace, way = _pace(session, space), config.compile
     if way == "auto":
-        way = _what_pays(session, space, config, pace.lossless)
+        way = _what_pays(session, goal, space, config, pace.lossless)
         if way != "off":
             session.call_rounds(way)
             pace = _pace(session, space)
@@ -228,13 +228,13 @@ def _pace(session: Session, space: Space) -> Pace:
     return Pace(seconds / problems, of_target / problems, session.processes, max(first - seconds, 0.0))
 
 
-def _what_pays(session: Session, space: Space, config: RunConfig, each: float) -> Rounds:
+def _what_pays(session: Session, goal: Goal, space: Space, config: RunConfig, each: float) -> Rounds:
     """See `what_pays`, for a calibration whose decodings take `each` seconds."""
     usual = _usual(session, space)
     engine = session.engine_of(usual)
     if not isinstance(engine, OwnEngine):
         return "off"
-    steps = _efforts(session, Paces(each, each, each))
+    steps = _efforts(session, Paces(each, each, each), goal)
     planned = PlannedWork(sum(step.seconds for step in steps), _shapes(space, config))
     with session.as_one_worker():
         return what_pays(engine.decoder, partial(_decode_some, session, usual), planned, session.progress)
@@ -264,20 +264,20 @@ def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
 
 
 def _efforts(
-    session: Session, paces: Paces, front: bool = False, timed: int = 0, timed_seconds: float = 0.0,
-    graphs: float = 0.0,
+    session: Session, paces: Paces, goal: Goal, timed: int = 0, timed_seconds: float = 0.0, graphs: float = 0.0,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     seeds, problems = session.decode.seeds, len(session.tuning.problems)
+    tested = 0 if goal.explore else seeds * session.holdout.problems
     return planned_steps(
         paces, few_rows=_FEW_ROWS, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems),
         searched=_PASSES * seeds * problems,
-        certification=seeds * session.holdout.problems, likely=_CANDIDATES if front else _LIKELY,
+        certification=tested, likely=_CANDIDATES if goal.pareto else _LIKELY,
         candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds, graphs=graphs,
     )  # fmt: skip
 
 
 def _check_enough(goal: Goal, session: Session, problems: int, level: float, accuracy: float = 1.0) -> None:
     """UsageError: there are too few problems to certify the goal. Not checked if nothing is tested."""
-    if goal.guarantee != "none":
+    if not goal.explore:
         out = session.holdout.whole - problems
         check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out)

@@ -151,10 +151,8 @@ def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Configura
     if decision.chosen is None or not speeds.timed:
         return decision.outcome
     over_sd, own = speeds.ratio(decision.chosen, sd), speeds.of(decision.chosen)
-    return timed_outcome(
-        decision.outcome, (over_sd.low, over_sd.high), (own.low, own.high), ready.goal.min_speed,
-        lossless_meets=_lossless_meets(ready),
-    )  # fmt: skip
+    intervals = (over_sd.low, over_sd.high), (own.low, own.high)
+    return timed_outcome(decision.outcome, *intervals, ready.goal.min_speed)
 
 
 def _lossless_meets(ready: Prepared) -> bool:
@@ -234,13 +232,22 @@ def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Configuration])
 
 def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline) -> Decision:
     """Tests the rungs that are worth an attempt, if any, and decides."""
-    untested = ready.goal.guarantee == "none"
     rungs = [*_lossless_rung(ready), *_worth_testing(ready, objective, frozen, baseline)]
+    if ready.goal.explore:
+        return _explored(ready, objective, rungs, frozen)
     if isinstance(objective, ParetoFront):
-        return Decision("front") if untested or not rungs else _bound_front(ready, _spread(ready, rungs))
-    if not rungs:
-        return _nothing_to_test(ready, objective, frozen, baseline)
-    return Decision(*_outcome(ready, "untested", rungs[-1])) if untested else _test(ready, objective, rungs)
+        return _bound_front(ready, _spread(ready, rungs)) if rungs else Decision("front")
+    return _test(ready, objective, rungs) if rungs else _nothing_to_test(ready, objective, frozen, baseline)
+
+
+def _explored(
+    ready: Prepared, objective: Objective, rungs: Sequence[Configuration], frozen: Sequence[Configuration]
+) -> Decision:
+    """Returns the setting that is estimated: the fastest that will probably pass, else the one nearest to the goal."""
+    if isinstance(objective, ParetoFront):
+        return Decision("front")
+    chosen = next((c for c in [*reversed(rungs), *frozen] if c != ready.alone), None)
+    return Decision("not-certified" if chosen is None else "untested", chosen)
 
 
 def _nothing_to_test(
@@ -316,7 +323,7 @@ def _worth_testing(
 ) -> list[Configuration]:
     """Returns the candidates with a chance to meet the goal; others would only spend an attempt."""
     if isinstance(objective, MaxSpeed):
-        least = objective.wanted if ready.goal.guarantee == "none" else HOPELESS
+        least = objective.wanted if ready.goal.explore else HOPELESS
         alone = ready.session.tuning.measure(ready.alone)
         faster = frozen if ready.fixed else _faster(ready, frozen, baseline)  # a fixed one was asked for
         return [c for c in faster if objective.chance(ready.session.tuning.measure(c), alone) >= least]

@@ -49,6 +49,7 @@ class RunConfig:
         engine: "fsd-calib", our own, or "vllm", which decodes, times and is certified in our engine's place.
         engine_args: arguments of `vllm.LLM` by name, such as `{"tensor_parallel_size": 4}`.
         out: folder for `profile.json` and for the files from which an interrupted run resumes; None writes neither.
+        replace: write over the profile of another run in `out`, which is refused otherwise.
         cache: folder of decodings and traces, shared by all runs; None: the user's cache folder.
         state: folder of the ledger of attempts, which must not be deleted; None: the user's state folder.
         workers: processes that decode, each with models of its own; 1 decodes in this process alone. By default as
@@ -76,6 +77,7 @@ class RunConfig:
     engine: EngineName = "fsd-calib"
     engine_args: Mapping[str, Any] | None = None
     out: _Path | None = None
+    replace: bool = False
     cache: _Path | None = None
     state: _Path | None = None
     workers: int | None = None
@@ -140,6 +142,7 @@ class RunKeywords(TypedDict, total=False):
     engine: EngineName
     engine_args: Mapping[str, Any] | None
     out: _Path | None
+    replace: bool
     cache: _Path | None
     state: _Path | None
     workers: int | None

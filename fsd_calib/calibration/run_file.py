@@ -60,6 +60,7 @@ class GoalSection(_Section):
     guarantee: Guarantee = "population"
     test: Test = "score"
     serve_batch: _Count = 1
+    explore: bool = False
 
 
 class SamplingSection(_Section):

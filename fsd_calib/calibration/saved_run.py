@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from fsd_calib.calibration.drafts import drafts_of, models_among
-from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.output_folder import Asked, saved_as
 from fsd_calib.calibration.predictor import AUTO
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_file import NAME, DecodingSection, GoalSection, RunFile, RunSection
@@ -22,7 +22,8 @@ from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL, ModelOptions
-from fsd_decoding.profile.io import write_atomically
+from fsd_decoding.profile.io import FILE_NAME, write_atomically
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import CHAIN
 
 _PATHS = ("data", "out", "cache", "state")
@@ -43,35 +44,22 @@ class _UnnamedError(Exception):
     """Something is an object, which a file cannot name."""
 
 
-class Asked(Protocol):
-    """What a calibration was asked for, see `Calibration`."""
-
-    @property
-    def task(self) -> Any: ...
-    @property
-    def target(self) -> Any: ...
-    @property
-    def draft(self) -> Any: ...
-    @property
-    def goal(self) -> Goal: ...
-    @property
-    def decoding(self) -> DecodingConfig: ...
-    @property
-    def config(self) -> RunConfig: ...
-
-
-def save_run(calibration: Asked, certify: Path | None = None, engines: Sequence[str] = ()) -> None:
-    """Saves what was asked for in the output folder, where there is one.
+def save_run(
+    calibration: Asked, profile: ThresholdProfile | None = None, certify: Path | None = None,
+    engines: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Saves what was asked for in the output folder, where there is one and its profile is of this.
 
     What holds loaded models, a `Task` or other objects cannot be named in a file: nothing is saved then, and what
     another calibration saved there is removed. A file that cannot be written is a warning.
 
     Args:
+        profile: what the calibration made, or the first of several engines, each of which has a folder of its own.
         certify: the profile that holds the setting to certify; None: one was searched.
         engines: several that certify it in turn; by default the calibration's own.
     """
     folder = calibration.config.path("out")
-    if folder is None:
+    if folder is None or (profile is not None and saved_as(profile, folder, calibration).name != FILE_NAME):
         return
     try:
         content = _content(calibration, certify, engines)

@@ -15,6 +15,7 @@ from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.harm import difference_of, harm_of
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.retention_interval import retention_interval
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.repetition import ends_in_loop
@@ -128,7 +129,8 @@ def _certificate(findings: Findings) -> Certificate:
     return Certificate.model_validate(
         {
             **nothing, **shown, "certified": findings.outcome in CERTIFIED, "wanted": goal.min_acc, "acc": goal.acc,
-            "confidence": goal.confidence, "guarantee": goal.guarantee, "seeds": findings.ready.session.decode.seeds,
+            "confidence": goal.confidence, "guarantee": "none" if goal.explore else goal.guarantee,
+            "seeds": findings.ready.session.decode.seeds,
             "method": _method(findings),
             "attempt": opened.attempt.number if opened else None,
             "delta": opened.delta if opened else None,
@@ -255,6 +257,8 @@ def _point(findings: Findings, measured: Measurement, evidence: Evidence | None)
     configuration = measured.configuration
     paired = findings.paired(measured)
     tested = evidence if measured.part == "certification" else None
+    goal = findings.ready.goal
+    explored = goal.explore and configuration.threshold is not None
     return CurvePoint(
         **asdict(configuration) | {"policy": configuration.info, "draft": _other_draft(findings, configuration)},
         accuracy=paired.accuracy,
@@ -266,6 +270,7 @@ def _point(findings: Findings, measured: Measurement, evidence: Evidence | None)
         source=measured.part,
         counts=Counts(**asdict(paired.outcomes)) if tested else None,
         simultaneous=tested is not None and findings.outcome == "front",
+        interval=retention_interval(paired, goal.confidence) if explored else None,
         seeds=findings.ready.session.decode.seeds,
     )
 

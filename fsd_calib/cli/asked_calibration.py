@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.output_folder import own_folder
 from fsd_calib.calibration.recertify import decoding_of
 from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.cli.options import default_pair
 from fsd_calib.cli.requested import Requested
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.registry import load_task
@@ -36,14 +38,16 @@ def calibration_of(asked: Requested, progress: Progress) -> Calibration:
     if asked.of_run("device") is not None:
         check_device(asked.of_run("device"))
     target, drafts = asked.target_and_drafts
-    return Calibration(
+    calibration = Calibration(
         asked.task, target, drafts, asked.goal, _decoding(asked), _run(asked, progress), fixed=asked.certified
     )
+    out = asked.out or own_folder(asked.usual_folder, calibration, asked.engines)
+    return replace(calibration, config=replace(calibration.config, out=out))
 
 
 def first_prompt(asked: Requested) -> str:
     """Returns the prompt of the first problem. Reads the tokenizer, and no weights."""
-    tokenizer = load_tokenizer(asked.target_and_drafts[0], asked.loaded.target)
+    tokenizer = load_tokenizer(asked.target or default_pair(asked.task)[0], asked.loaded.target)
     data = asked.of_run("data")
     problems = load_task(asked.task, asked.seed, asked.of_run("limit"), data and Path(data), tokenizer).problems
     return problems[0].prompt
@@ -62,6 +66,6 @@ def _run(asked: Requested, progress: Progress) -> RunConfig:
     fields = {name: asked.of_run(name) for name in _RUN} | asked.trials
     return RunConfig(
         **fields, model_kwargs=asked.loaded.target, draft_model_kwargs=asked.loaded.draft, timing=asked.timing,
-        out=asked.folder, progress=progress,
+        replace=asked.files.replace, progress=progress,
         engine="vllm" if "vllm" in asked.engines else asked.engines[0],  # type: ignore[arg-type]
     )  # fmt: skip

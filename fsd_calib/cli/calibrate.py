@@ -31,8 +31,8 @@ NAME = "fsd-calibrate"
 _EPILOG = """
 Examples: fsd-calibrate --task arithmetic --min-acc 0.98 · fsd-calibrate --task gsm8k --min-acc 0.98 --plan
 
-Exit codes: 0 goal met · 2 bad input · 3 could not be certified, or the speed was not reached (the profile
-then holds an uncertified estimate, and decoders run losslessly) · 130 interrupted
+Exit codes: 0 goal met, planned or explored · 2 bad input · 3 could not be certified, or the speed was not reached
+(the profile then holds an uncertified estimate, and decoders run losslessly) · 130 interrupted
 """
 _EARLIER = ("profile.json", "run.yaml", "study.log")  # files of an earlier run, which this one continues
 
@@ -85,7 +85,7 @@ def command(
     task_kind(asked.task)  # raises UsageError if it is unknown
     if not files.show_prompt:
         asked.check()
-        check_writable(asked.folder, _EARLIER)
+        check_writable(asked.out or asked.usual_folder, _EARLIER)
     load_libraries(progress)
 
     from fsd_calib.calibration.saved_run import save_run
@@ -104,10 +104,10 @@ def command(
                 reply_json(NAME, {"plans": plans})
             return
         done = in_turn.run(calibration, asked.engines, plan=not output.quiet, report=not output.as_json)
-    save_run(calibration, asked.certify, asked.engines)
+    save_run(calibration, next(iter(done.profiles), None), asked.certify, asked.engines)
     if output.as_json:
         reply_json(NAME, done.result)
-    if not done.met:
+    if not done.met and not calibration.goal.explore:
         raise typer.Exit(NOT_MET)
 
 

@@ -86,6 +86,7 @@ def command(
         "--workers": processes.workers,
     })  # fmt: skip
     width = _width(hidden)
+    large, small = given_or_default(task, models.target, models.draft)
     folder = out if out is not None else Path("fsd-traces") / folder_name(task)
     check_writable(folder, ())
     load_libraries(progress)
@@ -105,7 +106,6 @@ def command(
     if device is not None:
         check_device(device)
     policy = policy_of(**on_policy, within_support=False)
-    large, small = given_or_default(task, models.target, models.draft)
     check_loading(large, [small], device, loading.target, loading.draft)
     with interruptible(lambda: _on_disk(folder)):
         tokenizer = load_tokenizer(large, loading.target)

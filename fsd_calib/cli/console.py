@@ -172,14 +172,17 @@ def check_at_least_one(values: Mapping[str, int | None]) -> None:
 def check_writable(folder: Path, earlier: Sequence[str]) -> None:
     """Raises UsageError where the folder, or a file of an earlier run in it, cannot be written.
 
-    It tries, with a temporary file: permission bits alone do not tell.
+    It tries, with a temporary file: permission bits alone do not tell. What it makes it removes.
     """
     try:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
         for name in earlier:
             if (folder / name).exists():
                 (folder / name).open("r+b").close()
+        for each in missing:
+            each.rmdir()
     except OSError as error:
         raise UsageError(f"--out {str(folder)!r} cannot be written: {error.strerror}; choose another folder") from error

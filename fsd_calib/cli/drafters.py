@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsd_calib.cli.choices import DRAFTERS
-from fsd_calib.cli.options import BUNDLED, given_or_default
+from fsd_calib.cli.options import BUNDLED, default_pair, given_or_default
 from fsd_decoding.errors import UsageError
 from fsd_decoding.trees.shape import CHAIN
 
@@ -60,14 +60,16 @@ class Drafters:
         """Returns the target and the drafts, without repeats: those given, or the task's defaults.
 
         Raises:
-            UsageError: a head is asked for, and none is given.
+            UsageError: a head is asked for, and none is given, or of a target and a draft model one is missing.
         """
         from fsd_decoding.drafters.ngram import NGram
         from fsd_decoding.eagle.loading import Eagle
 
-        large, small = given_or_default(task, target, self.models[0] if self.models else None)
         heads = self.heads or _bundled_heads(task, target)
         kinds = self._kinds(bool(heads))
+        large, small = target or default_pair(task)[0], ""
+        if "model" in kinds:
+            large, small = given_or_default(task, target, self.models[0] if self.models else None)
         if "eagle" in kinds and not heads:
             raise UsageError(f"--drafter eagle needs a head of {large}; give --head, or train one with fsd-train-eagle")
         drafts: list[Any] = [*(self.models or [small])] if "model" in kinds else []

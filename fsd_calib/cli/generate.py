@@ -91,8 +91,9 @@ def command(
     """Completes prompts with the models, threshold and settings of a profile.
 
     Prompts are formatted as in calibration, because the certificate covers only such prompts. Texts are printed to
-    stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr. On a
-    terminal, control characters in a text are shown as escapes; a file or a pipe gets the texts exactly.
+    stdout in the order of the prompts, separated by an empty line. Two lines go to stderr: whether what is followed is
+    lossless or LOSSY, and the speed. On a terminal, control characters in a text are shown as escapes; a file or a pipe
+    gets the texts exactly.
     """
     check_one(draft, head)
     progress = output.begin()
@@ -101,6 +102,7 @@ def command(
 
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
+    from fsd_decoding.profile.following import following
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
     from fsd_decoding.trees.shape import read_shape
 
@@ -114,6 +116,8 @@ def command(
         target or followed.target.id, drafts, profile=followed, device=device, dtype=dtype,
         model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **settings,
     )  # fmt: skip
+    if not output.quiet:
+        say(NAME, following(followed, profile, decoder))
     form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
     started = time.perf_counter()
     asked, most = [form.prompt(prompt) for prompt in wanted], max_new_tokens or form.max_new_tokens

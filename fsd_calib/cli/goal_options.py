@@ -92,8 +92,7 @@ class GoalOptions(OptionGroup):
     guarantee: Annotated[
         str,
         typer.Option(
-            help="What the certificate covers: population (problems like these), dataset (exactly these problems), "
-            "or none (search only, test nothing).",
+            help="What the certificate covers: population (problems like these), or dataset (exactly these problems).",
             rich_help_panel=GOAL,
             autocompletion=one_of(get_args(Guarantee)),
         ),
@@ -106,12 +105,21 @@ class GoalOptions(OptionGroup):
             autocompletion=one_of(get_args(Test)),
         ),
     ] = "score"
+    explore: Annotated[
+        bool,
+        typer.Option(
+            "--explore",
+            help="Estimate retention and speed, with intervals, on the tuning part alone: no certificate, and no "
+            "attempt is spent.",
+            rich_help_panel=GOAL,
+        ),
+    ] = False
     plan: Annotated[
         bool,
         typer.Option(
             "--plan",
-            help="Print how many problems the goal needs, what the given ones can show, how long the run will take and "
-            "how much memory, then exit.",
+            help="Print how many problems the goal needs, what the given ones can show, which attempt a run is, how "
+            "long it will take and how much memory, then exit.",
             rich_help_panel=GOAL,
         ),
     ] = False

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn
+from fsd_calib.calibration.output_folder import saved_as
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.console import print_report
 from fsd_calib.report.plan import print_plan
@@ -63,7 +64,7 @@ def planned(calibration: Calibration, engines: Sequence[str], silent: bool) -> l
     """
     found: list[dict[str, Any]] = []
 
-    def plan(one: Calibration) -> int:
+    def plan(one: Calibration) -> int | None:
         made = one.plan()
         if not silent:
             console = LiteralConsole()
@@ -91,7 +92,7 @@ def run(calibration: Calibration, engines: Sequence[str], *, plan: bool, report:
         profile = one.run(lambda made: print_plan(made, on_stderr) if plan else None)
         found, folder = profile.certificate, one.config.path("out")
         profiles.append(profile)
-        files.append(folder and folder / "profile.json")
+        files.append(folder and saved_as(profile, folder, one))
         if report:
             _print_turn(one, found.attempt, console)
             print_report(profile, files[-1], console)

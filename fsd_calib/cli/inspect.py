@@ -26,7 +26,7 @@ from fsd_calib.cli.options import (
     RawOption,
     TopKOption,
     TopPOption,
-    given_or_default,
+    default_pair,
 )
 from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.prompt_format import PromptFormat, kind_of_profile
@@ -240,10 +240,10 @@ def _decoders(
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
 
-    own: tuple[str, Any] = given_or_default(_BUNDLED, target, draft)
     rule = keywords["rule"]
     if thresholds and rule is not None and not rule_named(rule).fuzzy:
         raise UsageError(f"--rule {rule!r} has no threshold; leave --threshold out, or give another rule")
+    own: tuple[str, Any] = default_pair(_BUNDLED)
     if followed is not None:
         own = followed.target.id, draft_of(followed.draft)
         if thresholds:  # the rule too, as an uncertified profile would run a lossless one

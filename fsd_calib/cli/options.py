@@ -29,7 +29,8 @@ TargetOption = Annotated[
     ),
 ]
 _DRAFT = (
-    f"The small model, with the target's tokenizer. By default the bundled model for arithmetic, else {_LARGE_PAIR[1]}."
+    f"The small model, with the target's tokenizer. Where no target is given, by default the bundled model for "
+    f"arithmetic, else {_LARGE_PAIR[1]}."
 )
 DraftOption = Annotated[str | None, typer.Option(help=_DRAFT, rich_help_panel=MODELS)]
 DraftsOption = Annotated[
@@ -171,14 +172,21 @@ def options_given(context: typer.Context) -> set[str]:
 
 
 def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
-    """Target and draft: those given, or the task's defaults."""
+    """Target and draft: those given, or the task's default pair. UsageError: one of the two is missing."""
     if target is not None and draft is not None:
         return target, draft
-    default_target, default_draft = _default_pair(task)
-    return default_target if target is None else target, default_draft if draft is None else draft
+    pair = default_pair(task)
+    if target is None and draft is None:
+        return pair
+    named, given, missing = ("--target", target, "--draft") if draft is None else ("--draft", draft, "--target")
+    raise UsageError(
+        f"{named} is {given!r}, and {missing} is missing; give both, or neither for the default pair of task {task}, "
+        f"{pair[0]} with {pair[1]}"
+    )
 
 
-def _default_pair(task: str) -> tuple[str, str]:
+def default_pair(task: str) -> tuple[str, str]:
+    """Target and draft where neither is given."""
     if task != BUNDLED:
         return _LARGE_PAIR
     from fsd_data import pair_paths

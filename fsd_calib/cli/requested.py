@@ -75,13 +75,17 @@ class Requested:
         return named_task(task, self.problems.subjects)
 
     @property
+    def target(self) -> str | None:
+        """The target that is given, or that of the profile; None: it is the task's default."""
+        given = self.models.target or (self.file and self.file.target) or None
+        return given if self.certified is None else given or self.certified.target.id
+
+    @property
     def target_and_drafts(self) -> tuple[str, list[Any]]:
-        """Target and drafts: those given, those of the profile, or the task's defaults."""
-        target = self.models.target or (self.file and self.file.target) or None
+        """Target and drafts: those given, those of the profile, or the task's default pair."""
         if self.certified is not None and not (self.drafters.models or self.drafters.heads):
-            return models_of(self.certified, target)
-        usual = target if self.certified is None else target or self.certified.target.id
-        return self.drafters.with_target(self.task, usual)
+            return models_of(self.certified, self.target)
+        return self.drafters.with_target(self.task, self.target)
 
     @property
     def drafters(self) -> Drafters:
@@ -126,13 +130,18 @@ class Requested:
         return tuple(self.of_run("engine"))
 
     @property
-    def folder(self) -> Path:
-        """Where the profile is written."""
-        if self.of_run("out") is not None:
-            return Path(self.of_run("out"))
-        # One engine's profile does not replace another's, nor a certified setting a searched one.
+    def out(self) -> Path | None:
+        """Where the profile is written; None: nothing says so."""
+        given = self.of_run("out")
+        return None if given is None else Path(given)
+
+    @property
+    def usual_folder(self) -> Path:
+        """Where the first such calibration is written if nothing says where."""
+        # One engine's profile does not replace another's, nor a certified setting or an estimate a searched one.
         of_engine = "-vllm" if self.engines == ("vllm",) else ""  # of several each has a folder of its own in it
-        return Path("fsd-profile") / (folder_name(self.task) + of_engine + "-certified" * (self.certify is not None))
+        kind = "-certified" * (self.certify is not None) + "-explored" * self.goal.explore
+        return Path("fsd-profile") / (folder_name(self.task) + of_engine + kind)
 
     @property
     def sampling(self) -> SamplingOptions:

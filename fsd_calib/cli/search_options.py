@@ -23,11 +23,20 @@ class FileOptions(OptionGroup):
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for profile.json and the measurements. By default fsd-profile/TASK, with -vllm or -certified "
-            "behind it for --engine vllm and --certify.",
+            help="Folder for profile.json and the measurements. By default fsd-profile/TASK, with -vllm, -certified or "
+            "-explored behind it for --engine vllm, --certify and --explore, and with models and goal where that "
+            "folder is another run's.",
             rich_help_panel=DATA,
         ),
     ] = None
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Write over the profile of another run in --out. Only a certified one replaces a certified one.",
+            rich_help_panel=DATA,
+        ),
+    ] = False
     cache: Annotated[
         Path | None,
         typer.Option(

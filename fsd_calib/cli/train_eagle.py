@@ -22,7 +22,7 @@ from fsd_calib.cli.options import (
     DtypeOption,
     LimitOption,
     TargetOption,
-    given_or_default,
+    default_pair,
     several,
 )
 from fsd_calib.cli.output_options import OutputOptions, reply_json
@@ -115,7 +115,7 @@ def command(
     recipe = HeadRecipe(epochs, steps, read, vocabulary, batch_size, learning_rate, seed)
     place = device or default_device()
     check_device(place)
-    large, _ = given_or_default(name, target, None)
+    large = target or default_pair(name)[0]
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
         loaded = load_task(name, seed, limit, data, tokenizer)

@@ -20,6 +20,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.drafts import draft_of
+from fsd_decoding.profile.following import following
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import SETTINGS
 
@@ -54,13 +55,16 @@ class FsdLM(LM):
         **settings: Any,
     ) -> None:
         super().__init__()
-        models = _models(target, draft, head, profile)
+        followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
+        models = _models(target, draft, head, followed)
         automatic = str(batch_size).startswith("auto")
         self.batch_size = (max_batch_size or _AUTO) if automatic else _count("batch_size", batch_size)
         self.max_gen_toks = _count("max_gen_toks", max_gen_toks)
         place = None if device == _USUAL and not torch.cuda.is_available() else device
         self.decoder = SpeculativeDecoder.from_pretrained(*models, profile, device=place, **settings)
         self.tokenizer = self.decoder.tokenizer
+        if followed is not None:
+            logging.getLogger(__name__).warning("model fsd: %s", following(followed, profile, self.decoder))
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """See `LM.generate_until`; requests with the same settings share batches."""
@@ -126,8 +130,14 @@ def _sampling(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str
     return {"temperature": 1.0, **{name: settings[name] for name in SETTINGS if settings.get(name) is not None}}
 
 
-def _models(target: str | None, draft: str | None, head: str | None, profile: str | None) -> tuple[str, Any]:
-    """Target and draft: those given, or the profile's. UsageError: one is missing, or a draft and a head are given."""
+def _models(
+    target: str | None, draft: str | None, head: str | None, profile: ThresholdProfile | None
+) -> tuple[str, Any]:
+    """Target and draft: those given, or the profile's. UsageError: one is missing, or a draft and a head are given.
+
+    Args:
+        profile: even an edited one, which the decoder refuses unless that is asked for.
+    """
     if draft is not None and head is not None:
         raise UsageError("model fsd: draft and head are both given; one of them drafts, leave the other out")
     given = draft if head is None else Eagle(head)
@@ -138,8 +148,7 @@ def _models(target: str | None, draft: str | None, head: str | None, profile: st
             "model fsd: it needs a target and a draft; give --model_args target=TARGET,draft=DRAFT (or head=HEAD), or "
             "profile=PROFILE"
         )
-    followed = ThresholdProfile.load(profile, allow_edited=True)  # the decoder refuses it unless that is asked for
-    return target or followed.target.id, given or draft_of(followed.draft)
+    return target or profile.target.id, given or draft_of(profile.draft)
 
 
 def _count(name: str, value: object) -> int:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from fsd_calib.formatting import duration
 from fsd_calib.report.page import run_page
-from fsd_calib.report.plan import device_time, outlook, pilot_summary, prospect_cells, prospect_headings, rounds_line
+from fsd_calib.report.plan import (
+    attempt_line,
+    device_time,
+    outlook,
+    pilot_summary,
+    prospect_cells,
+    prospect_headings,
+    rounds_line,
+)
 from fsd_calib.report.run_folder import Run
 from fsd_collectors.pages.blocks import Paragraph, Section
 from fsd_collectors.pages.fragment import fragment
@@ -31,7 +39,7 @@ def plan_html(plan: Plan) -> str:
     if plan.claim.guarantee == "population":
         cells = tuple(tuple(prospect_cells(prospect)) for prospect in plan.prospects)
         blocks.append(Sheet("What can be shown", tuple(prospect_headings(plan)), cells))
-    blocks.append(Paragraph(outlook(plan)))
+    blocks += [Paragraph(outlook(plan)), Paragraph(attempt_line(plan))]
     if plan.steps:
         steps = [(step.name, f"{step.decodings:,}", duration(step.seconds)) for step in plan.steps]
         total = ("total", f"{sum(step.decodings for step in plan.steps):,}", duration(plan.seconds))

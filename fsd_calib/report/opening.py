@@ -18,8 +18,8 @@ _EQUALS = "\u00a0=\u00a0"  # on a phone lines break elsewhere
 _BADGES: dict[str, tuple[str, Tone]] = {
     "certified-faster": ("Certified", "good"), "certified-speed-unknown": ("Certified, speed not shown", "good"),
     "certified-slower": ("Certified, slower than sd", "good"), "not-certified": ("Not certified", "bad"),
-    "too-slow": ("Too slow", "bad"), "untested": ("Untested", "bad"), "front": ("A front to choose from", ""),
-    "lossless": ("Lossless", "good"),
+    "too-slow": ("Too slow", "bad"), "untested": ("Explored, not certified", ""),
+    "front": ("A front to choose from", ""), "lossless": ("Lossless", "good"),
 }  # fmt: skip
 
 

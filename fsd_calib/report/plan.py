@@ -39,6 +39,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if plan.claim.guarantee == "population":
         console.print(prospect_table(plan))
     console.print(literal(outlook(plan)))
+    console.print(literal(attempt_line(plan)))
     if plan.steps:
         console.print()
         console.print(step_table(plan))
@@ -63,6 +64,19 @@ def pilot_summary(plan: Plan) -> str:
     if _depends_on_churn(plan):
         summary += f" To be cautious, the plan assumes {percent(first.cautious_churn)}."
     return summary
+
+
+def attempt_line(plan: Plan) -> str:
+    """Returns which attempt a run is, at which level it is tested, and what it spends."""
+    if plan.attempt is None:
+        return (
+            "This explores (--explore): the certification part stays closed, no attempt is spent, nothing is certified."
+        )
+    left = plan.delta * (plan.attempt / (plan.attempt + 1)) ** 2
+    return (
+        f"A run is attempt {plan.attempt} on these problems, tested at level {level(plan.delta)}, and spends it: "
+        f"attempt {plan.attempt + 1} on any of them is tested at level {level(left)}. --explore spends none."
+    )
 
 
 def prospect_table(plan: Plan) -> Table:

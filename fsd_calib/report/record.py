@@ -231,9 +231,10 @@ class GoalInfo(Part):
     pareto: bool
     acc: Literal["retention", "absolute"]
     confidence: Confidence
-    guarantee: Literal["population", "dataset", "none"]
+    guarantee: Literal["population", "dataset"]
     test: Literal["score", "betting"]
     serve_batch: Natural
+    explore: bool = False
 
 
 class RunRecord(Part):

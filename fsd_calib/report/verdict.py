@@ -5,10 +5,9 @@ from __future__ import annotations
 from fsd_calib.formatting import bound, exact, in_trees, interval, percent, tokens
 from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front, rounding, scope, shown
 from fsd_calib.report.figures import draft_among, drafts, own_threshold, sd_draft_length
-from fsd_calib.report.timing import answers, gain, interval_scope, over_sd
+from fsd_calib.report.timing import answers, gain, interval_scope
 from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.outcome import CERTIFIED
-from fsd_decoding.profile.parts import Estimate
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
@@ -40,6 +39,8 @@ def _certified(profile: ThresholdProfile) -> str:
 
 def _not_certified(profile: ThresholdProfile) -> str:
     c, subject = profile.certificate, "no threshold"
+    if c.guarantee == "none":
+        return f"Explored: no setting was found that is expected to decode faster. {_runs_lossless(profile)}"
     outcome = "Not certified: what was tested has no bound."
     if c.lossless:
         subject = "not even the target alone, and so no lossless decoding,"
@@ -61,17 +62,13 @@ def _lossless(profile: ThresholdProfile) -> str:
     pace = f"{speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)}{in_trees(profile.sd_tree)})"
     than = f"plain sd, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
     outcome = f"No fuzzy setting that keeps the requested accuracy is expected to be faster than {than}"
-    if profile.estimate is not None:
-        outcome = f"{_slower_untested(profile, profile.estimate)} There is no need to lose accuracy."
-    elif speed.wanted is not None:
+    if speed.wanted is not None:
         outcome = f"Plain sd already makes {pace}, so there is no need to lose accuracy."
     elif c.lossless and c.wanted is not None:
         outcome = (
             f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
             f"{LIKE[c.guarantee]}. No fuzzy setting was shown to do so too that is expected to be faster than {than}"
         )
-    elif c.acc == "absolute" and c.guarantee == "none":
-        outcome += " Whether plain sd reaches the requested accuracy was not tested (--guarantee none)."
     return f"{outcome} Decoders that follow this profile run {profile.effective_rule}."
 
 
@@ -79,29 +76,24 @@ def _makes(speed: Speed) -> str:
     return "makes" if speed.timed else "is forecast to make"
 
 
-def _slower_untested(profile: ThresholdProfile, estimate: Estimate) -> str:
-    """On the setting that would have been chosen, had it not been slower."""
-    speed = profile.speed
-    return (
-        f"{_setting(profile, estimate.threshold, estimate.draft)} was chosen on the tuning part, untested, and was "
-        f"shown to be slower than plain sd: it {_makes(speed)} {over_sd(speed)} the {speed.unit} of sd, which "
-        f"{_makes(speed)} {speed.sd:.1f} (L = {sd_draft_length(profile)}{in_trees(profile.sd_tree)})."
-    )
-
-
 def _too_slow(profile: ThresholdProfile) -> str:
     outcome = "Too slow: the setting that was chosen by its forecast did not reach the requested speed when timed."
-    if profile.certificate.guarantee == "none":
-        outcome = "Too slow: no setting that was tried reaches the requested speed."
-    elif not profile.certificate.problems:
+    if not profile.certificate.problems:
         outcome = "Too slow: no setting that was tried is forecast to reach the requested speed, so none was tested."
     return " ".join(filter(None, (outcome, _runs_lossless(profile), _estimate(profile))))
 
 
 def _untested(profile: ThresholdProfile) -> str:
+    """What --explore came to."""
+    point = next((p for p in profile.curve if p.configuration == profile.configuration and p.interval), None)
+    estimate = ""
+    if point is not None and point.interval is not None:
+        low, high = map(percent, point.interval)
+        at = f"at {exact(profile.certificate.confidence)} confidence, on {point.problems} problems of the tuning part"
+        estimate = f" has an estimated retention of {percent(point.retention)} ({low} to {high} {at})"
     return (
-        f"Untested: {_chosen(profile)} was chosen on the tuning part and tested on no other problems (--guarantee "
-        "none). A setting looks better on the problems it was chosen on than it is on others."
+        f"Explored: {_chosen(profile)}{estimate or ' was chosen on the tuning part'}. It looks better on these "
+        "problems, which it was chosen on, than on others. Nothing is certified (--explore), and no attempt was spent."
     )
 
 

@@ -229,21 +229,3 @@ def _other_arguments(config: Any, profile: ThresholdProfile, then: EngineInfo) -
 def _recorded(then: EngineInfo | None, name: str, usual: Any) -> Any:
     """An argument of the engine that certified the profile."""
     return usual if then is None else then.arguments.get(name, usual)
-
-
-def introduction(path: str, profile: ThresholdProfile) -> str:
-    """Returns what an engine says of the profile when it starts, in one line."""
-    whose = f"profile {path!r} of task {profile.task!r}"
-    if profile.threshold is None:
-        return f"following {whose}, which has no threshold: decoding is lossless unless a request sets fsd_threshold"
-    scale = "" if profile.policy is None else f", scaled by {profile.policy}"
-    bound = profile.certificate.lower_bound
-    certified = profile.certificate.certified and profile.bound and bound is not None
-    proof = (
-        f"certified to keep {profile.certificate.acc} of at least {bound:.4g} in {profile.engine_name}" if certified
-        else "nothing is certified"
-    )  # fmt: skip
-    return (
-        f"following {whose}: LOSSY, drafted tokens with {profile.divergence} <= {profile.threshold:.6g}{scale} are "
-        f"accepted; {proof}"
-    )

@@ -11,6 +11,7 @@ from vllm.version import __version__ as vllm_version
 from fsd_calib.vllm_plugin import KEY, engine_checks, hooks, model_checks
 from fsd_calib.vllm_plugin.measured_setting import CALIBRATION, MeasuredSetting
 from fsd_calib.vllm_plugin.settings import ServeSettings
+from fsd_decoding.profile.following import following
 from fsd_decoding.profile.settings import warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -44,7 +45,8 @@ def follow(config: Any) -> None:
     config.additional_config = {**config.additional_config, KEY: own}
     _choose_worker(config)
     request_checks.install()
-    logger.info("fsd: %s", engine_checks.introduction(settings.profile, profile))
+    by_request = " (unless a request sets fsd_threshold)" if profile.threshold is None else ""
+    logger.info("fsd: %s%s", following(profile, settings.profile), by_request)
     for doubt in doubts:
         logger.warning("fsd: %s", doubt)
 

@@ -75,7 +75,7 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*GOOD, "--pareto"], "give exactly one of --min-acc, --min-speed and --pareto"),
         ([*GOOD, "--acc", "plain"], "--acc is 'plain'; it must be one of retention, absolute"),
         (["--task", "gsm8k", "--min-acc", "1.1", "--acc", "absolute"], "above 0 and at most 1 (0.98"),
-        ([*GOOD, "--guarantee", "all"], "--guarantee is 'all'; it must be one of population, dataset, none"),
+        ([*GOOD, "--guarantee", "all"], "--guarantee is 'all'; it must be one of population, dataset"),
         ([*GOOD, "--test", "wald"], "--test is 'wald'; it must be one of score, betting"),
         ([*GOOD, "--serve-batch", "0"], "--serve-batch is 0"),
         ([*GOOD, "--seeds", "0"], "--seeds is 0"),
@@ -166,9 +166,13 @@ sys.exit(code)
     )
 
 
-def test_the_check_of_the_folder_leaves_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert calibrate(*GOOD, "--out", str(tmp_path / "new"), "--divergence", "kl") == 2
-    assert list((tmp_path / "new").iterdir()) == []
+def test_bad_input_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert calibrate(*GOOD, "--out", "deep/new", "--divergence", "kl") == 2
+    assert calibrate(*GOOD, "--divergence", "kl") == 2
+    assert calibrate(*GOOD, "--limit", "20", "--cache", "c", "--state", "s") == 2
+    assert not (tmp_path / "deep").exists()
+    assert not (tmp_path / "fsd-profile").exists()
 
 
 @pytest.mark.parametrize(
@@ -308,6 +312,19 @@ def test_generate_says_where_a_threshold_leaves_the_certificate(tiny_profile: di
         warnings.simplefilter("error", UserWarning)
         for same in (str(profile(tiny_profile).threshold), "-1"):  # the profile's own, and a lossless one
             assert generate(*common, "--threshold", same) == 0
+
+
+def test_generate_says_what_it_follows(
+    tiny_profile: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile(tiny_profile).save(tmp_path / "profile.json")
+    common = ["--profile", str(tmp_path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
+    whose = f"following profile {str(tmp_path)!r} of task {tiny_profile.get('task', 'arithmetic')!r}"
+    for more, line in (([], f"{whose}: LOSSY, drafted tokens"), (["--threshold", "-1"], f"lossless: {whose}, with")):
+        assert generate(*common, *more) == 0
+        assert f"fsd-generate: {line}" in capsys.readouterr().err
+    assert generate(*common, "--quiet") == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_generate_refuses_other_models(

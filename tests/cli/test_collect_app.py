@@ -72,7 +72,7 @@ def test_a_batch_that_cannot_fit_is_refused_before_the_weights_load(
         ([*SMALL, "--rule", "fsd", "--threshold", "much"], "Invalid value for '--threshold'"),
         ([*SMALL, "--device", "abacus"], "device 'abacus' cannot be used here"),
         ([*SMALL, "--dtype", "int8"], "dtype is 'int8'"),
-        ([*SMALL, "--target", "./no/such/folder"], "give an id, or the path of a local folder"),
+        ([*SMALL, "--target", "./no/such/folder", "--draft", "x"], "give an id, or the path of a local folder"),
     ],
 )
 def test_bad_input_is_one_line(

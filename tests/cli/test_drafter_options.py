@@ -38,13 +38,34 @@ SMALL, HEAD = str(pair_paths()[1]), Eagle(str(head_path()))
 def test_drafts_of_the_bundled_target(
     models: Sequence[str], heads: Sequence[str], named: Sequence[str], drafts: list[Any]
 ) -> None:
-    assert Drafters(models, heads, named).with_target("arithmetic", None)[1] == drafts
+    target = "mine" if models else None
+    assert Drafters(models, heads, named).with_target("arithmetic", target)[1] == drafts
 
 
 def test_the_bundled_head_is_for_its_target_alone() -> None:
     assert Drafters(["a"], [], ["auto"]).with_target("arithmetic", "mine") == ("mine", ["a", NGram()])
     message = usage_error(lambda: Drafters([], [], ["eagle"]).with_target("arithmetic", "mine"))
     assert message == "--drafter eagle needs a head of mine; give --head, or train one with fsd-train-eagle"
+
+
+@pytest.mark.parametrize(
+    ("target", "models", "said"),
+    [
+        ("mine", [], "--target is 'mine', and --draft is missing; give both, or neither for the default pair of task "),
+        (None, ["small"], "--draft is 'small', and --target is missing; give both, or neither for the default pair"),
+    ],
+)
+def test_a_model_without_the_other_is_refused_by_the_default_pairs_name(
+    target: str | None, models: list[str], said: str
+) -> None:
+    message = usage_error(lambda: Drafters(models, [], []).with_target("gsm8k", target))
+    assert message.startswith(said)
+    assert message.endswith("task gsm8k, Qwen/Qwen2.5-7B-Instruct with Qwen/Qwen2.5-0.5B-Instruct")
+
+
+def test_a_target_without_a_draft_model_does_for_other_drafts() -> None:
+    assert Drafters([], ["h"], []).with_target("gsm8k", "mine") == ("mine", [Eagle("h")])
+    assert Drafters([], [], ["ngram"]).with_target("gsm8k", "mine") == ("mine", [NGram()])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.output_folder import identity_of
 from fsd_calib.calibration.saved_run import save_run
 from fsd_calib.cli import calibrate, in_turn
 from fsd_calib.cli.console import run
@@ -23,8 +24,8 @@ from support.messages import error_line
 from support.models import tiny_calibration
 
 EVERYTHING = [
-    "--task", "arithmetic", "--min-acc", "0.9", "--confidence", "0.9", "--draft", "a", "--draft", "b", "--attn", "sdpa",
-    "--draft-attn", "eager", "--rule", "fsd,fsd-sd", "--divergence", "tv", "--draft-length", "2-4",
+    "--task", "arithmetic", "--min-acc", "0.9", "--confidence", "0.9", "--target", "t", "--draft", "a", "--draft", "b",
+    "--attn", "sdpa", "--draft-attn", "eager", "--rule", "fsd,fsd-sd", "--divergence", "tv", "--draft-length", "2-4",
     "--threshold-policy", "constant,schedule", "--temperature", "0.6", "--top-k", "9", "--seed", "7", "--seeds", "2",
     "--limit", "500", "--no-timing", "--compile", "off", "--workers", "1", "--storage", "study.db",
     "--dtype", "float32",
@@ -55,6 +56,7 @@ def test_what_is_saved_asks_for_the_same(asked: list[Calibration], tmp_path: Pat
     assert calibrated("--config", tmp_path / "out") == 0
     first, again = asked
     assert (again.goal, again.decoding, again.draft) == (first.goal, first.decoding, first.draft)
+    assert identity_of(again) == identity_of(first)
     assert replace(again.config, out=None, storage=None) == replace(first.config, out=None, storage=None)
     assert (again.config.path("out"), again.config.storage) == (tmp_path / "out", str(tmp_path / "study.db"))
     assert (tmp_path / "out" / "run.yaml").read_text() == saved

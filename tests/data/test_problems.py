@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from fsd_data.problems import GeneratedProblem, generate, part_of
+from fsd_data.problems import GeneratedProblem, fresh, generate, part_of
 from fsd_data.stories import STORIES
 from fsd_data.wording import say, weights
 
@@ -21,6 +21,15 @@ CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 
 def some(count: int, seed: int = 0, **how: str) -> list[GeneratedProblem]:
     return list(itertools.islice(generate(seed, **how), count))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_seeds_have_no_problem_in_common() -> None:
+    of_seed = {seed: {p.question for p in itertools.islice(fresh(seed), 3000)} for seed in (0, 1, 4, 10)}
+    assert [len(questions) for questions in of_seed.values()] == [3000] * 4
+    assert not any(one & other for one, other in itertools.combinations(of_seed.values(), 2))
+    assert of_seed[0] == {p.question for p in some(3000)}
+    assert any({p.question for p in some(3000, one)} & of_seed[0] for one in (1, 4, 10))  # as streams, they have
 
 
 def test_every_calculation_is_right_and_leads_to_the_answer() -> None:

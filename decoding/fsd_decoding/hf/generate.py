@@ -6,9 +6,11 @@ model.generate(**inputs, custom_generate=fsd_generate, draft_model=draft, fsd_pr
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,10 +37,13 @@ from fsd_decoding.hf.checks import (
 from fsd_decoding.hf.sampling import sampling_for, sampling_of_row
 from fsd_decoding.hf.stopping import StopsOfGenerate
 from fsd_decoding.profile.drift import watch
+from fsd_decoding.profile.following import following
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_support import check_tree
 from fsd_decoding.trees.shape import Chain, TreeShape
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -88,6 +93,7 @@ def fsd_generate(
         fsd_profile: path of a profile, or a `ThresholdProfile`; sets rule, divergence, threshold and draft length
             where they are not given, and is checked against both models at every call. Sampling remains that of
             `generate`. Where decoding then differs from what the profile certified, a warning names the difference.
+            What is followed is logged once, as a warning, which Python shows on stderr by default.
         fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`.
         fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
         fsd_allow_edited: follow a profile that was changed after its calibration, without a certificate.
@@ -134,7 +140,14 @@ def _decoder(
     decoder = decoder.reconfigured(configured("fsd_generate", None, keywords, base))
     for message in followed.warnings(decoder.setting):
         warnings.warn(message, stacklevel=level_of_user())
+    _say_once(following(followed.profile, None if profile is followed.profile else profile, decoder))
     return decoder
+
+
+@cache
+def _say_once(line: str) -> None:
+    """Says what is followed on stderr, or where the program's logging puts it: `generate` may be called at any rate."""
+    logger.warning(line)
 
 
 def _runs(

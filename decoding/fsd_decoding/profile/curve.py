@@ -60,6 +60,9 @@ class CurvePoint(Part):
     """The part that they are of."""
     counts: Counts | None = None
     """Counts of (problem, seed) pairs, from which the bound was computed. null: the point was not tested."""
+    interval: tuple[Ratio, Ratio] | None = None
+    """Approximate two-sided interval of retention at the certificate's confidence, of an exploration's point by itself.
+    null: the point was not explored."""
     simultaneous: bool = False
     """Whether the bound holds together with those of all other such points."""
     seeds: Natural = 1

@@ -17,26 +17,21 @@ MET: Final = (*CERTIFIED, "untested", "lossless", "front")
 
 
 def timed_outcome(
-    tested: Outcome, over_sd: tuple[float, float], chosen: tuple[float, float], wanted: float | None = None, *,
-    lossless_meets: bool = True,
-) -> Outcome:  # fmt: skip
-    """Returns the outcome after timing: of a setting that would be followed, by the intervals [low, high] of its speed.
+    tested: Outcome, over_sd: tuple[float, float], chosen: tuple[float, float], wanted: float | None = None
+) -> Outcome:
+    """Returns the outcome after timing: of a setting that passed its test, by the intervals [low, high] of its speed.
 
     Args:
-        tested: the outcome before: of what passed its test `certified-speed-unknown`. One that follows nothing stands.
+        tested: the outcome before: of what passed its test `certified-speed-unknown`. Any other one stands.
         over_sd: of its speed divided by that of `sd`.
         chosen: of its speed.
         wanted: the speed that was requested; None: the highest was, so it is compared with `sd`.
-        lossless_meets: whether `sd` does what was requested, too.
     """
-    if tested not in FOLLOWED:
+    if tested != "certified-speed-unknown":
         return tested
     if wanted is not None and chosen[1] < wanted:
         return "too-slow"
-    slower = over_sd[1] < 1
-    if tested == "untested":
-        return "lossless" if slower and lossless_meets else "untested"
-    if slower:
+    if over_sd[1] < 1:
         return "certified-slower"
     shown = over_sd[0] > 1 if wanted is None else chosen[0] >= wanted
     return "certified-faster" if shown else "certified-speed-unknown"

@@ -24,8 +24,9 @@ _drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a 
 
 
 class ProfileConfig(NamedTuple):
-    """What a profile sets, what it certified, and the drift detector for decoding under it."""
+    """A profile, what it sets, what it certified, and the drift detector for decoding under it."""
 
+    profile: ThresholdProfile
     config: DecodingConfig
     coverage: Coverage
     drift: Drift | None
@@ -59,7 +60,7 @@ def profile_config(
         config.threshold.check(models, tokenizer, profile.rule, profile.divergence)
     coverage = _coverage(profile, config)
     drift = _drift(profile, models[0], config, coverage)
-    return ProfileConfig(config, coverage, drift, doubts, warning_of(profile))
+    return ProfileConfig(profile, config, coverage, drift, doubts, warning_of(profile))
 
 
 def doubts_of(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> list[str]:

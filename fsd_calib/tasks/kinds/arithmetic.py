@@ -1,4 +1,4 @@
-"""The `arithmetic` task: word problems for the bundled pair, generated from a seed.
+"""The `arithmetic` task: word problems for the bundled pair, generated from a seed; another seed has others.
 
 The pair was trained on the generator's other part, so every problem here is new to it.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.graders import same_number
 from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
-from fsd_data.problems import generate
+from fsd_data.problems import fresh, generate
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _PROBLEMS = 3000  # without a limit; more than two thirds of them are certified 
 def _read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
     if data is not None:
         raise UsageError(f"data file {data}: task arithmetic generates its problems and takes no file; use task gsm8k")
-    problems = islice(generate(seed), _PROBLEMS if limit is None else limit)
-    return [Example(p.question, p.answer) for p in problems], f"fsd_data.problems.generate(seed={seed})"
+    problems = islice(fresh(seed), _PROBLEMS if limit is None else limit)
+    return [Example(p.question, p.answer) for p in problems], f"fsd_data.problems.fresh(seed={seed})"
 
 
 def _exemplars(tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Exemplar]:

@@ -192,7 +192,7 @@ def test_damaged_traces_are_set_aside(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_guarantee_any_number_of_problems_is_enough(tmp_path: Path) -> None:
-    planned(tmp_path, min_acc=0.98, confidence=0.999, guarantee="none")
+    planned(tmp_path, min_acc=0.98, confidence=0.999, explore=True)
 
 
 @pytest.mark.slow

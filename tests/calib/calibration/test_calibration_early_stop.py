@@ -15,7 +15,7 @@ import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal, Guarantee
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.display.lines import Lines
 from fsd_calib.tasks import Problem
@@ -51,12 +51,12 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "predictor"
 
 
-def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], guarantee: Guarantee) -> str:
+def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], explore: bool = False) -> str:
     """The notes that the user sees."""
     target, draft = related(seed=1, spread=0.05)
     task, log = replace(tiny_calibration.task(300), problems=problems), StringIO()
     Calibration(
-        task, target, draft, Goal(0.7, guarantee=guarantee),
+        task, target, draft, Goal(0.7, explore=explore),
         DecodingConfig(divergence="js", draft_length=6, stop_policy=predictor),
         RunConfig(cache=state, state=state, progress=Lines(log)), word_tokenizer(),
     ).plan()  # fmt: skip
@@ -152,8 +152,8 @@ def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predicto
         replace(p, part="certification") if p.id in some else p for p in tiny_calibration.task(300).problems
     )
     note = "20 of 2.. certification problems were tuned or trained on before and are left out"
-    assert re.search(note, planned(tmp_path, predictor, problems, "population"))
-    assert "tuned on before" not in planned(tmp_path, predictor, problems, "none")  # nothing is to be certified
+    assert re.search(note, planned(tmp_path, predictor, problems))
+    assert "tuned on before" not in planned(tmp_path, predictor, problems, explore=True)  # nothing is to be certified
 
 
 @pytest.mark.slow
@@ -167,11 +167,11 @@ def test_an_earlier_predictor_is_the_same_and_warns_that_its_problems_are_not_kn
     assert Predictor.load(tmp_path / "earlier").fingerprint == written["sha256"]
     problems = tiny_calibration.task(300).problems
     with pytest.warns(UserWarning, match="does not record the problems that it was trained on"):
-        planned(tmp_path / "state", tmp_path / "earlier", problems, "population")
+        planned(tmp_path / "state", tmp_path / "earlier", problems)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        planned(tmp_path / "state", tmp_path / "earlier", problems, "none")
-        planned(tmp_path / "state", predictor, problems, "population")
+        planned(tmp_path / "state", tmp_path / "earlier", problems, explore=True)
+        planned(tmp_path / "state", predictor, problems)
 
 
 def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Path, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_what_cannot_be_loaded_so_is_refused_first(models: tuple[Path, Path], gi
 def test_a_profile_records_how_its_models_were_loaded(models: tuple[Path, Path]) -> None:
     made = calibrate(
         tiny_calibration.task(240), *models, min_acc=0.7, draft_length=2, divergence="js", trials=2, timing="none",
-        guarantee="none", model_kwargs=EAGER, draft_model_kwargs={"attn": "sdpa"},
+        explore=True, model_kwargs=EAGER, draft_model_kwargs={"attn": "sdpa"},
     )  # fmt: skip
     assert (made.target.attention, made.draft.attention) == ("eager", "sdpa")
     decoder = SpeculativeDecoder.from_pretrained(*models, profile=made)

@@ -48,8 +48,21 @@ def test_what_is_slower_than_sd_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_test_no_problems_are_too_few(tmp_path: Path) -> None:
-    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=80, min_acc=0.98, guarantee="none")
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=80, min_acc=0.98, explore=True)
     assert made.certificate.guarantee == "none"
+
+
+@pytest.mark.slow
+def test_exploring_opens_no_part_and_spends_no_attempt(tmp_path: Path) -> None:
+    explored = tiny_calibration.run_surely(tmp_path / "explored", tmp_path / "cache", explore=True)
+    assert explored.outcome == "untested"
+    assert explored.certificate.attempt is None
+    assert {point.source for point in explored.curve} == {"tuning"}
+    again = tiny_calibration.run_surely(tmp_path / "explored", tmp_path / "cache", explore=True, min_acc=0.55)
+    assert again.certificate.attempt is None
+    made = tiny_calibration.run_surely(tmp_path / "made", tmp_path / "cache")
+    assert made.certificate.attempt == 1  # and on the whole part: what was explored on are problems of the other
+    assert made.certificate.problems == explored.data.certification
 
 
 @pytest.mark.slow
@@ -183,7 +196,7 @@ def test_texts_that_the_context_cuts_short_are_counted(tmp_path: Path, monkeypat
     fix_speeds(monkeypatch, 1.02, spread=0.5)
     target, draft = related(seed=1, spread=0.05, max_position_embeddings=20)  # prompts have 1 to 12 tokens
     made = tiny_calibration.run(
-        tmp_path / "out", tmp_path / "cache", problems=160, pair=(target, draft), guarantee="none", trials=4
+        tmp_path / "out", tmp_path / "cache", problems=160, pair=(target, draft), explore=True, trials=4
     )
     task, cut = tiny_calibration.task(160), made.truncation
     (point,) = {p.problems for p in made.curve if p.source == "tuning" and p.threshold is None}
@@ -200,17 +213,15 @@ def test_texts_that_the_context_cuts_short_are_counted(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_an_untested_setting_is_not_followed_where_it_is_shown_slower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_explored_setting_is_estimated_whatever_its_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_speeds(monkeypatch, 1.02, spread=0.5)
-    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, guarantee="none")
-    assert (made.outcome, made.lossy) == ("untested", True)
-    fix_speeds(monkeypatch, 0.8)
-    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, guarantee="none")
-    assert (made.outcome, made.threshold, made.effective_rule, made.met) == ("lossless", None, "sd", True)
-    assert made.estimate is not None
-    assert made.estimate.lower_bound is None
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, explore=True)
+    assert made.outcome == "untested"
+    (point,) = (p for p in made.curve if p.configuration == made.configuration)
+    assert point.interval is not None
+    low, high = point.interval
+    assert low <= point.retention <= high
+    assert f"retention of {point.retention:.1%} ({low:.1%} to {high:.1%} at 95%" in verdict(made)
 
 
 @pytest.mark.slow

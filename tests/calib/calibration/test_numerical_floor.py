@@ -68,7 +68,7 @@ def test_a_goal_that_is_surely_finer_than_the_floor_is_refused_with_the_figure()
     with pytest.raises(UsageError, match=r"9 of 256, at least 1\.8% \(95% confidence\)") as refused:
         said(Goal(min_acc=0.98), 9, 256)
     assert "\n" not in str(refused.value)
-    for way_out in ("--dtype float32", "lower --min-acc", "--guarantee none"):
+    for way_out in ("--dtype float32", "lower --min-acc", "--explore"):
         assert way_out in str(refused.value)
     assert len(said(Goal(min_acc=0.975), 9, 256)) == 1  # .0225 is within what the floor may be
     assert said(Goal(min_acc=0.95), 9, 256) == []
@@ -86,7 +86,7 @@ def test_more_than_the_target_keeps_must_stand_out_from_rounding_too() -> None:
         said(Goal(min_acc=1.01), 9, 256)
 
 
-@pytest.mark.parametrize("goal", [Goal(min_acc=0.89, acc="absolute"), Goal(min_acc=0.999, guarantee="none")])
+@pytest.mark.parametrize("goal", [Goal(min_acc=0.89, acc="absolute"), Goal(min_acc=0.999, explore=True)])
 def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(goal: Goal) -> None:
     said(goal, 60, 256)
 

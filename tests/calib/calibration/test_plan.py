@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from scipy.stats import binom
 
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
+from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
@@ -16,7 +18,7 @@ from fsd_calib.certification.score_test import p_values
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.formatting import duration
 from fsd_calib.measuring.measurement import Decoding, Measurement
-from fsd_calib.report.plan import outlook, print_plan
+from fsd_calib.report.plan import attempt_line, outlook, print_plan
 from fsd_decoding.errors import UsageError
 from support.calibration.reports import paper, text_of
 
@@ -50,6 +52,15 @@ def test_a_plan_agrees_with_simulated_certifications(claim: Claim, problems: int
         assert share_certified(plan, prospect, prospect.bound + 0.004, problems) <= 0.8 + 0.024
         assert prospect.needed is not None
         assert share_certified(plan, prospect, claim.wanted, prospect.needed) == pytest.approx(0.8, abs=0.06)
+
+
+def test_a_plan_says_which_attempt_it_spends_at_which_level() -> None:
+    plan = replace(make_plan(Claim(0.98), HANDFUL, 1319, attempt_level(0.95, 2)), attempt=2)
+    said = "attempt 2 on these problems, tested at level 0.0076, and spends it: attempt 3 on any of them is tested at"
+    assert f"A run is {said} level 0.00338. --explore spends none." in attempt_line(plan)
+    print_plan(plan, console := paper(80))
+    assert said in " ".join(text_of(console).split())
+    assert "no attempt is spent" in attempt_line(replace(plan, attempt=None))
 
 
 def test_the_least_truth_passes_four_times_in_five() -> None:
@@ -141,7 +152,7 @@ def test_of_a_dataset_nothing_is_left_to_chance() -> None:
     plan = make_plan(Claim(0.98, guarantee="dataset", problems=100), HANDFUL, 100, DELTA)
     assert [(p.chance, p.needed) for p in plan.prospects] == [(1.0, 100), (1.0, 100)]
     assert "covers these 100 problems only" in printed(plan)
-    assert "level" not in printed(plan)
+    assert "significance level" not in printed(plan)
 
 
 def test_steps_add_up() -> None:

@@ -76,7 +76,7 @@ def test_engines_in_turn_have_one_attempt_and_a_folder_each(tmp_path: Path) -> N
         made.append(one.run())
         return made[-1].certificate.attempt
 
-    def plan(one: Calibration) -> int:
+    def plan(one: Calibration) -> int | None:
         plans.append(one.plan())
         return plans[-1].attempt
 

@@ -83,13 +83,19 @@ def test_lm_eval_reports_what_our_task_grades_of_the_decoders_texts(path: Path, 
     assert lossless >= accuracy
 
 
-def test_a_profile_sets_the_decoder(path: Path, tmp_path: Path, decoder: SpeculativeDecoder) -> None:
+def test_a_profile_sets_the_decoder(
+    path: Path, tmp_path: Path, decoder: SpeculativeDecoder, caplog: pytest.LogCaptureFixture
+) -> None:
     info = {role: ModelInfo.of(getattr(decoder, role)).model_dump() for role in ("target", "draft")}
     own = {"threshold": 0.075, "draft_length": 4, "tokenizer": tokenizer_fingerprint(decoder.tokenizer), **info}
     profile({**own, "acceptance": None}).save(tmp_path / "profile.json")
     followed = FsdLM(**PAIR, profile=str(tmp_path / "profile.json"), device="cpu")
     assert (followed.decoder.threshold, followed.decoder.draft_length) == (0.075, 4)
     assert followed.get_model_info()["fsd"]["threshold"] == "0.075"
+    said = (
+        f"model fsd: following profile {str(tmp_path / 'profile.json')!r} of task 'arithmetic': LOSSY, drafted tokens"
+    )
+    assert [message for message in caplog.messages if message.startswith(said)]
 
 
 def test_requests_of_equal_settings_share_batches_and_keep_their_order(

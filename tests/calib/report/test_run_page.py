@@ -283,7 +283,7 @@ def test_a_page_that_cannot_be_written_loses_no_profile(
     target, draft = far_apart()
     profile = calibrate(
         task(60), target, draft, tokenizer=word_tokenizer(), out=tmp_path, cache=tmp_path / "cache",
-        state=tmp_path / "cache", min_acc=0.5, guarantee="none", timing="none", draft_length=2, divergence="js",
+        state=tmp_path / "cache", min_acc=0.5, explore=True, timing="none", draft_length=2, divergence="js",
         trials=1,
     )  # fmt: skip
     assert ThresholdProfile.load(tmp_path) == profile

@@ -253,9 +253,10 @@ def test_where_sd_suffices_nothing_need_be_lost() -> None:
     assert "run sd" in other
 
 
-def test_what_was_not_tested_is_called_untested() -> None:
+def test_what_was_not_tested_is_called_explored() -> None:
     said = verdict(profile(UNTESTED))
-    assert said.startswith("Untested: fsd-coupled at T = 0.0625")
+    assert said.startswith("Explored: fsd-coupled at T = 0.0625")
+    assert "Nothing is certified (--explore), and no attempt was spent." in said
     assert "Certified" not in said
     assert "certification part" not in said
 

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 
 from fsd_calib.tasks import TASKS, Task, load_task
 from fsd_calib.tasks.base import Example, pick
-from fsd_data.problems import GeneratedProblem, generate, part_of
+from fsd_data.problems import GeneratedProblem, fresh, part_of
 from support.calibration.task_files import PROBLEMS, QWEN, lines, load_refusal, tokenizer_of, write_file
 from support.paths import GSM8K
 
 
 def test_arithmetic_has_the_generators_held_out_problems() -> None:
     task = load_task("arithmetic", seed=3, limit=50)
-    expected = list(islice(generate(3), 50))
+    expected = list(islice(fresh(3), 50))
     assert [(p.question, p.reference) for p in task.problems] == [(e.question, e.answer) for e in expected]
     assert {part_of(p.question) for p in task.problems} == {"held-out"}
     assert {p.part for p in task.problems} == {None}
-    assert task.source == "fsd_data.problems.generate(seed=3)"
+    assert task.source == "fsd_data.problems.fresh(seed=3)"
 
 
 def test_arithmetic_has_3000_problems_by_default() -> None:

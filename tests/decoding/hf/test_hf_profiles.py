@@ -70,6 +70,16 @@ def test_a_profile_sets_rule_threshold_and_draft_length(tmp_path: Path, fsd_toke
             assert not same(output.sequences, plain(batch()))
 
 
+def test_what_is_followed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    lossy = pair_profile({"rule": "fsd", "divergence": "tv", "threshold": 0.7, "task": "said-once"})
+    for _ in range(2):
+        profiled(batch(), lossy)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("following profile of task 'said-once': LOSSY, drafted tokens with tv <= 0.7")
+    profiled(batch(), lossy, fsd_threshold=-1.0)
+    assert caplog.records[-1].getMessage().startswith("lossless: following profile of task 'said-once'")
+
+
 def test_without_a_certificate_a_profile_is_lossless() -> None:
     with pytest.warns(UserWarning, match="certifies no threshold for 'arithmetic'") as caught:
         assert same(profiled(batch(), pair_profile(UNCERTIFIED)), plain_batch())

@@ -17,9 +17,9 @@ RATIOS = st.one_of(INTERVALS, st.tuples(st.floats(0.5, 1), st.floats(1, 2)))
 PASSED: Outcome = "certified-speed-unknown"
 
 
-@given(over_sd=RATIOS, chosen=INTERVALS, meets=st.booleans())
-def test_a_clock_never_takes_a_certificate_away(over_sd: Ends, chosen: Ends, meets: bool) -> None:
-    outcome = timed_outcome(PASSED, over_sd, chosen, lossless_meets=meets)
+@given(over_sd=RATIOS, chosen=INTERVALS)
+def test_a_clock_never_takes_a_certificate_away(over_sd: Ends, chosen: Ends) -> None:
+    outcome = timed_outcome(PASSED, over_sd, chosen)
     assert outcome in CERTIFIED
     assert outcome in MET
     assert (outcome in FOLLOWED) == (over_sd[1] >= 1)  # decoders run sd only where it is shown to be faster
@@ -45,12 +45,5 @@ def test_a_requested_speed_is_missed_only_where_the_whole_interval_is_below_it(
 @given(tested=st.sampled_from(get_args(Outcome)), over_sd=RATIOS, chosen=INTERVALS, wanted=st.none() | PACES)
 def test_a_clock_certifies_nothing(tested: Outcome, over_sd: Ends, chosen: Ends, wanted: float | None) -> None:
     outcome = timed_outcome(tested, over_sd, chosen, wanted)
-    assert outcome == tested or tested in FOLLOWED
+    assert outcome == tested or tested == PASSED
     assert (outcome in CERTIFIED) <= (tested in CERTIFIED)
-    assert (outcome == "lossless") <= (tested not in CERTIFIED)
-
-
-@given(over_sd=RATIOS, chosen=INTERVALS, meets=st.booleans())
-def test_what_was_not_tested_is_given_up_where_it_is_slower(over_sd: Ends, chosen: Ends, meets: bool) -> None:
-    outcome = timed_outcome("untested", over_sd, chosen, lossless_meets=meets)
-    assert outcome == ("lossless" if over_sd[1] < 1 and meets else "untested")

@@ -1,0 +1,59 @@
+"""The line that says what is followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.following import following
+from fsd_decoding.profile.parts import ModelInfo
+from support.calibration.profiles import UNCERTIFIED, UNTESTED, profile
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
+
+OWN = "following profile 'p.json' of task 'arithmetic': LOSSY, drafted tokens with js <= 0.0625 are accepted; "
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, OWN + "certified to keep retention of at least 0.98"),
+        (
+            {"certificate.acc": "absolute", "certificate.wanted": 0.9},
+            OWN + "certified to keep accuracy of at least 0.9",
+        ),
+        (UNTESTED, OWN + "nothing is certified"),
+        (UNCERTIFIED, "lossless: following profile 'p.json' of task 'arithmetic', which has no threshold"),
+    ],
+)
+def test_a_line_says_whether_texts_may_change_and_what_is_certified(changes: dict[str, Any], line: str) -> None:
+    assert following(profile({"divergence": "js"} | changes), Path("p.json")).startswith(line)
+
+
+def test_an_edited_profile_certifies_nothing() -> None:
+    edited = profile().model_copy(update={"draft_length": 2})
+    assert following(edited, None).endswith("nothing is certified")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "following profile of task 'arithmetic': LOSSY, drafted tokens with js <= 0.0625 are accepted; certified"),
+        (
+            {"threshold": 0.5},
+            "following profile of task 'arithmetic', with another setting than its own: LOSSY, drafted tokens with "
+            "js <= 0.5 are accepted; nothing is certified",
+        ),
+        ({"threshold": -1.0}, "lossless: following profile of task 'arithmetic', with another setting than its own"),
+    ],
+)  # fmt: skip
+def test_a_line_is_of_what_the_decoder_runs(changes: dict[str, Any], line: str) -> None:
+    target, draft = related(seed=1, spread=0.05)
+    info = {role: ModelInfo.of(m).model_dump() for role, m in (("target", target), ("draft", draft))}
+    own = profile({"divergence": "js", "tokenizer": tokenizer_fingerprint(word_tokenizer()), **info})
+    decoder = SpeculativeDecoder.from_pretrained(target, draft, own, tokenizer=word_tokenizer())
+    assert following(own, None, decoder.reconfigured(decoder.decoding.override(changes))).startswith(line)
