@@ -121,16 +121,6 @@ def test_what_keeps_more_than_lossless_decoding_is_followed_though_it_is_slower(
     assert "slower than sd, which was not shown to do what was requested, so decoders" in verdict(profile(needed))
 
 
-def test_what_was_never_tested_is_not_followed_where_it_is_slower() -> None:
-    made = UNTESTED | SLOWER | {"outcome": "lossless", "estimate.lower_bound": None}
-    said = verdict(profile(made))
-    assert said.startswith(
-        "fsd-coupled at T = 0.0625 (js, L = 5) was chosen on the tuning part, untested, and was shown to be slower "
-        "than plain sd: it makes 0.84x (0.82–0.87) the tokens/s of sd, which makes 51.0 (L = 4). There is no need to "
-        "lose accuracy. Decoders that follow this profile run sd."
-    )
-
-
 def test_seconds_per_answer_and_lengths_stand_beside_speeds() -> None:
     said = verdict(profile(ANSWERS))
     took = "An answer takes 1.15 s, with sd 1.37 s and with the target alone 3.5 s; its texts are 1.01 times as long as"
