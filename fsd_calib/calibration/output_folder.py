@@ -66,7 +66,8 @@ def identity_of(asked: Asked, engine: str | None = None) -> str:
     names = _OF_RUN if asked.fixed is not None else (*_OF_RUN, *_OF_LOADING)
     facts = {
         "task": [asked.task.name, asked.task.fingerprint] if isinstance(asked.task, Task) else _model(asked.task),
-        "models": [_model(asked.target), *map(_model, drafts_of(asked.draft))],
+        "target": _model(asked.target),
+        "drafts": sorted(json.dumps(_model(draft)) for draft in drafts_of(asked.draft)),  # their order does not matter
         "goal": _named(asked.goal),
         "decoding": _named(asked.decoding),
         "run": [_named(getattr(asked.config, name)) for name in names],

@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
     "min_acc": 0.95,
     "draft_length": (2, 4),
     "divergence": "js",
-    "guarantee": "none",
+    "explore": True,
     "trials": 12,
 }
 
@@ -41,7 +41,7 @@ def run(folder: Path, *names: str, **changes: Any) -> ThresholdProfile:
     target, drafts = models()
     return calibrate(
         tiny_calibration.task(240), target=target, draft=[drafts[name] for name in names], tokenizer=word_tokenizer(),
-        out=folder / "out", cache=folder / "cache", **(SETTINGS | changes),
+        out=folder / "out", replace=True, cache=folder / "cache", **(SETTINGS | changes),
     )  # fmt: skip
 
 
@@ -104,10 +104,10 @@ def test_a_decoder_follows_it_with_the_chosen_draft_alone(made: ThresholdProfile
 def test_several_drafts_are_one_attempt(tmp_path: Path) -> None:
     """Where neither draft keeps to the target, what is lossy is faster, and is tested."""
     for _ in range(2):
-        made = run(tmp_path, "far", "farther", min_acc=0.5, guarantee="population")
+        made = run(tmp_path, "far", "farther", min_acc=0.5, explore=False)
         assert made.certificate.problems > 0
         assert made.certificate.attempt == 1
-    alone = run(tmp_path, "farther", min_acc=0.5, guarantee="population")
+    alone = run(tmp_path, "farther", min_acc=0.5, explore=False)
     assert alone.certificate.attempt == 2  # to try another draft afterwards is to choose
 
 
@@ -143,7 +143,7 @@ def test_drafts_are_told_apart_by_name(tmp_path: Path) -> None:
 def test_what_was_tested_is_named_with_its_own_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where lossless decoding suffices, with the draft that is best for that."""
     fix_speeds(monkeypatch, 0.8)
-    made = run(tmp_path, "near", "far", min_acc=0.4, guarantee="population", draft_length=4)
+    made = run(tmp_path, "near", "far", min_acc=0.4, explore=False, draft_length=4)
     assert made.outcome == "lossless"
     assert made.draft.id == "drafts/near"
     if made.estimate is not None:

@@ -29,14 +29,14 @@ from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related, saved
 
 _PROBLEMS = 900  # about 270 of them tuning: 128 to forecast with, the others to train on
-_SETTINGS: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "guarantee": "none"}
+_SETTINGS: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "explore": True}
 
 
 def run(folder: Path, predictor: Any, problems: int = 240, **changes: Any) -> ThresholdProfile:
     target, draft = related(seed=1, spread=0.05)
     return calibrate(
         tiny_calibration.task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out",
-        cache=folder / "cache", state=folder / "cache", predictor=predictor, **(_SETTINGS | changes),
+        cache=folder / "cache", state=folder / "cache", predictor=predictor, replace=True, **(_SETTINGS | changes),
     )  # fmt: skip
 
 

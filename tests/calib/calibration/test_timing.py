@@ -336,12 +336,12 @@ def calibrated(models: tuple[Path, Path], **changes: Any) -> ThresholdProfile:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarantee", ["population", "none"])
-def test_a_profile_says_what_was_timed(models: tuple[Path, Path], guarantee: str) -> None:
-    made = calibrated(models, guarantee=guarantee, serve_batch=2)
+@pytest.mark.parametrize("explore", [False, True])
+def test_a_profile_says_what_was_timed(models: tuple[Path, Path], explore: bool) -> None:
+    made = calibrated(models, explore=explore, serve_batch=2)
     speed, single = made.speed, made.speed.single
     assert speed.part == ("certification" if made.certificate.problems else "tuning")
-    assert (made.certificate.problems == 0) == (guarantee == "none")
+    assert (made.certificate.problems == 0) == explore
     assert (speed.batch, speed.processes, speed.timed) == (2, 0, 22)
     assert single is not None
     assert single.intervals is not None
