@@ -59,7 +59,7 @@ class Stopped(Silent):
 def run(folder: Path, **changes: Any) -> ThresholdProfile:
     target, draft = far_apart()
     return calibrate(
-        TASK, target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out", cache=folder / "cache",
+        TASK, target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out", replace=True, cache=folder / "cache",
         state=folder / "cache", **(SETTINGS | changes),
     )  # fmt: skip
 
