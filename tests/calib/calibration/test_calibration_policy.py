@@ -59,8 +59,8 @@ class Stopped(Silent):
 def run(folder: Path, **changes: Any) -> ThresholdProfile:
     target, draft = far_apart()
     return calibrate(
-        TASK, target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out", cache=folder / "cache",
-        state=folder / "cache", **(SETTINGS | changes),
+        TASK, target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out", replace=True,
+        cache=folder / "cache", state=folder / "cache", **(SETTINGS | changes),
     )  # fmt: skip
 
 

@@ -53,7 +53,8 @@ def test_without_a_test_no_problems_are_too_few(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_exploring_opens_no_part_and_spends_no_attempt(tmp_path: Path) -> None:
+def test_exploring_opens_no_part_and_spends_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_speeds(monkeypatch, 1.5)
     explored = tiny_calibration.run_surely(tmp_path / "explored", tmp_path / "cache", explore=True)
     assert explored.outcome == "untested"
     assert explored.certificate.attempt is None

@@ -27,6 +27,7 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import UNCERTIFIED, profile
 from support.messages import usage_error
 from support.models import tiny_calibration
@@ -135,7 +136,8 @@ def test_a_folder_that_was_made_for_nothing_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_calibrations_in_python_obey(tmp_path: Path) -> None:
+def test_calibrations_in_python_obey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_speeds(monkeypatch, 1.5)
     out, cache = tmp_path / "out", tmp_path / "cache"
     with pytest.raises(UsageError, match="problems to certify on"):
         tiny_calibration.run(out, cache, problems=20, min_acc=0.98, replace=False)
