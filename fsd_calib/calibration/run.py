@@ -13,6 +13,7 @@ from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_mod
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.stages import best_so_far, decided, stages_of
 from fsd_calib.calibration.study_name import study_name
+from fsd_calib.calibration.timed_outcome import timed_outcome
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
@@ -73,10 +74,11 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
         judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed
     if wanted is not None:
-        timed = _time(ready)
-        if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
+        sd = ready.timer.fastest(ready.sds)
+        timed = ready.timer.time([ready.alone, sd])
+        if timed.speeds.of(sd).low >= wanted:
             meter.begin("timing")
-            return _export(ready, Decision("lossless-suffices"), baseline, timed, meter)
+            return _export(ready, Decision("lossless-suffices"), baseline, sd, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
     meter.begin("search")
     objective = _objective(ready, baseline, alone)
@@ -91,8 +93,7 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
     outlook.best = decided(decision.outcome, decision.chosen)
-    meter.begin("timing")
-    return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
+    return _time(ready, decision, baseline, meter)
 
 
 def _certify_fixed(
@@ -103,8 +104,7 @@ def _certify_fixed(
     meter.begin("certification")
     decision = _decide(ready, objective, [fixed], baseline)
     meter.outlook.best = decided(decision.outcome, decision.chosen)
-    meter.begin("timing")
-    return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
+    return _time(ready, decision, baseline, meter)
 
 
 @dataclass
@@ -127,17 +127,26 @@ class Decision:
     trials: Sequence[FinishedTrial] = ()
 
 
-def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
+def _time(ready: Prepared, decision: Decision, baseline: Baseline, meter: Meter) -> Findings:
+    """Times the target alone, `sd` at its best and the chosen configuration, and returns the findings."""
+    meter.begin("timing")
+    sd = _agreed_sd(ready, decision.study)
+    timed = ready.timer.time([ready.alone, sd, *([decision.chosen] if decision.chosen else [])], decision.opened)
+    return _export(ready, decision, baseline, sd, timed, meter)
+
+
+def _export(
+    ready: Prepared, decision: Decision, baseline: Baseline, sd: Configuration, timed: Timed, meter: Meter
+) -> Findings:
     """Returns the findings, with the outcome that follows from the timing."""
-    sd = _agreed_sd(ready, decision.study, timed.speeds)
-    outcome, chosen = _timed_outcome(ready, decision, timed.speeds, sd), decision.chosen
+    outcome, chosen = _timed_outcome(ready, decision, sd, timed.speeds), decision.chosen
     if chosen is None or (outcome == "lossless-suffices" and ready.alone in decision.evidence):
         chosen = sd
     (decision.opened or ready.session.tuning).measure(sd, _SD)
     ready.session.tuning.measure(sd, _SD)  # for its forecast
     for configuration in (ready.alone, chosen):
         ready.session.tuning.measure(configuration)
-    single = ready.timer.time_single([ready.alone, sd, chosen], decision.opened)
+    single = ready.timer.time_single([*dict.fromkeys((ready.alone, sd, chosen))], decision.opened)
     meter.end()
     return Findings(
         ready, outcome, chosen, sd, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
@@ -145,17 +154,12 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     )  # fmt: skip
 
 
-def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Configuration], sd: Configuration) -> Outcome:
-    """Returns the outcome, which a choice loses where its timed speed does not justify it.
-
-    That is a speed below the requested one, or one that may be no higher than that of `sd` where `sd` meets the goal.
-    """
-    wanted = ready.goal.min_speed
-    if decision.chosen is None or decision.outcome not in ("certified", "untested"):
-        return decision.outcome
-    if speeds.ratio(decision.chosen, sd).low <= 1 and _lossless_meets(ready, speeds.of(sd)):
-        return "lossless-suffices"
-    return decision.outcome if wanted is None or speeds.of(decision.chosen).value >= wanted else "too-slow"
+def _timed_outcome(ready: Prepared, decision: Decision, sd: Configuration, speeds: Speeds[Configuration]) -> Outcome:
+    chosen, outcome = decision.chosen, decision.outcome
+    if chosen is None:
+        return outcome
+    over_sd, speed, meets = speeds.ratio(chosen, sd), speeds.of(chosen).value, _lossless_meets(ready, speeds.of(sd))
+    return timed_outcome(outcome, over_sd, speed, ready.goal.min_speed, meets)
 
 
 def _lossless_meets(ready: Prepared, sd: Interval) -> bool:
@@ -172,13 +176,9 @@ def _needs_no_gain(ready: Prepared) -> bool:
     return goal.min_acc is not None and goal.min_acc <= 1 and goal.acc == "retention"
 
 
-def _fastest_sd(ready: Prepared, speeds: Speeds[Configuration]) -> Configuration:
-    return max(ready.sds, key=lambda sd: speeds.of(sd).value)
-
-
-def _agreed_sd(ready: Prepared, study: str | None, speeds: Speeds[Configuration]) -> Configuration:
+def _agreed_sd(ready: Prepared, study: str | None) -> Configuration:
     """Returns the fastest `sd` by the clock of the study's first process: no other one is decoded later."""
-    own = _fastest_sd(ready, speeds)
+    own = ready.timer.fastest(ready.sds)
     if study is None:
         return own
     (first,) = _agreed(ready, study, f"fastest sd, timing {ready.timer.request.way}", [own])
@@ -338,8 +338,3 @@ def _spread(ready: Prepared, front: Sequence[Configuration]) -> list[Configurati
     alone, measured = ready.session.tuning.measure(ready.alone), [ready.session.tuning.measure(c) for c in front]
     spots = [FrontPoint(retention(m, alone), ready.forecast.measured(m)) for m in measured]
     return [front[i] for i in thin_out(spots, _FRONT, selectable_retention(alone.problems))]
-
-
-def _time(ready: Prepared, chosen: Configuration | None = None, opened: HoldoutAttempt | None = None) -> Timed:
-    """Times the target alone, `sd` at the draft lengths that may be its best, and the chosen configuration."""
-    return ready.timer.time([ready.alone, *ready.sds, *([chosen] if chosen else [])], opened)
