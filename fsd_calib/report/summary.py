@@ -7,18 +7,18 @@ from rich.table import Table
 
 from fsd_calib.formatting import NONE, ROUNDS, bound, confidence, interval, pace, percent
 from fsd_calib.report.figures import Figures, main_figures, point_of, sd_draft_length, source_of
-from fsd_calib.report.timing import FORECAST, busy_note, timing_note
+from fsd_calib.report.timing import busy_note, timing_note
 from fsd_collectors.report.terminal import TITLE, literal
 from fsd_decoding.profile.costs import Speed, SpeedFigures
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_PART, _TIMED, _FORECAST = "¹", "²", "³"
+_PART, _TIMED = "¹", "²"
 
 
 def profile_table(profile: ThresholdProfile) -> Table:
     """Returns the table. Marks say on which part a number was measured; `notes` explains them."""
     title = literal(f"{profile.task}: what was measured", TITLE)
-    narrow = profile.speed.single is not None or _is_forecast_beside(profile.speed)  # so that it fits into 80 columns
+    narrow = profile.speed.single is not None  # so that it fits into 80 columns
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", collapse_padding=narrow, pad_edge=not narrow)
     table.add_column("")
     headings = ("accuracy", "retention", *_pace_headings(profile.speed))
@@ -39,7 +39,6 @@ def notes(profile: ThresholdProfile) -> str:
         f"{_PART} measured on the {_part(profile)}",
         f"{_TIMED} {timing_note(speed)}",
         busy_note(speed),
-        f"{_FORECAST} {FORECAST}" if _is_forecast_beside(speed) else "",
         f"≥ lower bound at {confidence(certificate.level)} confidence, individually{_uncorrected(profile)}"
         if _has_bounds(profile)
         else "",
@@ -68,18 +67,12 @@ def _uncorrected(profile: ThresholdProfile) -> str:
 
 
 def _pace_headings(speed: Speed) -> tuple[str, ...]:
-    """On two lines where there are many; the forecast is then below the timed speed."""
+    """On two lines where there are many."""
     if not speed.timed:
         return "tokens/round", "forecast"
-    forecast = ["forecast"] if _is_forecast_beside(speed) else []
     if speed.single is None:
-        return "tokens/\nround" if forecast else "tokens/round", speed.unit, *forecast
-    return "tokens/\nround", "\n".join([speed.unit, f"at batch {speed.batch}", *forecast]), f"{speed.unit}\nat batch 1"
-
-
-def _is_forecast_beside(speed: Speed) -> bool:
-    """Returns whether there is a forecast beside timed speeds."""
-    return bool(speed.timed) and speed.forecast is not None
+        return "tokens/round", speed.unit
+    return "tokens/\nround", f"{speed.unit}\nat batch {speed.batch}", f"{speed.unit}\nat batch 1"
 
 
 def _has_bounds(profile: ThresholdProfile) -> bool:
@@ -116,10 +109,8 @@ def _bounded(share: float | None, low: float | None) -> str:
 
 def _paces(speed: Speed, which: str) -> tuple[str, ...]:
     """The cells below `_pace_headings`."""
-    forecast = [_marked(pace(getattr(speed.forecast, which)), _FORECAST)] if _is_forecast_beside(speed) else []
-    if speed.single is None:
-        return _speed(speed, which), *forecast
-    return "\n".join([_speed(speed, which), *forecast]), _speed(speed.single, which)
+    several = _speed(speed, which)
+    return (several,) if speed.single is None else (several, _speed(speed.single, which))
 
 
 def _speed(speed: SpeedFigures, which: str) -> str:

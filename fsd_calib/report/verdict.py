@@ -193,7 +193,9 @@ def _gain(profile: ThresholdProfile) -> str:
 
 
 def _is_faster(speed: Speed) -> bool:
-    return (speed.chosen / speed.sd if speed.intervals is None else speed.intervals.over_sd[0]) > 1
+    if speed.intervals is None:
+        return not speed.timed and speed.over_sd > 1
+    return speed.intervals.over_sd[0] > 1
 
 
 def _requested_speed(profile: ThresholdProfile) -> str:

@@ -193,7 +193,8 @@ def test_timing_ends_with_its_time_and_says_what_it_knows() -> None:
     ratio, turns = quiet.decides(20.0)  # a turn takes .4 s, and .9 s while the target has turns
     assert 40 < turns < 50
     assert 20.0 <= quiet.now < 20.5
-    assert ratio.bounded and not ratio.excludes(1)
+    assert ratio.bounded
+    assert not ratio.excludes(1)
 
 
 def test_a_first_look_has_twice_the_time_and_no_decoding_begins_after_that() -> None:
