@@ -82,9 +82,7 @@ def test_nor_in_the_curve_or_on_the_page() -> None:
     made = profile(TIMED)
     found = rows(Run("run", made))
     assert {each.threshold: each.forecast for each in found} == {None: None, 0.0625: None, 0.25: 70.0}
-    points = [
-        line.split() for line in printed_details(TIMED, 120).splitlines() if " 5 " in line and "%" in line
-    ]
+    points = [line.split() for line in printed_details(TIMED, 120).splitlines() if " 5 " in line and "%" in line]
     assert len(points) == 5
     assert [point[-2] for point in points] == ["–", "–", "70.0", "–", "–"]
     untimed = profile({**TIMED, "speed.timed": 0, "speed.intervals": None})
