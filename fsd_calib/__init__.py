@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fsd_calib import adaptive
     from fsd_calib.calibration.api import calibrate
     from fsd_calib.calibration.goal import Goal
+    from fsd_calib.calibration.retime import retime
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry.observer import Telemetry
@@ -52,6 +53,7 @@ __all__ = [
     "load_task",
     "load_traces",
     "replay",
+    "retime",
     "sweep",
     "together",
 ]
@@ -79,6 +81,7 @@ __getattr__, __dir__ = lazy_exports(
         "load_task": "fsd_calib.tasks.registry",
         "load_traces": "fsd_collectors.store.reading",
         "replay": "fsd_collectors.replay.simulation",
+        "retime": "fsd_calib.calibration.retime",
         "sweep": "fsd_collectors.replay.simulation",
         "together": "fsd_decoding.observers.round_record",
     },

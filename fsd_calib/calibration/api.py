@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
-from fsd_calib.calibration.engines import EngineRequest, check_vllm, open_engines
+from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
 from fsd_calib.calibration.goal import Goal, GoalKeywords
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, plan_memory
 from fsd_calib.calibration.pass_probability import claim_of
@@ -24,7 +24,7 @@ from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
 from fsd_calib.calibration.save_pages import save_pages
 from fsd_calib.calibration.saved_run import save_run
-from fsd_calib.calibration.session import open_session
+from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.usable import context_of, usable
@@ -157,7 +157,7 @@ class Calibration:
         if len(drafts) > 1 and (self._predictor is not None or "per-prompt" in self._policies):
             what = "a predictor" if self._predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
-        self._timing.check(self.goal)
+        self.timing.check(self.goal)
         if self.config.engine == "vllm":
             check_vllm(self._sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
         if self._predictor is not None and any(map(moves, self._policies)):
@@ -252,7 +252,26 @@ class Calibration:
     def _ready(self) -> Iterator[Prepared]:
         began = time.monotonic()
         check_storage(self.config.study_storage)
-        drafts, config = drafts_of(self.draft), self.config
+        config = replace(
+            self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state()
+        )
+        with self.opened(config) as (session, engines, memory):
+            for line in other_models(self.fixed, session.engine.pair) if self.fixed else ():
+                config.reporter.note(line)
+            setting = None if self.fixed is None else setting_of(self.fixed)
+            space = replace(self._space, drafts=tuple(session.drafts) or (None,))
+            ready = prepare(session, self.goal, space, self._policies, self._predictor, config, self.timing, setting)
+            plan = replace(
+                ready.plan, memory=memory, compile=ready.facts.compile, devices=engines.devices,
+                on_cpu=engines.on_cpu, engine=session.engine.info,
+                attempt=None if self.goal.explore else ready.facts.attempt,
+            )  # fmt: skip
+            yield replace(ready, plan=plan, seconds=time.monotonic() - began)
+
+    @contextmanager
+    def opened(self, config: RunConfig) -> Iterator[tuple[Session, OpenEngines, MemoryPlan | None]]:
+        """Loads models and task, and opens the folders that `config` names; None stores nothing."""
+        drafts = drafts_of(self.draft)
         loaded = models_among(drafts)
         loading = check_loading(
             self.target, loaded or drafts, config.device, config.model_kwargs, config.draft_model_kwargs
@@ -265,32 +284,18 @@ class Calibration:
         self._check_sizes(len(tokenizer), context)
         task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
         parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
-        capacity = capacity_of((*parts.tuning, *parts.certification), memory, self.config.batch_size or MOST_AT_ONCE)
-        config = replace(
-            self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state(),
-            batch_size=memory.batch_size if memory else self.config.batch_size,
-        )  # fmt: skip
+        problems = (*parts.tuning, *parts.certification)
+        capacity = capacity_of(problems, memory, config.batch_size or MOST_AT_ONCE)
+        config = replace(config, batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
-            self._sources, self._first, config, task, tokenizer, (*parts.tuning, *parts.certification), self._longest,
-            self.goal.serve_batch, capacity,
+            self._sources, self._first, config, task, tokenizer, problems, self._longest, self.goal.serve_batch,
+            capacity,
         )  # fmt: skip
         with open_engines(request) as opened:
             engines = named(opened.engines)
-            space = replace(self._space, drafts=tuple(engines) or (None,))
             engine = next(iter(engines.values()), opened.engines[0])
-            for line in other_models(self.fixed, engine.pair) if self.fixed else ():
-                config.reporter.note(line)
-            setting = None if self.fixed is None else setting_of(self.fixed)
             with open_session(engine, task, config, engines, parts, opened.workers, self.sequence) as session:
-                ready = prepare(
-                    session, self.goal, space, self._policies, self._predictor, config, self._timing, setting
-                )  # fmt: skip
-                plan = replace(
-                    ready.plan, memory=memory, compile=ready.facts.compile, devices=opened.devices,
-                    on_cpu=opened.on_cpu, engine=engine.info,
-                    attempt=None if self.goal.explore else ready.facts.attempt,
-                )  # fmt: skip
-                yield replace(ready, plan=plan, seconds=time.monotonic() - began)
+                yield session, opened, memory
 
     def _checked(self, task: Task, tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
         """The parts and the memory plan.
@@ -303,7 +308,7 @@ class Calibration:
         if not goal.explore:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
             check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
-        self._timing.check_enough(parts, goal.serve_batch)
+        self.timing.check_enough(parts, goal.serve_batch)
         if self.config.engine == "vllm":  # which finds out itself what it has room for
             return parts, None
         memory = plan_memory(
@@ -365,7 +370,8 @@ class Calibration:
         )
 
     @property
-    def _timing(self) -> TimingRequest:
+    def timing(self) -> TimingRequest:
+        """What is requested of timing."""
         return TimingRequest(self.config.timing, self._sources)
 
     @property

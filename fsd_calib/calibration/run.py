@@ -73,10 +73,11 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
         judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed
     if wanted is not None:
-        timed = _time(ready)
-        if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
+        sd = ready.timer.fastest(ready.sds)
+        timed = ready.timer.time([ready.alone, sd])
+        if timed.speeds.of(sd).low >= wanted:
             meter.begin("timing")
-            return _export(ready, Decision("lossless"), baseline, timed, meter)
+            return _export(ready, Decision("lossless"), baseline, sd, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
     meter.begin("search")
     objective = _objective(ready, baseline, alone)
@@ -91,8 +92,7 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
     outlook.best = decided(decision.outcome, decision.chosen)
-    meter.begin("timing")
-    return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
+    return _time(ready, decision, baseline, meter)
 
 
 def _certify_fixed(
@@ -103,8 +103,7 @@ def _certify_fixed(
     meter.begin("certification")
     decision = _decide(ready, objective, [fixed], baseline)
     meter.outlook.best = decided(decision.outcome, decision.chosen)
-    meter.begin("timing")
-    return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
+    return _time(ready, decision, baseline, meter)
 
 
 @dataclass
@@ -128,17 +127,26 @@ class Decision:
     trials: Sequence[FinishedTrial] = ()
 
 
-def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
+def _time(ready: Prepared, decision: Decision, baseline: Baseline, meter: Meter) -> Findings:
+    """Times the target alone, `sd` at its best and the chosen configuration, and returns the findings."""
+    meter.begin("timing")
+    sd = _agreed_sd(ready, decision.study)
+    timed = ready.timer.time([ready.alone, sd, *([decision.chosen] if decision.chosen else [])], decision.opened)
+    return _export(ready, decision, baseline, sd, timed, meter)
+
+
+def _export(
+    ready: Prepared, decision: Decision, baseline: Baseline, sd: Configuration, timed: Timed, meter: Meter
+) -> Findings:
     """Returns the findings, with the outcome that follows from the timing."""
-    sd = _agreed_sd(ready, decision.study, timed.speeds)
-    outcome, chosen = _timed_outcome(ready, decision, timed.speeds, sd), decision.chosen or sd
+    outcome, chosen = _timed_outcome(ready, decision, sd, timed.speeds), decision.chosen or sd
     needed = outcome == "certified-slower" and not _lossless_meets(ready)
     followed = chosen if outcome in FOLLOWED or needed else sd
     (decision.opened or ready.session.tuning).measure(sd, _SD)
     ready.session.tuning.measure(sd, _SD)  # for its forecast
     for configuration in (ready.alone, chosen):
         ready.session.tuning.measure(configuration)
-    single = ready.timer.time_single([ready.alone, sd, chosen], decision.opened)
+    single = ready.timer.time_single([*dict.fromkeys((ready.alone, sd, chosen))], decision.opened)
     meter.end()
     return Findings(
         ready, outcome, chosen, sd, followed, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
@@ -146,7 +154,7 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     )  # fmt: skip
 
 
-def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Configuration], sd: Configuration) -> Outcome:
+def _timed_outcome(ready: Prepared, decision: Decision, sd: Configuration, speeds: Speeds[Configuration]) -> Outcome:
     """Returns the outcome after timing, which shows of a setting that would be followed how fast it is, if anything."""
     if decision.chosen is None or not speeds.timed:
         return decision.outcome
@@ -168,13 +176,9 @@ def _needs_no_gain(ready: Prepared) -> bool:
     return goal.min_acc is not None and goal.min_acc <= 1 and goal.acc == "retention"
 
 
-def _fastest_sd(ready: Prepared, speeds: Speeds[Configuration]) -> Configuration:
-    return max(ready.sds, key=lambda sd: speeds.of(sd).value)
-
-
-def _agreed_sd(ready: Prepared, study: str | None, speeds: Speeds[Configuration]) -> Configuration:
+def _agreed_sd(ready: Prepared, study: str | None) -> Configuration:
     """Returns the fastest `sd` by the clock of the study's first process: no other one is decoded later."""
-    own = _fastest_sd(ready, speeds)
+    own = ready.timer.fastest(ready.sds)
     if study is None:
         return own
     (first,) = _agreed(ready, study, f"fastest sd, timing {ready.timer.request.way}", [own])
@@ -343,8 +347,3 @@ def _spread(ready: Prepared, front: Sequence[Configuration]) -> list[Configurati
     alone, measured = ready.session.tuning.measure(ready.alone), [ready.session.tuning.measure(c) for c in front]
     spots = [FrontPoint(retention(m, alone), ready.forecast.measured(m)) for m in measured]
     return [front[i] for i in thin_out(spots, _FRONT, selectable_retention(alone.problems))]
-
-
-def _time(ready: Prepared, chosen: Configuration | None = None, opened: HoldoutAttempt | None = None) -> Timed:
-    """Times the target alone, `sd` at the draft lengths that may be its best, and the chosen configuration."""
-    return ready.timer.time([ready.alone, *ready.sds, *([chosen] if chosen else [])], opened)

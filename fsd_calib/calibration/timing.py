@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,9 +17,20 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.engines.own.source import source_of
-from fsd_calib.measuring.interleaved import MachineLoad, machine_load, measure_speeds, pieces
-from fsd_calib.measuring.speed import ForecastSpeeds, Interval, Speeds
-from fsd_calib.measuring.timing_job import TimingJob, time_in_fresh_processes
+from fsd_calib.formatting import clock, interval
+from fsd_calib.measuring.evaluator import Evaluator
+from fsd_calib.measuring.interleaved import (
+    LOOKS,
+    WALL,
+    WALL_AND_CPU,
+    MachineLoad,
+    Until,
+    machine_load,
+    measure_speeds,
+    pieces,
+)
+from fsd_calib.measuring.speed import ForecastSpeeds, Interval, Speeds, TimedSpeeds
+from fsd_calib.measuring.timing_job import TimingJob, alone_among, time_in_fresh_processes
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.split import Parts
@@ -31,16 +42,16 @@ from fsd_decoding.workers.sources import Sources
 Way = Literal["run", "careful", "none"]
 """Times within the calibration's own process, in fresh ones, or not at all."""
 
-_SHARE = 20  # one problem in so many is timed
-_FEWEST = 12  # problems per stream; with one stream the first one warms up
-_MOST, _MOST_OF_SEVERAL = 51, 40  # problems with one stream, and for each of several
+_FEWEST = 12  # problems per stream, where there are as many: one to warm up, and enough for an interval
+_OTHERS = 4  # one tuning problem in so many is kept for choosing among settings of about the same speed
 _PROCESSES = 5  # fresh ones: at 95 % Student's t then reaches 2.8 standard errors to either side
-_SINGLE = 26  # problems at most, with one stream, beside the streams that are served
 _COUNTED = 300  # tuning problems at least, whose rounds make a forecast where nothing is timed
-_WAYS = 12  # decodings of a problem: three repeats of four configurations; choosing the fastest comes on top
+_CHOOSING, _SINGLE = 0.2, 0.25  # shares of the time: for choosing, and for one stream where several are served
 _SHARE_OF_REST, _ALWAYS = 1 / 3, 45.0  # timing may take so much of the time of all other steps, or so many seconds
-_ENOUGH = 20  # problems per stream that are timed even where that takes longer, if there are as many
-_FEWEST_TO_CHOOSE = 12  # problems per stream, for choosing among settings of about the same speed
+_ENOUGH = 20  # turns that there is time for even where they take longer
+
+Opened = HoldoutAttempt | Evaluator
+"""The certification part, after its decision, when its problems may be used for anything."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +82,12 @@ class TimingRequest:
     def check_enough(self, parts: Parts, streams: int) -> None:
         """Raises UsageError where there are too few problems for so many streams, before models are loaded."""
         if self.way != "none":
-            problems = len(parts.tuning) + len(parts.certification)
-            pieces(parts.tuning[: problems_to_time(problems, streams)], streams)
+            pieces(_to_time(parts.tuning, streams), streams)
 
 
-def problems_of(session: Session) -> int:
-    """Returns the number of problems of both parts."""
-    return len(session.tuning.problems) + session.holdout.problems
-
-
-def problems_to_time(problems: int, streams: int) -> int:
-    """Returns how many of `problems` are timed: few where there are few, so that timing stays a small part."""
-    most = _MOST if streams == 1 else _MOST_OF_SEVERAL * streams
-    return min(max(problems // _SHARE, _FEWEST * streams), most)
+def _to_time(tuning: Sequence[Problem], streams: int) -> Sequence[Problem]:
+    """Returns the tuning problems that speeds are from; choices are made by the others."""
+    return tuning[: max(len(tuning) - len(tuning) // _OTHERS, _FEWEST * streams)]
 
 
 @dataclass(frozen=True)
@@ -100,39 +104,38 @@ class Timer:
     """Times the configurations of one calibration, or forecasts their speeds.
 
     Attributes:
-        forecast: converts counted rounds into tokens/s.
+        forecast: converts counted rounds into tokens/s; None: nothing is forecast.
         early_stop: the folder of the predictor that ends drafts early, and the costs it weighs.
-        most: problems to time at most, with as many streams as are served; None: as many as there are problems for.
+        seconds: planned for all that is timed, in all processes; twice as long is not exceeded, see `Until`.
     """
 
     session: Session
     goal: Goal
     request: TimingRequest
-    forecast: Forecast
+    forecast: Forecast | None = None
     early_stop: tuple[Path, EarlyStopInfo] | None = None
-    most: int | None = None
+    seconds: float = _ALWAYS
 
     def within(self, paces: Paces, rest: float) -> Timer:
-        """Returns a timer whose problems are fewer where timing would take long beside the other steps.
+        """Returns a timer with the time that a plan has for it.
 
-        Timing careful is asked for, and takes its time.
+        That is as long as all turns take, but a share of the other steps' time at most. Fresh processes have as much
+        each.
 
         Args:
-            paces: as of `effort`.
+            paces: seconds of decodings as one of the streams that are served.
             rest: seconds that all other steps are expected to take.
         """
-        decodings, each = self.effort(paces)
-        allowed, planned = max(_SHARE_OF_REST * rest, _ALWAYS), decodings * each
-        if self.request.way == "careful" or planned <= allowed:
-            return self
-        streams = self.goal.serve_batch
-        return replace(self, most=max(int(self._count(streams) * allowed / planned), _ENOUGH * streams))
+        if self.request.way == "none":
+            return replace(self, seconds=0.0)
+        allowed = max(_SHARE_OF_REST * rest, _ALWAYS, self._seconds_of(_ENOUGH, paces))
+        return replace(self, seconds=self._processes * min(self._seconds_of(LOOKS[-1], paces), allowed))
 
-    def time(self, configurations: Sequence[Configuration], opened: HoldoutAttempt | None = None) -> Timed:
+    def time(self, configurations: Sequence[Configuration], opened: Opened | None = None) -> Timed:
         """Times configurations with as many streams as are served.
 
         Args:
-            opened: the certification part, after its decision, when its problems may be used for anything.
+            configurations: the target alone, `sd`, and a chosen one if there is any, in this order.
         """
         if self.request.way == "none":
             return self._forecast_speeds()
@@ -143,7 +146,13 @@ class Timer:
                 "come out low"
             )
         part, problems = self._problems(self.goal.serve_batch, opened)
-        return Timed(self._speeds(configurations, problems, self.goal.serve_batch), part, load)
+        share = 1 - _CHOOSING - (_SINGLE if self.goal.serve_batch > 1 else 0.0)
+        decided = self._decides(configurations, self.goal.min_speed)
+        speeds = self._speeds(configurations, problems, self.goal.serve_batch, share, decided)
+        ratio = _over_sd(speeds, configurations)
+        if ratio is not None and not ratio.excludes(1):
+            self.session.progress.note(_undecided(ratio, self.seconds))
+        return Timed(speeds, part, load)
 
     def _forecast_speeds(self) -> Timed:
         def forecast(configuration: Configuration) -> float:
@@ -153,91 +162,104 @@ class Timer:
         return Timed(ForecastSpeeds[Configuration](forecast), "tuning")
 
     def time_single(
-        self, configurations: Sequence[Configuration], opened: HoldoutAttempt | None
+        self, configurations: Sequence[Configuration], opened: Opened | None
     ) -> Speeds[Configuration] | None:
-        """Times configurations with one stream, on fewer problems of the same part.
+        """Times configurations with one stream, on problems of the same part.
 
         None: one stream is served anyway, or nothing is to be timed.
         """
-        if not self._single_count:
+        if self.request.way == "none" or self.goal.serve_batch == 1:
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
-        return self._speeds(configurations, problems[: self._single_count], 1)
+        return self._speeds(configurations, problems, 1, _SINGLE, self._decides(configurations))
 
-    def time_here(self, configuration: Configuration, opened: HoldoutAttempt | None) -> Interval | None:
-        """Times a configuration in this process, on the problems that `time` takes; None: nothing is to be timed."""
+    def time_here(self, configuration: Configuration, opened: Opened | None) -> Interval | None:
+        """Times a configuration in this process, until the first look, on the problems that `time` takes.
+
+        None: nothing is to be timed.
+        """
         if self.request.way == "none":
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
-        return self._speeds_here([configuration], problems, self.goal.serve_batch).of(configuration)
+        speeds = self._speeds_here([configuration], problems, self.goal.serve_batch, _CHOOSING, lambda first_look: True)
+        return speeds.of(configuration)
 
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
-        """Returns the fastest configuration by the clock.
+        """Returns the fastest configuration by the clock, in this process.
 
         It is timed on tuning problems that no reported speed is from: the fastest of several was also lucky. Where
         nothing is to be timed, or too few problems are left, the first one is returned.
         """
-        streams = self.goal.serve_batch
-        count = self._count(streams)
-        problems = self.session.tuning.problems[count : 2 * count]  # reported speeds may be from those before
-        if self.request.way == "none" or len(configurations) == 1 or len(problems) < _FEWEST_TO_CHOOSE * streams:
-            return configurations[0]
-        speeds = self._speeds(configurations, problems, streams)
-        return max(configurations, key=lambda c: speeds.of(c).value)
+        streams, tuning = self.goal.serve_batch, self.session.tuning.problems
+        first, *others = configurations
+        problems = tuning[len(_to_time(tuning, streams)) :]
+        if self.request.way == "none" or not others or len(problems) < _FEWEST * streams:
+            return first
+
+        def decided(speeds: TimedSpeeds[Configuration]) -> bool:
+            return all(speeds.ratio(other, first).excludes(1) for other in others)
+
+        speeds = self._speeds_here(configurations, problems, streams, _CHOOSING, decided)
+        return max(configurations, key=lambda c: speeds.ratio(c, first).value)
 
     def forecast_of(self, configuration: Configuration) -> float:
         """Returns forecast tokens/s of one stream, by the rounds on all tuning problems decoded so far."""
+        assert self.forecast is not None
         return self.forecast.measured(self.session.tuning.counted(configuration))
 
     def effort(self, paces: Paces) -> tuple[int, float]:
-        """Returns the number of decodings to expect, and the mean time of one.
-
-        Args:
-            paces: seconds of decodings as one of the streams that are served. With a single stream they take at most as
-                long as all of them side by side.
-        """
-        if self.request.way == "none":
-            return 0, 0.0
-        streams, single = self.goal.serve_batch, self._single_count
-        available = max(len(self.session.tuning.problems), self.session.holdout.problems)
-        served = min(self._count(streams), available)
-        processes = _PROCESSES if self.request.way == "careful" else 1
-        mean = (paces.target + 2 * paces.lossless + paces.fuzzy) / 4  # two draft lengths of `sd`
-        each = mean * (served + single * streams) / (served + single)
-        return _WAYS * processes * (served + single), each
+        """Returns the number of decodings that there is time for, and the mean time of one. `paces`: see `within`."""
+        mean = (paces.target + paces.lossless + paces.fuzzy) / 3
+        decodings = round(self.seconds / mean)
+        return decodings, self.seconds / max(decodings, 1)
 
     @property
-    def _single_count(self) -> int:
-        """Problems timed with one stream beside several."""
-        if self.request.way == "none" or self.goal.serve_batch == 1:
-            return 0
-        return min(self._count(1), _SINGLE)
+    def _processes(self) -> int:
+        return _PROCESSES if self.request.way == "careful" else 1
 
-    def _count(self, streams: int) -> int:
-        count = problems_to_time(problems_of(self.session), streams)
-        return count if self.most is None else min(count, self.most)
+    def _seconds_of(self, turns: int, paces: Paces) -> float:
+        """Returns how long so many turns take, with what is timed beside them."""
+        _, problems = self._problems(self.goal.serve_batch, None)
+        piece = len(pieces(problems, self.goal.serve_batch)[0])
+        served = piece * (min(turns, LOOKS[0]) * paces.target + turns * (paces.lossless + paces.fuzzy))
+        return served / (1 - _CHOOSING - (_SINGLE if self.goal.serve_batch > 1 else 0.0))
 
-    def _problems(self, streams: int, opened: HoldoutAttempt | None) -> tuple[Part, Sequence[Problem]]:
+    def _problems(self, streams: int, opened: Opened | None) -> tuple[Part, Sequence[Problem]]:
         """Of the certification part, or of the tuning part where the other is not opened or has too few."""
-        count = self._count(streams)
-        tuning, certification = self.session.tuning.problems[:count], () if opened is None else opened.problems[:count]
-        return ("tuning", tuning) if len(certification) < len(tuning) else ("certification", certification)
+        tuning = _to_time(self.session.tuning.problems, streams)
+        certification: Sequence[Problem] = () if opened is None else opened.problems
+        few = len(certification) < min(len(tuning), _FEWEST * streams)
+        return ("tuning", tuning) if opened is None or few else ("certification", certification)
+
+    def _decides(
+        self, configurations: Sequence[Configuration], wanted: float | None = None
+    ) -> Callable[[TimedSpeeds[Configuration]], bool]:
+        """Returns whether speeds decide what they are timed for: chosen against `sd`, and the wanted speed."""
+
+        def decided(speeds: TimedSpeeds[Configuration]) -> bool:
+            ratio = _over_sd(speeds, configurations)
+            reached = wanted is None or speeds.of(configurations[-1]).excludes(wanted)
+            return reached and (ratio is None or ratio.excludes(1))
+
+        return decided
 
     def _speeds(
-        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int
-    ) -> Speeds[Configuration]:
+        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int, share: float,
+        decided: Callable[[TimedSpeeds[Configuration]], bool],
+    ) -> Speeds[Configuration]:  # fmt: skip
+        """Times configurations. `share`: of the time."""
         session = self.session
         if self.request.way == "careful":
             if session.workers is not None:
                 session.workers.pool.close()  # they too hold models on the GPU; they start again where there is more
-            return time_in_fresh_processes(
-                self._job(configurations, problems, streams), _PROCESSES, _models(session), session.progress
-            )
-        return self._speeds_here(configurations, problems, streams)
+            job = self._job(configurations, problems, streams, share)
+            return time_in_fresh_processes(job, _PROCESSES, _models(session), session.progress)
+        return self._speeds_here(configurations, problems, streams, share, decided)
 
     def _speeds_here(
-        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int
-    ) -> Speeds[Configuration]:
+        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int, share: float,
+        decided: Callable[[TimedSpeeds[Configuration]], bool],
+    ) -> TimedSpeeds[Configuration]:  # fmt: skip
         session = self.session
 
         def emitted(configuration: Configuration, piece: Sequence[Problem]) -> int:
@@ -245,17 +267,33 @@ class Timer:
 
         return measure_speeds(
             emitted, configurations, problems, streams=streams, confidence=self.goal.confidence,
-            progress=session.progress,
+            until=Until(share * self.seconds / self._processes, decided), briefly=alone_among(configurations),
+            progress=session.progress, clocks=WALL_AND_CPU if session.engine.on_own_cpu else WALL,
         )  # fmt: skip
 
-    def _job(self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int) -> TimingJob:
+    def _job(
+        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int, share: float
+    ) -> TimingJob:
         session, decoder = self.session, self.session.decoder
         return TimingJob(
             source=source_of(decoder, session.task, self.request.sources, self.early_stop), problems=problems,
             configurations=configurations, keys=[session.decode.key(c).json for c in configurations],
             seed=decoder.seed, streams=streams, confidence=self.goal.confidence, threads=torch.get_num_threads(),
-            compile=decoder.compile,
+            compile=decoder.compile, seconds=share * self.seconds / _PROCESSES,
         )  # fmt: skip
+
+
+def _over_sd(speeds: Speeds[Configuration], configurations: Sequence[Configuration]) -> Interval | None:
+    """Returns the ratio that is to be decided; None: nothing but the target and `sd` is timed."""
+    return speeds.ratio(configurations[-1], configurations[-2]) if len(configurations) > 2 else None
+
+
+def _undecided(ratio: Interval, seconds: float) -> str:
+    between = f"{ratio.value:.2f}x, {interval((ratio.low, ratio.high), 2)}" if ratio.bounded else "too few turns"
+    return (
+        f"timing could not tell in the {clock(seconds)} planned for it whether the setting is faster or slower than sd "
+        f"({between}); fsd-profile retime --minutes gives it more"
+    )
 
 
 def _models(session: Session) -> list[Any]:

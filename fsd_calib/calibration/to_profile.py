@@ -199,17 +199,25 @@ def _forecasts(findings: Findings) -> dict[str, float]:
 
 
 def _figures(findings: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
-    """Fields of `SpeedFigures`."""
-    chosen, sd, alone = findings.chosen, findings.sd, findings.ready.alone
+    return speed_figures(speeds, findings.ready.alone, findings.sd, findings.chosen, findings.ready.goal.confidence)
+
+
+def speed_figures(
+    speeds: Speeds[Configuration], alone: Configuration, sd: Configuration, chosen: Configuration, confidence: float
+) -> dict[str, Any]:
+    """Returns fields of `SpeedFigures`, without intervals where too little was timed for any of them."""
     settings = {"target": alone, "sd": sd, "chosen": chosen}
-    intervals = {name: speeds.of(setting) for name, setting in settings.items()}
-    figures = {name: speed.value for name, speed in intervals.items()} | {"timed": speeds.problems}
+    found = {name: speeds.of(setting) for name, setting in settings.items()}
+    figures: dict[str, Any] = {name: speed.value for name, speed in found.items()} | {"timed": speeds.problems}
     if not speeds.timed:
         return figures
-    intervals |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
-    ends = {name: (speed.low, speed.high) for name, speed in intervals.items()}
-    answer = {name: speeds.answer_seconds(setting) for name, setting in settings.items()}
-    return figures | {"answer": answer, "intervals": {**ends, "confidence": findings.ready.goal.confidence}}
+    ratios = {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
+    figures |= {"clock": speeds.clock, "ratios": {name: ratio.value for name, ratio in ratios.items()}}
+    figures["answer"] = {name: speeds.answer_seconds(setting) for name, setting in settings.items()}
+    found |= ratios
+    if not all(interval.bounded for interval in found.values()):
+        return figures
+    return figures | {"intervals": {**{n: (i.low, i.high) for n, i in found.items()}, "confidence": confidence}}
 
 
 def _estimate(findings: Findings, fuzzy: Measurement) -> Estimate | None:

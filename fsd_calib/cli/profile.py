@@ -1,4 +1,5 @@
-"""`fsd-profile`: shows a profile, validates profile files, compares two, and prints how vLLM serves one.
+"""`fsd-profile`: shows a profile, validates profile files, compares two, times one again, and prints how vLLM serves
+one.
 
 Heavy imports are inside functions, so that `--help` prints at once.
 """
@@ -10,13 +11,15 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
+from fsd_calib.cli.completion import one_of
+from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import AllowEditedOption, VersionOption
 from fsd_decoding.errors import UsageError
 
 NAME = "fsd-profile"
 DIFFERENT = 1
+_WAYS = ("run", "careful")
 _EPILOG = """
 Example: fsd-profile show fsd-profile/arithmetic
 
@@ -34,7 +37,7 @@ _Profiles = Annotated[
 
 app = Family(
     no_args_is_help=True,
-    help="Shows, validates, compares and serves the profiles that fsd-calibrate writes.",
+    help="Shows, validates, compares, times again and serves the profiles that fsd-calibrate writes.",
     epilog=_EPILOG,
 )
 
@@ -125,6 +128,50 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
     for doubt in filter(None, [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm")]):
         say(NAME, f"warning: {doubt}")
     reply(command)
+
+
+@app.command()
+def retime(
+    path: _Profile,
+    minutes: Annotated[
+        float, typer.Option(help="Time for it, beside loading the models. It ends earlier once the ratio is decided.")
+    ] = 2.0,
+    timing: Annotated[
+        str,
+        typer.Option(
+            help="run: in this process. careful: in five fresh processes, so that intervals include the variation "
+            "between processes.",
+            autocompletion=one_of(_WAYS),
+        ),
+    ] = "run",
+    device: Annotated[
+        str | None,
+        typer.Option(help="Another device of the kind that the profile is of: cuda:1, …", show_default=False),
+    ] = None,
+) -> None:
+    """Times a profile's setting, sd and the target again, and writes the profile with the new speeds and the outcome
+    that follows from them. For profiles that were timed on a busy machine.
+
+    Nothing is searched or tested, and no attempt is counted. Models, task and problems are those of the run.yaml
+    beside the profile; run.json and report.html beside it are adapted.
+
+    Exit code 2: the profile was edited, has no setting that speed decides on, or is of other models or problems.
+    """
+    if timing not in _WAYS:
+        raise UsageError(f"--timing is {timing!r}; it must be one of {', '.join(_WAYS)}")
+
+    from fsd_calib.display.chosen import stderr_progress
+
+    progress = stderr_progress(quiet=False)
+    load_libraries(progress)
+
+    from fsd_calib.calibration.retime import retime as time_again
+    from fsd_calib.report.console import print_report
+    from fsd_decoding.profile.io import file_of
+
+    with interruptible(lambda: f"{file_of(path)} is as it was"):
+        profile = time_again(path, minutes=minutes, timing=timing, device=device, progress=progress)  # type: ignore[arg-type]
+    print_report(profile, file_of(path))
 
 
 def main() -> None:

@@ -213,6 +213,11 @@ class Engine(ABC):
         """The device that the target is on, as torch names it."""
 
     @property
+    def on_own_cpu(self) -> bool:
+        """Whether decoding takes this process's own processor seconds and nothing else."""
+        return False
+
+    @property
     @abstractmethod
     def dtype(self) -> str:
         """The dtype of the target, as torch names it."""

@@ -5,26 +5,39 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 from scipy.stats import t as student
+
+from fsd_calib.measuring.signed_rank import centre
 
 C = TypeVar("C", bound=Hashable)  # a configuration
 Floats = NDArray[np.float64]
 
-_RESAMPLES = 2000
+Clock = Literal["wall", "cpu"]
+"""Seconds of the wall's clock, or processor seconds of this process."""
+
+_MUCH_NOISIER = 1.25
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and a central interval around it."""
+    """An estimate, and a central interval around it, whose ends are infinite where too little was timed for any."""
 
     value: float
     low: float
     high: float
+
+    @property
+    def bounded(self) -> bool:
+        """Whether both ends are known."""
+        return bool(np.isfinite(self.high))
+
+    def excludes(self, other: float) -> bool:
+        """Returns whether a value lies outside."""
+        return not self.low <= other <= self.high
 
 
 class Speeds(ABC, Generic[C]):
@@ -42,9 +55,14 @@ class Speeds(ABC, Generic[C]):
     def timed(self) -> bool:
         return self.problems > 0
 
+    @property
+    @abstractmethod
+    def clock(self) -> Clock:
+        """The clock that ratios are from."""
+
     @abstractmethod
     def of(self, configuration: C) -> Interval:
-        """Returns the speed in tokens/s of one stream."""
+        """Returns the speed in tokens/s of one stream, by the wall's clock."""
 
     @abstractmethod
     def ratio(self, fast: C, slow: C) -> Interval:
@@ -52,7 +70,7 @@ class Speeds(ABC, Generic[C]):
 
     @abstractmethod
     def answer_seconds(self, configuration: C) -> float | None:
-        """Returns the seconds that a stream takes for each problem; None: nothing was timed."""
+        """Returns the seconds that a stream takes to answer a problem; None: nothing was timed."""
 
 
 class ForecastSpeeds(Speeds[C]):
@@ -63,6 +81,7 @@ class ForecastSpeeds(Speeds[C]):
     """
 
     problems = processes = 0
+    clock: Clock = "wall"
 
     def __init__(self, forecast: Callable[[C], float]) -> None:
         self._forecast = forecast
@@ -83,65 +102,88 @@ def _zero_width(value: float) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class TimedRun(Generic[C]):
-    """The timings of the same pieces of work in one process: arrays (pieces,) of tokens emitted per stream, and of
-    seconds; and the number of problems that a stream answers in each piece."""
+    """What one process timed, turn by turn: arrays (turns,), which are NaN where a configuration had no turn.
 
+    Attributes:
+        pieces: The piece of work of each turn; it may come again.
+        tokens: Emitted per stream.
+        seconds: By clock and configuration.
+    """
+
+    pieces: NDArray[np.int64]
     tokens: Mapping[C, Floats]
-    seconds: Mapping[C, Floats]
-    answers: float = 1.0
+    seconds: Mapping[Clock, Mapping[C, Floats]]
 
-    @property
-    def pieces(self) -> int:
-        return len(next(iter(self.tokens.values())))
-
-    def log_rate(self, configuration: C, weights: Floats) -> Floats:
-        """Returns the log of tokens/s, where `weights`, (…, pieces), says how often each piece counts."""
-        rate: Floats = np.log(weights @ self.tokens[configuration] / (weights @ self.seconds[configuration]))
+    def log_rate(self, configuration: C, clock: Clock) -> Floats:
+        """Returns the logs of tokens/s, (turns,)."""
+        rate: Floats = np.log(self.tokens[configuration]) - np.log(self.seconds[clock][configuration])
         return rate
+
+    def by_piece(self, values: Floats) -> dict[int, float]:
+        """Returns the median of the turns that a piece had: several turns of one piece count as one value."""
+        had = ~np.isnan(values)
+        pieces, values = self.pieces[had], values[had]
+        return {int(piece): float(np.median(values[pieces == piece])) for piece in np.unique(pieces)}
 
 
 @dataclass(frozen=True, eq=False)
 class TimedSpeeds(Speeds[C]):
-    """Speeds from one or several runs over the same pieces; the logarithms of several runs are averaged.
+    """Speeds from one or several runs over the same pieces, which are averaged.
+
+    A speed is that of a typical piece: the centre (see `centre`) of the pieces' own, in logs. A ratio is the centre of
+    the pieces' own ratios, each of decodings next to each other. So single stalls change neither.
 
     Attributes:
         runs: One per process.
         problems: Number of timed problems, the same in each run.
-        confidence: Of the intervals. With one run they cover the variation between problems; with several also that
+        answers: Problems of a piece per stream.
+        confidence: Of the intervals. With one run they cover the variation between pieces; with several also that
             between processes, such as memory layout, which is constant within a run.
+        looks: How often timing might have stopped by what it showed. All intervals that might have been looked at hold
+            together with `confidence`: each has its share of the error (Bonferroni).
     """
 
     runs: Sequence[TimedRun[C]]
     problems: int
     confidence: float
     processes: int = 0
+    answers: float = 1.0
+    looks: int = 1
 
     @property
-    def pieces(self) -> int:
-        return self.runs[0].pieces
+    def clock(self) -> Clock:
+        """The wall's, unless it is much noisier than the processor's in the pairs of the last two configurations.
+
+        Noise is the median absolute deviation of the pairs' log ratios, which does not depend on their centre. Users
+        wait for the wall's seconds; the processor's leave out what other processes take.
+        """
+        *_, slow, fast = self.runs[0].tokens
+        noise = {clock: _deviation(self._ratios(fast, slow, clock)) for clock in self.runs[0].seconds}
+        return "cpu" if "cpu" in noise and noise["wall"] > _MUCH_NOISIER * noise["cpu"] else "wall"
 
     def of(self, configuration: C) -> Interval:
-        return self._interval(lambda run, weights: run.log_rate(configuration, weights))
+        return self._interval([run.by_piece(run.log_rate(configuration, "wall")) for run in self.runs])
 
     def ratio(self, fast: C, slow: C) -> Interval:
-        """Returns the ratio, paired by piece and process."""
-        return self._interval(lambda run, weights: run.log_rate(fast, weights) - run.log_rate(slow, weights))
+        """Returns the ratio, paired by turn and process."""
+        return self._interval(self._ratios(fast, slow, self.clock))
 
     def answer_seconds(self, configuration: C) -> float:
-        return float(np.mean([run.seconds[configuration].mean() / run.answers for run in self.runs]))
+        logs = [run.by_piece(np.log(run.seconds["wall"][configuration] / self.answers)) for run in self.runs]
+        return self._interval(logs).value
 
-    def _interval(self, log_of: Callable[[TimedRun[C], Floats], Floats]) -> Interval:
-        """Returns an interval from two independent errors: pieces drawn, shared by all runs, and processes.
+    def _ratios(self, fast: C, slow: C, clock: Clock) -> list[dict[int, float]]:
+        """Returns the log ratios by piece, of each run."""
+        return [run.by_piece(run.log_rate(fast, clock) - run.log_rate(slow, clock)) for run in self.runs]
+
+    def _interval(self, logs: Sequence[dict[int, float]]) -> Interval:
+        """Returns an interval from two independent errors: pieces, shared by all runs, and processes.
 
         Each has its own interval, and the widths are added in quadrature.
         """
-        whole = np.array([log_of(run, np.ones(self.pieces)) for run in self.runs])
-        value = whole.mean()
-        resampled = np.mean([log_of(run, _bootstrap_weights(self.pieces)) for run in self.runs], axis=0)
-        tail = _expanded_tail(self.pieces, 1 - self.confidence)
-        below, above = value - np.quantile(resampled, tail), np.quantile(resampled, 1 - tail) - value
-        between = self._between(whole)
-        low, high = value - np.hypot(max(below, 0), between), value + np.hypot(max(above, 0), between)
+        value, low, high = centre(_averaged(logs), (1 - self.confidence) / self.looks)
+        between = self._between(np.array([centre(np.array([*run.values()]), 1.0)[0] for run in logs]))
+        low, high = value - np.hypot(value - low, between), value + np.hypot(high - value, between)
         return Interval(*(float(np.exp(log)) for log in (value, low, high)))
 
     def _between(self, logs: Floats) -> float:
@@ -155,20 +197,17 @@ def pool_processes(measurements: Sequence[TimedSpeeds[C]]) -> TimedSpeeds[C]:
     """Pools the measurements of the same problems by several fresh processes."""
     first = measurements[0]
     runs = [run for measurement in measurements for run in measurement.runs]
-    return TimedSpeeds(runs, first.problems, first.confidence, len(measurements))
+    problems = min(measurement.problems for measurement in measurements)
+    return TimedSpeeds(runs, problems, first.confidence, len(measurements), first.answers)
 
 
-def _bootstrap_weights(pieces: int) -> Floats:
-    """Returns, (resamples, pieces), how often each piece counts in a bootstrap with a fixed seed."""
-    counts = np.random.default_rng(0).multinomial(pieces, np.full(pieces, 1 / pieces), _RESAMPLES)
-    return counts.astype(np.float64)
+def _averaged(runs: Sequence[dict[int, float]]) -> Floats:
+    """Returns the means over the runs, of the pieces that all of them have."""
+    shared = set.intersection(*(set(run) for run in runs))
+    return np.array([np.mean([run[piece] for run in runs]) for piece in sorted(shared)])
 
 
-def _expanded_tail(pieces: int, miss: float) -> float:
-    """Returns the share of resamples beyond either end of the interval.
-
-    Percentiles are expanded to the width of Student's t with pieces - 1 degrees of freedom, and for the variance that
-    resampling lacks ("expanded percentiles": Hesterberg, What Teachers Should Know about the Bootstrap, 2014, section
-    3.3). Without that, the 95 % interval of ten pieces covers some 90 %.
-    """
-    return float(ndtr(student.ppf(miss / 2, pieces - 1) * (pieces / (pieces - 1)) ** 0.5))
+def _deviation(runs: Sequence[dict[int, float]]) -> float:
+    """Returns the median absolute deviation from the median."""
+    values = _averaged(runs)
+    return float(np.median(np.abs(values - np.median(values))))

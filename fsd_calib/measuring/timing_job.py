@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 from fsd_calib.engines.base import DecodingRequest, EngineSource, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.fresh_process import in_fresh_process
-from fsd_calib.measuring.interleaved import measure_speeds
+from fsd_calib.measuring.interleaved import WALL, WALL_AND_CPU, Until, measure_speeds
 from fsd_calib.measuring.speed import TimedSpeeds, pool_processes
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Problem
@@ -32,6 +33,7 @@ class TimingJob:
         threads: Number of torch threads.
         compile: How rounds are called.
         order: Seed of the order of turns.
+        seconds: Planned for each process, which times as long whatever it finds: its error is its own.
     """
 
     source: EngineSource
@@ -44,6 +46,7 @@ class TimingJob:
     threads: int
     compile: Compile = False
     order: int = 0
+    seconds: float = math.inf
 
 
 def time_in_fresh_processes(
@@ -84,9 +87,17 @@ def run_job(job: TimingJob) -> TimedSpeeds[Configuration]:
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
         return engines[configuration].emitted(DecodingRequest(configuration, job.seed, prompts, job.streams))
 
+    own_cpu = all(engine.on_own_cpu for engine in engines.values())
     return measure_speeds(
-        emitted, job.configurations, job.problems, streams=job.streams, confidence=job.confidence, seed=job.order
-    )
+        emitted, job.configurations, job.problems, streams=job.streams, confidence=job.confidence,
+        until=Until(job.seconds), briefly=alone_among(job.configurations),
+        clocks=WALL_AND_CPU if own_cpu else WALL, seed=job.order,
+    )  # fmt: skip
+
+
+def alone_among(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Returns the target alone where it is one of several: it is the slowest, and no choice depends on its speed."""
+    return [c for c in configurations if c.rule == "target"] if len(configurations) > 1 else []
 
 
 @contextmanager

@@ -50,13 +50,14 @@ def _line(name: str, run: Run) -> tuple[str, ...]:
     c, speed = p.certificate, p.speed
     value = own_threshold(p)
     length = p.effective_draft_length if value is None else p.draft_length
-    ends = "forecast" if speed.intervals is None else interval(speed.intervals.chosen)
+    ends = "" if speed.timed else "forecast"
+    ends = ends if speed.intervals is None else interval(speed.intervals.chosen)
     retention, low = (None, None) if c.lossless else (c.retention, c.lower_bound)  # of the target then
     outcome = p.outcome if p.bound else f"{p.outcome}, but edited"
     return (
         name, outcome, threshold(value), p.divergence if value is not None else NONE, str(length),
         percent(retention), bound(low), pace(p.tokens_per_round.chosen, 2), f"{pace(speed.chosen)}\n{ends}",
-        f"{speed.chosen / speed.target:.2f}×", f"{speed.chosen / speed.sd:.2f}×",
+        f"{speed.over_target:.2f}×", f"{speed.over_sd:.2f}×",
         answer_seconds(None if speed.answer is None else speed.answer.chosen),
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.formatting import bound, pace, percent, threshold
+from fsd_calib.report.rows import was_timed
 from fsd_collectors.report.terminal import TITLE, breakable, literal
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.selection import corrected
@@ -21,7 +22,7 @@ def curve_tables(profile: ThresholdProfile, width: int) -> list[Table]:
     """Returns a table of all points for each part of the problems, at most `width` characters wide."""
     parts = [[p for p in profile.curve if p.source == source] for source in ("tuning", "certification")]
     return [
-        _table(f"the curve on the {points[0].source} part{_bounds(points)}", points, width)
+        _table(f"the curve on the {points[0].source} part{_bounds(points)}", profile, points, width)
         for points in parts
         if points
     ]
@@ -42,7 +43,8 @@ def front_table(profile: ThresholdProfile, width: int) -> Table | None:
     points = front(profile)
     simultaneous = any(point.simultaneous for point in points)
     measured = "measured points that no other beats in retention and speed"
-    return _table("the front, simultaneous bounds" if simultaneous else measured, points, width) if points else None
+    title = "the front, simultaneous bounds" if simultaneous else measured
+    return _table(title, profile, points, width) if points else None
 
 
 def front(profile: ThresholdProfile) -> list[CurvePoint]:
@@ -67,14 +69,15 @@ def _speed(point: CurvePoint) -> float:
     return point.forecast or 0.0
 
 
-def _table(title: str, points: Iterable[CurvePoint], width: int) -> Table:
+def _table(title: str, profile: ThresholdProfile, points: Iterable[CurvePoint], width: int) -> Table:
     table = Table(title=literal(title, TITLE), box=box.SIMPLE_HEAD, title_justify="left", padding=0)
     table.add_column("rule")
     headings = ("L", "T", "accuracy", "retention", "≥", "tokens\n/round", "forecast\ntokens/s", "problems")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for point in points:
-        table.add_row(*map(literal, _cells(point, width - _BESIDE)))
+        forecast = None if was_timed(profile, point) else point.forecast
+        table.add_row(*map(literal, _cells(point, forecast, width - _BESIDE)))
     return table
 
 
@@ -91,9 +94,9 @@ def _arm(p: CurvePoint, width: int) -> Iterator[str]:
         yield f"with {breakable(PurePath(p.draft).name, width)}"
 
 
-def _cells(p: CurvePoint, width: int) -> tuple[str, ...]:
+def _cells(p: CurvePoint, forecast: float | None, width: int) -> tuple[str, ...]:
     return (
         " ".join(_arm(p, width)), str(p.draft_length), threshold(p.threshold),
         percent(p.accuracy), percent(p.retention), bound(p.lower_bound), pace(p.tokens_per_round, 2),
-        pace(p.forecast), f"{p.problems:,}",
+        pace(forecast), f"{p.problems:,}",
     )  # fmt: skip

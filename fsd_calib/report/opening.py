@@ -94,7 +94,7 @@ def _keeps(profile: ThresholdProfile) -> str:
 
 def _runs(speed: Speed) -> str:
     """How fast the chosen setting is, by the clock or by the forecast."""
-    times = f"{speed.chosen / speed.target:.1f} times"
+    times = f"{speed.over_target:.1f} times"
     if speed.wanted is None:
         return f"{'is' if speed.timed else 'is forecast to be'} {times} as fast as the target alone"
     makes = "makes" if speed.timed else "is forecast to make"
@@ -133,6 +133,7 @@ def _bounded(share: float | None, low: float | None) -> str:
 
 def _speed(speed: Speed, which: str) -> tuple[str, ...]:
     value = getattr(speed, which)
+    times = speed.over_target if which == "chosen" else value / speed.target
     ends = "" if speed.intervals is None else f"\n{interval(getattr(speed.intervals, which))}"
     answer = () if speed.answer is None else (answer_seconds(getattr(speed.answer, which)),)
-    return pace(value) + ends, f"{value / speed.target:.2f}×", *answer
+    return pace(value) + ends, f"{times:.2f}×", *answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsd_calib.formatting import exact, pace
+from fsd_calib.formatting import exact
 from fsd_calib.report import rows as measured
 from fsd_calib.report.charts.acceptance import accepted_by_length, tokens_by_length
 from fsd_calib.report.charts.effort import decodings_by_step, seconds_by_step
@@ -18,7 +18,10 @@ from fsd_calib.report.timing import busy_note, timing_note
 from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
 from fsd_collectors.report.tables import short_name
 
-_TIMED = "Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts."
+_TIMED = (
+    "Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts: judge "
+    "those by each other."
+)
 _FORECAST = "All marks are hollow, since no setting was timed: their speeds are forecasts by the cost model."
 
 
@@ -49,11 +52,6 @@ def _speed(run: Run, found: list[Row]) -> Section:
         "intervals, where they are known; the dashed line joins the settings that no other beats in both. The axis of "
         f"retention does not begin at 0. {_of_draft(run)}"
     )
-    if speed.timed and speed.forecast is not None:
-        marks += (
-            f" For the chosen setting the cost model forecasts {pace(speed.forecast.chosen)} {speed.unit}, and timing "
-            f"showed {pace(speed.chosen)}: judge hollow marks by each other."
-        )
     told = filter(None, (timing_note(speed), busy_note(speed)))
     timing = [Paragraph(f"{line[0].upper()}{line[1:]}.", "note") for line in told]
     return Section(

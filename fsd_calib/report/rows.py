@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from fsd_calib.engines.configuration import DRAFT_ALONE
 from fsd_calib.formatting import in_trees
-from fsd_calib.report.figures import own_threshold
+from fsd_calib.report.figures import own_threshold, sd_draft_length
 from fsd_calib.report.record import DraftAlone, Measured, Setting
 from fsd_calib.report.run_folder import Run
 from fsd_decoding.profile.curve import CurvePoint, Source
@@ -29,7 +29,7 @@ class Row:
         low, high: Ends of the interval of its retention; None: not known.
         lower_bound: Of its retention, by the certificate; None: it was not tested.
         accepted: Share of drafted tokens; None: not known, or nothing was drafted.
-        forecast: Tokens/s of one stream; None: not known.
+        forecast: Tokens/s of one stream; None: not known, or it was timed.
         chosen: Whether it is the profile's setting, or its estimate.
         front: Whether no other row of its part beats it in retention and forecast.
     """
@@ -84,7 +84,19 @@ def rows(run: Run) -> list[Row]:
     found = list(_of_curve(profile) if record is None else _of_record(profile, record.measured))
     if record is not None and record.draft_alone is not None:
         found.append(_of_draft(profile, record.draft_alone))
-    return _with_front(found)
+    found = _with_front(found)
+    return [replace(row, forecast=None) if was_timed(profile, row) else row for row in found]
+
+
+def was_timed(profile: ThresholdProfile, setting: Row | CurvePoint) -> bool:
+    """Returns whether the profile has a timed speed of the setting, beside which its forecast says nothing."""
+    if not profile.speed.timed:
+        return False
+    if setting.rule == "sd":
+        own, draft = profile.draft.id, setting.draft or profile.draft.id
+        timed = sd_draft_length(profile), profile.sd_tree, profile.sd_draft or own
+        return (setting.draft_length, setting.tree, draft) == timed
+    return setting.rule == "target" or _is_chosen(profile, setting)
 
 
 def series_of(found: Sequence[Row]) -> list[str]:
@@ -135,13 +147,13 @@ def _series(setting: Setting | CurvePoint) -> str:
     return f"{setting.divergence}{by}{in_trees(setting.tree)}"
 
 
-def _key(profile: ThresholdProfile, setting: Setting | CurvePoint) -> tuple[object, ...]:
+def _key(profile: ThresholdProfile, setting: Setting | Row | CurvePoint) -> tuple[object, ...]:
     """The setting with the draft's id in full, which the record and the curve leave out differently."""
     policy, draft = setting.policy and setting.policy.identity, setting.draft or profile.draft.id
     return setting.rule, setting.divergence, setting.draft_length, setting.threshold, policy, draft, setting.tree
 
 
-def _is_chosen(profile: ThresholdProfile, setting: Setting | CurvePoint) -> bool:
+def _is_chosen(profile: ThresholdProfile, setting: Setting | Row | CurvePoint) -> bool:
     estimate, threshold = profile.estimate, own_threshold(profile)
     policy = profile.policy and profile.policy.identity
     draft = (estimate and estimate.draft) or profile.draft.id

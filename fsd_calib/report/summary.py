@@ -7,12 +7,12 @@ from rich.table import Table
 
 from fsd_calib.formatting import NONE, ROUNDS, answer_seconds, bound, confidence, interval, pace, percent
 from fsd_calib.report.figures import Figures, main_figures, point_of, sd_draft_length, source_of
-from fsd_calib.report.timing import FORECAST, busy_note, timing_note
+from fsd_calib.report.timing import busy_note, timing_note
 from fsd_collectors.report.terminal import TITLE, literal
 from fsd_decoding.profile.costs import Speed, SpeedFigures
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_PART, _TIMED, _FORECAST = "¹", "²", "³"
+_PART, _TIMED = "¹", "²"
 
 
 def profile_table(profile: ThresholdProfile) -> Table:
@@ -39,7 +39,6 @@ def notes(profile: ThresholdProfile) -> str:
         f"{_PART} measured on the {_part(profile)}",
         f"{_TIMED} {timing_note(speed)}",
         busy_note(speed),
-        f"{_FORECAST} {FORECAST}" if _is_forecast_beside(speed) else "",
         f"≥ lower bound at {confidence(certificate.level)} confidence, individually{_uncorrected(profile)}"
         if _has_bounds(profile)
         else "",
@@ -68,25 +67,18 @@ def _uncorrected(profile: ThresholdProfile) -> str:
 
 
 def _pace_headings(speed: Speed) -> tuple[str, ...]:
-    """On two lines where there are many; the forecast is then below the timed speed."""
+    """On two lines where there are many."""
     if not speed.timed:
         return "tokens/round", "forecast"
-    forecast = ["forecast"] if _is_forecast_beside(speed) else []
     answer = ["s/\nanswer"] if speed.answer is not None else []
     if speed.single is None:
-        return "tokens/\nround" if _is_narrow(speed) else "tokens/round", speed.unit, *answer, *forecast
-    several = "\n".join([speed.unit, f"at batch {speed.batch}", *forecast])
-    return "tokens/\nround", several, *answer, f"{speed.unit}\nat batch 1"
+        return "tokens/\nround" if answer else "tokens/round", speed.unit, *answer
+    return "tokens/\nround", f"{speed.unit}\nat batch {speed.batch}", *answer, f"{speed.unit}\nat batch 1"
 
 
 def _is_narrow(speed: Speed) -> bool:
     """Returns whether there are so many columns that they must be narrow to fit into 80 characters."""
-    return speed.single is not None or speed.answer is not None or _is_forecast_beside(speed)
-
-
-def _is_forecast_beside(speed: Speed) -> bool:
-    """Returns whether there is a forecast beside timed speeds."""
-    return bool(speed.timed) and speed.forecast is not None
+    return speed.single is not None or speed.answer is not None
 
 
 def _has_bounds(profile: ThresholdProfile) -> bool:
@@ -123,11 +115,9 @@ def _bounded(share: float | None, low: float | None) -> str:
 
 def _paces(speed: Speed, which: str) -> tuple[str, ...]:
     """The cells below `_pace_headings`."""
-    forecast = [_marked(pace(getattr(speed.forecast, which)), _FORECAST)] if _is_forecast_beside(speed) else []
     answer = [] if speed.answer is None else [_marked(answer_seconds(getattr(speed.answer, which)), _TIMED)]
-    if speed.single is None:
-        return _speed(speed, which), *answer, *forecast
-    return "\n".join([_speed(speed, which), *forecast]), *answer, _speed(speed.single, which)
+    single = [] if speed.single is None else [_speed(speed.single, which)]
+    return _speed(speed, which), *answer, *single
 
 
 def _speed(speed: SpeedFigures, which: str) -> str:

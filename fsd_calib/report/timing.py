@@ -8,8 +8,6 @@ from fsd_calib.formatting import answer_seconds, exact, interval
 from fsd_decoding.profile.costs import Speed, SpeedFigures
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-FORECAST = "tokens/s that the cost model predicts from rounds counted on tuning problems and the cost of a round"
-
 
 def interval_scope(speed: Speed) -> str:
     """Returns what the intervals of speeds cover: this run alone, or fresh processes."""
@@ -21,7 +19,10 @@ def timing_note(speed: Speed) -> str:
     if not speed.timed:
         return f"forecast from rounds decoded on {speed.part} problems and the cost of a round; no setting was timed"
     where = f", in each of {speed.processes} fresh processes" if speed.processes else ""
-    return f"timed on {_timed(speed)}, each decoded with every setting in turn{where}{_interval_note(speed)}"
+    return (
+        f"timed on {_timed(speed)}, each decoded with every setting in turn{where}, but the target alone on fewer"
+        f"{_interval_note(speed)}{_clock_note(speed)}"
+    )
 
 
 def busy_note(speed: Speed) -> str:
@@ -73,9 +74,16 @@ def _timed(speed: Speed) -> str:
     return f"{speed.timed} {speed.part} problems at batch {speed.batch} and {speed.single.timed} at batch 1"
 
 
+def _clock_note(speed: Speed) -> str:
+    """Says by what the ratios were timed, where not by the wall's clock."""
+    if speed.clock == "wall":
+        return ""
+    return "; ratios (x) by processor seconds, since those of the wall's clock scattered more"
+
+
 def _interval_note(speed: Speed) -> str:
     if speed.intervals is None:
-        return ""
+        return "; too few in the time for intervals (fsd-profile retime takes more)"
     intervals = f"; {exact(speed.intervals.confidence)} intervals"
     if speed.processes:
         return f"{intervals} over these processes"
@@ -84,12 +92,12 @@ def _interval_note(speed: Speed) -> str:
 
 def over_sd(speed: SpeedFigures, scope: str = "") -> str:
     """Returns the speed of the chosen setting as a multiple of that of `sd`, with its interval where there is one."""
-    times = f"{speed.chosen / speed.sd:.2f}x"
+    times = f"{speed.over_sd:.2f}x"
     return times if speed.intervals is None else f"{times} ({interval(speed.intervals.over_sd, 2)}{scope})"
 
 
 def _times(speed: SpeedFigures, unit: str, scope: str = "") -> str:
-    target = f"{speed.chosen / speed.target:.2f}x"
+    target = f"{speed.over_target:.2f}x"
     if speed.intervals is not None:
         target += f" ({interval(speed.intervals.over_target, 2)})"
     return f"{over_sd(speed, scope)} the {unit} of sd and {target} the {unit} of the target alone"

@@ -36,6 +36,17 @@ class SpeedIntervals(Part):
     """Confidence of each interval."""
 
 
+class SpeedRatios(Part):
+    """How many times as fast the chosen configuration is: the centre of the ratios of single problems (with several
+    streams: groups of problems), which both configurations decoded one after the other. Stalls of the machine change it
+    less than they change speeds, so it is not exactly a speed divided by another."""
+
+    over_sd: Positive
+    """As `sd`."""
+    over_target: Positive
+    """As the target alone."""
+
+
 class _EachOfThree(Part):
     target: Positive
     """Of the target alone."""
@@ -52,12 +63,18 @@ class AnswerSeconds(_EachOfThree):
 
 class SpeedFigures(_EachOfThree):
     """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
-    turn on the same problems."""
+    turn on the same problems; the target has fewer of them. A speed is that of a typical problem: the centre of the
+    problems' own, which single stalls do not change."""
 
     timed: Count
     """Number of timed problems. 0: nothing was timed, and these are forecasts of the cost model."""
     intervals: SpeedIntervals | None = None
-    """Their confidence intervals. null: forecasts have none."""
+    """Their confidence intervals. null: forecasts have none, nor has what was timed on too few problems."""
+    ratios: SpeedRatios | None = None
+    """Ratios by pairs of decodings. null: forecasts have none but those of the speeds."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """What ratios were timed by: wall-clock seconds, or processor seconds, where the wall's were much noisier. Speeds
+    are by the wall's clock."""
     answer: AnswerSeconds | None = None
     """How long answers take. null: nothing was timed."""
 
@@ -67,6 +84,16 @@ class SpeedFigures(_EachOfThree):
             if not self.timed and getattr(self, name) is not None:
                 raise ValueError(f"timed is 0, but {name} is given; speeds that are only forecast have none")
         return self
+
+    @property
+    def over_sd(self) -> float:
+        """How many times as fast as `sd` the chosen configuration is."""
+        return self.chosen / self.sd if self.ratios is None else self.ratios.over_sd
+
+    @property
+    def over_target(self) -> float:
+        """How many times as fast as the target alone the chosen configuration is."""
+        return self.chosen / self.target if self.ratios is None else self.ratios.over_target
 
 
 class Forecasts(_EachOfThree):

@@ -162,6 +162,10 @@ class OwnEngine(Engine):
         return str(self.decoder.device)
 
     @property
+    def on_own_cpu(self) -> bool:
+        return self.decoder.device.type == "cpu"
+
+    @property
     def dtype(self) -> str:
         return str(self.decoder.dtype).removeprefix("torch.")
 

@@ -19,19 +19,20 @@ _PADDING = 0.08  # of an axis, beyond the values
 
 
 def hover(row: Row, speed: str | None = None) -> dict[str, str]:
-    """Returns the fields of `HOVER`, as text. `speed`: None: the forecast."""
+    """Returns the fields of `HOVER`, as text. `speed`: None: the forecast, if there is any."""
     retention = percent(row.retention)
     if row.low is not None and row.high is not None:
         retention += f" ({percent(row.low)} to {percent(row.high)})"
     if row.lower_bound is not None:
         retention += f", certificate ≥ {bound(row.lower_bound)}"
+    forecast = NONE if row.forecast is None else f"{pace(row.forecast)}, forecast"
     return {
         "setting": row.rule if row.drafts else row.series,
         "T": threshold(row.threshold), "L": f"{row.draft_length}{in_trees(row.tree)}" if row.drafts else NONE,
         "divergence": row.divergence if row.threshold is not None else NONE,
         "policy": "constant T" if row.policy is None else str(row.policy),
         "retention": retention, "accuracy": percent(row.accuracy), "tokens/round": pace(row.tokens_per_round, 2),
-        "accepted": percent(row.accepted), "tokens/s": speed or f"{pace(row.forecast)}, forecast",
+        "accepted": percent(row.accepted), "tokens/s": speed or forecast,
         "measured on": f"{row.problems:,} {row.source} problems",
     }  # fmt: skip
 

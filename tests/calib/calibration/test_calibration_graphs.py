@@ -149,8 +149,8 @@ def job(folder: Path, compile: Compile) -> TimingJob:
     models = saved(folder)
     decoder = SpeculativeDecoder.from_pretrained(*models, compile=compile)
     with open_session(OwnEngine(decoder, tiny_calibration.task(60)), tiny_calibration.task(60), RunConfig()) as session:
-        timer = Timer(session, Goal(0.7), TimingRequest("careful", Sources(models[0], models[1:])), None)  # type: ignore[arg-type]
-        return timer._job([session.configuration("sd", 2)], session.tuning.problems[:4], 1)
+        timer = Timer(session, Goal(0.7), TimingRequest("careful", Sources(models[0], models[1:])))
+        return timer._job([session.configuration("sd", 2)], session.tuning.problems[:4], 1, 1.0)
 
 
 @pytest.mark.slow

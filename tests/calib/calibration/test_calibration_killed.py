@@ -5,18 +5,13 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from fsd_calib.calibration.timing import Timed, Timer
-from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.engines.configuration import Configuration
-from fsd_calib.measuring.speed import ForecastSpeeds
+from fsd_calib.calibration.timing import Timer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.common.forked_programs import ForkedProgram
 from support.models import tiny_calibration
@@ -77,15 +72,8 @@ def test_it_ends_the_same_after_twenty_kills(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_clock_decodes_nothing_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process records which draft length of sd is the fastest; one that times otherwise takes it over."""
-    measured, faster = Timer.time, 0
-
-    def timed(timer: Timer, settings: Sequence[Configuration], opened: HoldoutAttempt | None = None) -> Timed:
-        """One of the two lengths of sd at double speed."""
-        sds = [c for c in settings if c.rule == "sd"]
-        speeds = {c: 2.0 if c == sds[faster] else 1.0 for c in settings}
-        return replace(measured(timer, settings, opened), speeds=ForecastSpeeds(speeds.__getitem__))
-
-    monkeypatch.setattr(Timer, "time", timed)
+    faster = 0
+    monkeypatch.setattr(Timer, "fastest", lambda timer, settings: settings[faster % len(settings)])
     first = run_surely(tmp_path / "out", tmp_path / "cache")
     made, faster = decodings(tmp_path / "cache"), 1
     again = run_surely(tmp_path / "out", tmp_path / "cache")

@@ -72,8 +72,8 @@ def test_fresh_processes_load_models_in_the_same_way(models: tuple[Path, Path]) 
     decoder = SpeculativeDecoder.from_pretrained(*models, model_kwargs=loading.target, draft_model_kwargs=loading.draft)
     request = TimingRequest("careful", Sources(models[0], models[1:], loading=loading))
     with open_session(OwnEngine(decoder, TASK), TASK, RunConfig()) as session:
-        timer = Timer(session, Goal(0.7), request, None)  # type: ignore[arg-type]
-        job = timer._job([session.configuration("sd", 2), FUZZY], session.tuning.problems[:12], 1)
+        timer = Timer(session, Goal(0.7), request)
+        job = timer._job([session.configuration("sd", 2), FUZZY], session.tuning.problems[:12], 1, 1.0)
     assert in_fresh_process(run_job, job).of(FUZZY).value > 0
     with pytest.raises(UsageError, match="the models or library versions have changed since the calibration"):
         run_job(replace(job, source=replace(cast(OwnEngineSource, job.source), sources=Sources(models[0], models[1:]))))

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from fsd_calib.report.opening import plain_sentence
+from fsd_calib.report.rows import rows
+from fsd_calib.report.run_folder import Run
 from support.calibration.profiles import LOSSLESS, NOT_TIMED, UNCERTIFIED, profile
-from support.calibration.reports import OUTCOMES, one_line, printed, row
+from support.calibration.reports import OUTCOMES, one_line, printed, printed_details, row
 
 SINGLE: dict[str, Any] = {
     "target": 1020.25, "sd": 1051.0, "chosen": 1262.5, "timed": 25,
@@ -63,20 +66,39 @@ def test_speeds_of_one_stream_stand_beside_those_of_several(width: int, changes:
 FORECAST = {"speed.forecast": {"target": 1020.4, "sd": 1052.25, "chosen": 1063.5}}
 
 
-def test_the_forecast_stands_beside_what_the_clock_said() -> None:
-    text = printed(FORECAST, 80)
-    assert row(text, "sd (lossless)")[0][-2:] == ["51.0²", "1052.2³"]
-    assert row(text, "fsd-coupled")[0][-2:] == ["61.5²", "1063.5³"]
-    assert "³" not in printed(FORECAST | NOT_TIMED)  # no clock said anything
-
-
 @pytest.mark.parametrize("several", [{}, {"speed.batch": 16, "speed.single": SINGLE}])
-def test_the_forecast_is_named_explained_and_fits(several: dict[str, Any]) -> None:
+def test_no_forecast_stands_beside_what_was_timed(several: dict[str, Any]) -> None:
+    made = profile(FORECAST | several)
     text = printed(FORECAST | several, 80)
     assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text
-    assert "forecast" in text[: text.index("target alone")]
-    assert {"1020.4³", "1052.2³", "1063.5³"} < set(text.split())
-    assert "³ tokens/s that the cost model predicts from rounds counted on tuning problems and the cost" in one_line(
-        text
-    )
+    assert "forecast" not in text
+    assert not {"1020.4", "1052.2", "1063.5"} & set(re.findall(r"\d+\.\d", text + plain_sentence(made)))
+
+
+TIMED = {"sd_draft_length": 5}  # that of the curve's points
+
+
+def test_nor_in_the_curve_or_on_the_page() -> None:
+    """Of the target, sd and the chosen setting; others have their forecasts."""
+    made = profile(TIMED)
+    found = rows(Run("run", made))
+    assert {each.threshold: each.forecast for each in found} == {None: None, 0.0625: None, 0.25: 70.0}
+    points = [line.split() for line in printed_details(TIMED, 120).splitlines() if " 5 " in line and "%" in line]
+    assert len(points) == 5
+    assert [point[-2] for point in points] == ["–", "–", "70.0", "–", "–"]
+    untimed = profile({**TIMED, "speed.timed": 0, "speed.intervals": None})
+    assert all(each.forecast for each in rows(Run("run", untimed)))
+
+
+def test_ratios_are_of_pairs_and_by_the_clock_that_is_named() -> None:
+    changes = {"speed.ratios": {"over_sd": 1.19, "over_target": 3.05}, "speed.clock": "cpu"}
+    text = one_line(printed(changes))
+    assert "1.19x (1.18–1.23 within this run) the tokens/s of sd and 3.05x" in text
+    assert "; ratios (x) by processor seconds, since those of the wall's clock scattered more" in text
+    assert "processor" not in one_line(printed())
+
+
+def test_too_few_turns_are_told_and_show_nothing() -> None:
+    text = one_line(printed({"speed.intervals": None}))
+    assert "; too few in the time for intervals (fsd-profile retime takes more)" in text
+    assert "It was not shown to be faster than sd." in text

@@ -37,10 +37,12 @@ def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 
         paces = {c: _PACES.get(c.rule, 100.0 * over_sd) for c in configurations}
         tokens = {kind: np.full(_PIECES, 100.0) for kind in paces}
         seconds = {kind: 100.0 / pace * _uneven(spread * (kind.rule not in _PACES)) for kind, pace in paces.items()}
-        speeds = TimedSpeeds([TimedRun(tokens, seconds)], _PIECES, timer.goal.confidence)
+        run = TimedRun(np.arange(_PIECES), tokens, {"wall": seconds})
+        speeds = TimedSpeeds([run], _PIECES, timer.goal.confidence)
         return Timed(speeds, "tuning" if opened is None else "certification")
 
     monkeypatch.setattr(Timer, "time", timed)
+    monkeypatch.setattr(Timer, "fastest", lambda timer, configurations: configurations[0])
     fix_costs(monkeypatch)
 
 

@@ -1,0 +1,224 @@
+"""Timing a profile again: its speeds and the outcome that follows from them. Nothing is searched, tested or counted."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.recertify import as_recorded, decoding_of, other_models, setting_of
+from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.calibration.run_file import NAME, RunFile, read_run_file
+from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.timing import Timer
+from fsd_calib.calibration.to_profile import speed_figures
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.measuring.evaluator import Evaluator
+from fsd_calib.measuring.speed import Speeds
+from fsd_calib.progress import Progress
+from fsd_calib.report.output import write_as
+from fsd_calib.report.page import run_page
+from fsd_calib.report.run_folder import PAGE, load_run, save_record
+from fsd_calib.tasks.split import parts_of
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.costs import COMPILE, Speed
+from fsd_decoding.profile.drafts import draft_of
+from fsd_decoding.profile.io import file_of
+from fsd_decoding.profile.outcome import CERTIFIED, FOLLOWED, Outcome, timed_outcome
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+_OF_RUN = ("limit", "data", "device", "dtype", "model_kwargs", "draft_model_kwargs")
+
+
+def retime(
+    profile: str | os.PathLike[str], *, minutes: float = 2.0, timing: Literal["run", "careful"] = "run",
+    device: str | None = None, progress: Progress | None = None,
+) -> ThresholdProfile:  # fmt: skip
+    """Times the target, `sd` and a profile's setting again, and writes the profile with the new speeds and outcome.
+
+    Models, task and problems are those of the run.yaml that the calibration left beside the profile. What was tested
+    stays as it is: there is no attempt. run.json and report.html are adapted.
+
+    Args:
+        profile: the profile's file, or its folder.
+        minutes: for timing, beside loading the models; it ends earlier where the ratio to `sd` is decided, and takes
+            twice as long at most.
+        timing: in this process, or "careful" in five fresh ones.
+        device: another device of the same kind, such as "cuda:1".
+
+    Returns:
+        the profile as it was written.
+
+    Raises:
+        UsageError: the profile was edited or has no setting whose speed matters; what it was calibrated with is not
+            here, or has changed.
+    """
+    if not 0 < minutes < math.inf:
+        raise UsageError(f"--minutes is {minutes:g}; it must be above 0")
+    file = file_of(profile)
+    found = ThresholdProfile.load(file)
+    if found.digest is None:
+        raise UsageError(found.digest_doubt() or "")
+    lossy = _with_setting(found)
+    calibration = _calibration(lossy, _run_file(file), timing, device, progress)
+    config = replace(calibration.config, cache=None, state=None)
+    with calibration.opened(config) as (session, _, _):
+        _check_same(lossy, session)
+        written = _timed_again(found, lossy, session, calibration, 60 * minutes)
+    _save(written, file)
+    return written
+
+
+def _with_setting(profile: ThresholdProfile) -> ThresholdProfile:
+    """Returns the profile with the threshold whose speed matters, which may be that of its estimate."""
+    estimate, name = profile.estimate, f"the profile of {profile.task!r}"
+    if profile.outcome == "certified-slower" and estimate is not None:
+        profile = profile.model_copy(update={"threshold": estimate.threshold})
+    if profile.threshold is None:
+        raise UsageError(
+            f"{name} has the outcome {profile.outcome}, and no setting that speed decides on; calibrate instead"
+        )
+    if profile.sd_draft or (estimate and estimate.draft):
+        raise UsageError(f"{name} compares settings with different drafts, which retime does not load; calibrate again")
+    return profile
+
+
+def _run_file(profile: Path) -> RunFile:
+    path = profile.with_name(NAME)
+    if not path.exists():
+        raise UsageError(
+            f"there is no {NAME} beside {str(profile)!r}, which says what it was calibrated with (objects of Python "
+            "have none); calibrate again, with names"
+        )
+    return read_run_file(path)
+
+
+def _calibration(
+    profile: ThresholdProfile, file: RunFile, timing: Literal["run", "careful"], device: str | None,
+    progress: Progress | None,
+) -> Calibration:  # fmt: skip
+    """Returns the calibration whose session times the profile; it is not run."""
+    models = file.target or profile.target.id, _draft(file, profile)
+    given: dict[str, Any] = {name: value for name, value in file.run.given.items() if name in _OF_RUN}
+    config = RunConfig(
+        **given | ({} if device is None else {"device": device}), engine=profile.engine_name, timing=timing,  # type: ignore[arg-type]
+        compile=profile.compile or "off", workers=1, progress=progress,
+    )  # fmt: skip
+    kind: dict[str, Any] = {"pareto": True} if profile.speed.wanted is None else {"min_speed": profile.speed.wanted}
+    goal = Goal(
+        **kind, confidence=profile.certificate.confidence, explore=True, serve_batch=profile.speed.batch
+    )  # fmt: skip
+    return Calibration(
+        file.task or profile.task, *models, goal, decoding_of(profile), as_recorded(profile, config, models)
+    )
+
+
+def _draft(file: RunFile, profile: ThresholdProfile) -> Any:
+    """The only draft that the file names, whose path is absolute there; among several, the profile's."""
+    drafts: list[Any] = [*(file.draft or ()), *map(Eagle, file.head or ())]
+    drafts += [NGram()] if "ngram" in (file.drafter or ()) else []
+    return drafts[0] if len(drafts) == 1 else draft_of(profile.draft)
+
+
+def _check_same(profile: ThresholdProfile, session: Session) -> None:
+    """Raises UsageError where something is not what the certificate is of."""
+    for line in other_models(profile, session.engine.pair):
+        raise UsageError(f"{line}; calibrate again, or give back what it was found with")
+    if session.task.fingerprint != profile.data.fingerprint:
+        raise UsageError(
+            f"the problems of task {profile.task!r} are not those that the profile was calibrated on; calibrate again, "
+            "or give them back"
+        )
+    here, then = (each.split(":")[0] for each in (session.engine.device, profile.device))
+    if here != then:
+        raise UsageError(
+            f"the device is {here}, and the profile's certificate is for {then}, where logits are rounded otherwise; "
+            f"give --device {then}, or calibrate on {here}"
+        )
+
+
+def _timed_again(
+    profile: ThresholdProfile, lossy: ThresholdProfile, session: Session, calibration: Calibration, seconds: float
+) -> ThresholdProfile:
+    """Returns the profile with new speeds.
+
+    Args:
+        lossy: the same with the threshold that is timed.
+        seconds: for timing.
+    """
+    session.decode.call_rounds(COMPILE[profile.compile or "off"])
+    alone, chosen = session.configuration("target"), setting_of(lossy)
+    sd = replace(
+        session.configuration("sd", profile.sd_draft_length or profile.draft_length), tree=profile.sd_tree
+    )  # fmt: skip
+    parts = parts_of(session.task)
+    decided = Evaluator(session.decode, parts.certification, "certification") if profile.certificate.problems else None
+    timer = Timer(session, calibration.goal, calibration.timing, seconds=seconds)
+    timed = timer.time([alone, sd, chosen], decided)
+    single = timer.time_single([alone, sd, chosen], decided)
+
+    def figures(speeds: Speeds[Configuration]) -> dict[str, Any]:
+        return speed_figures(speeds, alone, sd, chosen, calibration.goal.confidence)
+
+    load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
+    kept = profile.speed.model_dump(include={"batch", "wanted", "unit", "forecast"})
+    speed = {
+        **kept, **load, **figures(timed.speeds), "part": timed.part, "processes": timed.speeds.processes,
+        "single": None if single is None else figures(single),
+    }  # fmt: skip
+    over_sd, own = timed.speeds.ratio(chosen, sd), timed.speeds.of(chosen)
+    tested: Outcome = "certified-speed-unknown" if profile.outcome in CERTIFIED else profile.outcome
+    intervals = (over_sd.low, over_sd.high), (own.low, own.high)
+    outcome = timed_outcome(tested, *intervals, profile.speed.wanted)
+    return _with_outcome(profile, lossy, outcome, Speed.model_validate(speed))
+
+
+def _lossless_meets(profile: ThresholdProfile) -> bool:
+    """Returns whether lossless decoding meets what was requested, where it is the faster."""
+    certificate = profile.certificate
+    if certificate.wanted is None:
+        return True
+    return certificate.wanted <= (1 if certificate.acc == "retention" else profile.accuracy.target)
+
+
+def _with_outcome(
+    profile: ThresholdProfile, lossy: ThresholdProfile, outcome: Outcome, speed: Speed
+) -> ThresholdProfile:
+    """Returns the profile with another speed, and its threshold where the outcome grants one, else as an estimate."""
+    granted = outcome in FOLLOWED or (outcome == "certified-slower" and not _lossless_meets(profile))
+    certificate = profile.certificate.model_copy(update={"certified": outcome in CERTIFIED})
+    changes: dict[str, Any] = {
+        "outcome": outcome, "speed": speed, "certificate": certificate, "lossy": granted,
+        "threshold": lossy.threshold if granted else None,
+        "estimate": None if granted else profile.estimate or _estimate(profile),
+        "acceptance": profile.acceptance if granted else None,  # that of what decoders run
+    }  # fmt: skip
+    return ThresholdProfile.model_validate(dict(profile) | changes).sealed()
+
+
+def _estimate(profile: ThresholdProfile) -> dict[str, Any]:
+    """Fields of `Estimate`, of the profile's own setting."""
+    retention = profile.certificate.retention
+    if retention is None:
+        (retention, *_) = (p.retention for p in profile.curve if p.configuration == profile.configuration)
+    return {
+        "threshold": profile.threshold, "retention": retention, "lower_bound": profile.certificate.lower_bound,
+    }  # fmt: skip
+
+
+def _save(profile: ThresholdProfile, file: Path) -> None:
+    """Writes the profile, and makes what the calibration left beside it agree with it."""
+    run = load_run(file)
+    profile.save(file)
+    record = run.record
+    if record is not None:  # the draft alone was timed with the other speeds
+        draft = record.draft_alone and record.draft_alone.model_copy(update={"speed": None, "speed_interval": None})
+        record = record.model_copy(update={"profile": profile.digest, "draft_alone": draft})
+        save_record(record, file.parent)
+    write_as("html", run_page(replace(run, profile=profile, record=record)), file.with_name(PAGE))
