@@ -21,6 +21,8 @@ from fsd_decoding.profile.io import file_of
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import UNCERTIFIED, profile
 
+pytestmark = pytest.mark.slow
+
 TIMED = {"digest", "outcome", "speed", "threshold", "lossy", "estimate", "certificate", "acceptance"}
 
 
@@ -54,7 +56,6 @@ def seen(folder: Path, **given: Any) -> tuple[ThresholdProfile, ThresholdProfile
     return before, ThresholdProfile.load(folder)
 
 
-@pytest.mark.slow
 def test_speeds_are_timed_anew_and_nothing_else_changes(made: Path, folder: Path) -> None:
     before_ledger = ledger(made)
     before, after = seen(folder)
@@ -69,7 +70,6 @@ def test_speeds_are_timed_anew_and_nothing_else_changes(made: Path, folder: Path
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in (made / "out").iterdir())
 
 
-@pytest.mark.slow
 def test_the_outcome_follows_and_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a calibration: a setting that is slower than sd is an estimate, until it is shown to be faster."""
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +86,6 @@ def test_the_outcome_follows_and_comes_back(folder: Path, monkeypatch: pytest.Mo
     assert again.speed.over_sd == pytest.approx(1.7)
 
 
-@pytest.mark.slow
 def test_the_record_and_the_page_agree_with_the_new_speeds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_speeds(monkeypatch, 3.25)
     _, after = seen(folder)
