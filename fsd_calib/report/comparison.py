@@ -9,7 +9,8 @@ from fsd_calib.formatting import NONE, bound, interval, pace, percent, threshold
 from fsd_calib.report.charts.marks import levels, retention_axis
 from fsd_calib.report.charts.speed import main_settings
 from fsd_calib.report.diff import shared_settings
-from fsd_calib.report.rows import own_threshold, rows
+from fsd_calib.report.figures import own_threshold
+from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.timing import pace_axis
 from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
