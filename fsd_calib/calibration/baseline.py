@@ -31,6 +31,7 @@ from fsd_decoding.profile.parts import NumericalChurn
 
 _ROUNDING = {"batch_size", "portion"}  # facts that move the numbers by rounding alone
 COMPARED = 256  # tuning problems on which target and lossless rule are compared before the search
+COUNTED = 300  # problems of a part on which the tokens per round of `sd` are counted
 TRACED = 128  # problems: enough for tokens per round to within about one per cent
 
 

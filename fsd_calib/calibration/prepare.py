@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from fsd_calib.calibration.baseline import COMPARED, TRACED, measure_baseline, traces_along_target
+from fsd_calib.calibration.baseline import COMPARED, COUNTED, TRACED, measure_baseline, traces_along_target
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
@@ -272,7 +272,8 @@ def _efforts(
         paces, few_rows=_FEW_ROWS, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems),
         searched=_PASSES * seeds * problems,
         certification=tested, likely=_CANDIDATES if goal.pareto else _LIKELY,
-        candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds, graphs=graphs,
+        candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds,
+        counted=seeds * (min(COUNTED, problems) + min(COUNTED, session.holdout.problems)), graphs=graphs,
     )  # fmt: skip
 
 

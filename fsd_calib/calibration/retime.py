@@ -159,7 +159,8 @@ def _timed_again(
     )  # fmt: skip
     parts = parts_of(session.task)
     decided = Evaluator(session.decode, parts.certification, "certification") if profile.certificate.problems else None
-    timer = Timer(session, calibration.goal, calibration.timing, seconds=seconds)
+    timer = Timer(session, calibration.goal, calibration.timing)
+    timer = replace(timer, seconds=seconds / timer.reported)  # nothing is chosen
     timed = timer.time([alone, sd, chosen], decided)
     single = timer.time_single([alone, sd, chosen], decided)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fsd_calib.calibration.baseline import COMPARED, Baseline, measure_baseline
+from fsd_calib.calibration.baseline import COMPARED, COUNTED, Baseline, measure_baseline
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.numerical_floor import judge, note
 from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
@@ -31,7 +31,6 @@ from fsd_calib.search.search import freeze, record_recounts, search
 from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.outcome import FOLLOWED, Outcome, timed_outcome
 
-_SD = 300  # problems of a part on which the tokens per round of `sd` are counted
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
 _FRONT = 8  # points bounded together at most: six, and two in reserve that certification problems may show dominated
 HOPELESS, _EVEN = 0.02, 0.5  # probabilities of passing: below the first a test is not worth it
@@ -142,8 +141,8 @@ def _export(
     outcome, chosen = _timed_outcome(ready, decision, sd, timed.speeds), decision.chosen or sd
     needed = outcome == "certified-slower" and not _lossless_meets(ready)
     followed = chosen if outcome in FOLLOWED or needed else sd
-    (decision.opened or ready.session.tuning).measure(sd, _SD)
-    ready.session.tuning.measure(sd, _SD)  # for its forecast
+    (decision.opened or ready.session.tuning).measure(sd, COUNTED)
+    ready.session.tuning.measure(sd, COUNTED)  # for its forecast
     for configuration in (ready.alone, chosen):
         ready.session.tuning.measure(configuration)
     single = ready.timer.time_single([*dict.fromkeys((ready.alone, sd, chosen))], decision.opened)

@@ -46,7 +46,8 @@ _FEWEST = 12  # problems per stream, where there are as many: one to warm up, an
 _OTHERS = 4  # one tuning problem in so many is kept for choosing among settings of about the same speed
 _PROCESSES = 5  # fresh ones: at 95 % Student's t then reaches 2.8 standard errors to either side
 _COUNTED = 300  # tuning problems at least, whose rounds make a forecast where nothing is timed
-_CHOOSING, _SINGLE = 0.2, 0.25  # shares of the time: for choosing, and for one stream where several are served
+_CHOOSING, _CHOICES = 0.1, 3  # share of the time for a choice, and the most choices: of `sd`, maybe twice, and of T
+_DRAFT_ALONE, _SINGLE = 0.1, 0.2  # shares for the draft alone, and for one stream where several are served
 _SHARE_OF_REST, _ALWAYS = 1 / 3, 45.0  # timing may take so much of the time of all other steps, or so many seconds
 _ENOUGH = 20  # turns that there is time for even where they take longer
 
@@ -146,12 +147,11 @@ class Timer:
                 "come out low"
             )
         part, problems = self._problems(self.goal.serve_batch, opened)
-        share = 1 - _CHOOSING - (_SINGLE if self.goal.serve_batch > 1 else 0.0)
         decided = self._decides(configurations, self.goal.min_speed)
-        speeds = self._speeds(configurations, problems, self.goal.serve_batch, share, decided)
+        speeds = self._speeds(configurations, problems, self.goal.serve_batch, self._served, decided)
         ratio = _over_sd(speeds, configurations)
         if ratio is not None and not ratio.excludes(1):
-            self.session.progress.note(_undecided(ratio, self.seconds))
+            self.session.progress.note(_undecided(ratio, self._served * self.seconds))
         return Timed(speeds, part, load)
 
     def _forecast_speeds(self) -> Timed:
@@ -181,7 +181,9 @@ class Timer:
         if self.request.way == "none":
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
-        speeds = self._speeds_here([configuration], problems, self.goal.serve_batch, _CHOOSING, lambda first_look: True)
+        speeds = self._speeds_here(
+            [configuration], problems, self.goal.serve_batch, _DRAFT_ALONE, lambda first_look: True
+        )
         return speeds.of(configuration)
 
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
@@ -214,6 +216,21 @@ class Timer:
         return decodings, self.seconds / max(decodings, 1)
 
     @property
+    def reported(self) -> float:
+        """Share of the time that reported speeds have; the rest is for choices and the draft alone."""
+        return self._served + self._single
+
+    @property
+    def _single(self) -> float:
+        return _SINGLE if self.goal.serve_batch > 1 else 0.0
+
+    @property
+    def _served(self) -> float:
+        """Share of the time for the streams that are served, each time that they are timed."""
+        whole = 1 - _CHOICES * _CHOOSING - _DRAFT_ALONE - self._single
+        return whole if self.goal.min_speed is None else whole / 2  # before and after a search
+
+    @property
     def _processes(self) -> int:
         return _PROCESSES if self.request.way == "careful" else 1
 
@@ -222,7 +239,7 @@ class Timer:
         _, problems = self._problems(self.goal.serve_batch, None)
         piece = len(pieces(problems, self.goal.serve_batch)[0])
         served = piece * (min(turns, LOOKS[0]) * paces.target + turns * (paces.lossless + paces.fuzzy))
-        return served / (1 - _CHOOSING - (_SINGLE if self.goal.serve_batch > 1 else 0.0))
+        return served / self._served
 
     def _problems(self, streams: int, opened: Opened | None) -> tuple[Part, Sequence[Problem]]:
         """Of the certification part, or of the tuning part where the other is not opened or has too few."""

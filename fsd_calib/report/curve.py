@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.formatting import bound, pace, percent, threshold
-from fsd_calib.report.rows import was_timed
+from fsd_calib.report.figures import was_timed
 from fsd_collectors.report.terminal import TITLE, breakable, literal
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.selection import corrected

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fsd_calib.formatting import in_trees
 from fsd_decoding.profile.curve import CurvePoint, Source
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import TreeShape
 
+if TYPE_CHECKING:
+    from fsd_calib.report.record import Setting
+    from fsd_calib.report.rows import Row
+
 _NO_CHOICE = ("lossless", "front")  # unless there is an estimate
-_NOT_FOLLOWED = {"too-slow": "too slow", "certified-slower": "certified, slower", "lossless": "slower"}
+_NOT_FOLLOWED = {"too-slow": "too slow", "certified-slower": "certified, slower"}
 
 
 class Figures(NamedTuple):
@@ -61,6 +65,33 @@ def sd_draft_length(profile: ThresholdProfile) -> int:
 def source_of(profile: ThresholdProfile) -> Source:
     """The part that figures are from: certification, as soon as anything was decoded there."""
     return max((point.source for point in profile.curve), default="tuning", key=lambda part: part == "certification")
+
+
+def was_timed(profile: ThresholdProfile, setting: Row | CurvePoint) -> bool:
+    """Returns whether the profile has a timed speed of the setting, beside which its forecast says nothing."""
+    if not profile.speed.timed:
+        return False
+    if setting.rule == "sd":
+        own, draft = profile.draft.id, setting.draft or profile.draft.id
+        timed = sd_draft_length(profile), profile.sd_tree, profile.sd_draft or own
+        return (setting.draft_length, setting.tree, draft) == timed
+    return setting.rule == "target" or is_chosen(profile, setting)
+
+
+def key_of(profile: ThresholdProfile, setting: Setting | Row | CurvePoint) -> tuple[object, ...]:
+    """Returns what tells settings apart, with the draft's id in full: the record and the curve leave it out
+    differently."""
+    policy, draft = setting.policy and setting.policy.identity, setting.draft or profile.draft.id
+    return setting.rule, setting.divergence, setting.draft_length, setting.threshold, policy, draft, setting.tree
+
+
+def is_chosen(profile: ThresholdProfile, setting: Setting | Row | CurvePoint) -> bool:
+    """Returns whether it is the profile's setting, or its estimate."""
+    estimate, threshold = profile.estimate, own_threshold(profile)
+    policy = profile.policy and profile.policy.identity
+    draft = (estimate and estimate.draft) or profile.draft.id
+    chosen = (profile.rule, profile.divergence, profile.draft_length, threshold, policy, draft, profile.tree)
+    return threshold is not None and key_of(profile, setting) == chosen
 
 
 def point_of(

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from fsd_calib.engines.configuration import DRAFT_ALONE
 from fsd_calib.formatting import in_trees
-from fsd_calib.report.figures import own_threshold, sd_draft_length
+from fsd_calib.report.figures import is_chosen, key_of, was_timed
 from fsd_calib.report.record import DraftAlone, Measured, Setting
 from fsd_calib.report.run_folder import Run
 from fsd_decoding.profile.curve import CurvePoint, Source
@@ -88,17 +88,6 @@ def rows(run: Run) -> list[Row]:
     return [replace(row, forecast=None) if was_timed(profile, row) else row for row in found]
 
 
-def was_timed(profile: ThresholdProfile, setting: Row | CurvePoint) -> bool:
-    """Returns whether the profile has a timed speed of the setting, beside which its forecast says nothing."""
-    if not profile.speed.timed:
-        return False
-    if setting.rule == "sd":
-        own, draft = profile.draft.id, setting.draft or profile.draft.id
-        timed = sd_draft_length(profile), profile.sd_tree, profile.sd_draft or own
-        return (setting.draft_length, setting.tree, draft) == timed
-    return setting.rule == "target" or _is_chosen(profile, setting)
-
-
 def series_of(found: Sequence[Row]) -> list[str]:
     """Returns the series of rows in the order of legends: target and draft alone, `sd`, then the divergences."""
     names = dict.fromkeys(row.series for row in found)
@@ -107,7 +96,7 @@ def series_of(found: Sequence[Row]) -> list[str]:
 
 
 def _of_record(profile: ThresholdProfile, measured: tuple[Measured, ...]) -> Iterator[Row]:
-    bounds = {(p.source, *_key(profile, p)): p.lower_bound for p in profile.curve}
+    bounds = {(p.source, *key_of(profile, p)): p.lower_bound for p in profile.curve}
     for m in measured:
         c = m.counts
         solved, right = c.both_right + c.gained, c.both_right + c.lost
@@ -115,8 +104,8 @@ def _of_record(profile: ThresholdProfile, measured: tuple[Measured, ...]) -> Ite
         yield Row(
             _series(m), m.rule, m.divergence, m.draft_length, m.threshold, m.policy, m.draft, m.tree, m.source,
             m.problems, solved / c.total, solved / right if right else 0.0, low, high,
-            bounds.get((m.source, *_key(profile, m))), m.tokens / m.rounds,
-            m.accepted / m.drafted if m.drafted else None, m.forecast, _is_chosen(profile, m),
+            bounds.get((m.source, *key_of(profile, m))), m.tokens / m.rounds,
+            m.accepted / m.drafted if m.drafted else None, m.forecast, is_chosen(profile, m),
         )  # fmt: skip
 
 
@@ -134,7 +123,7 @@ def _of_curve(profile: ThresholdProfile) -> Iterator[Row]:
         yield Row(
             _series(p), p.rule, p.divergence, p.draft_length, p.threshold, p.policy, p.draft, p.tree, p.source,
             p.problems, p.accuracy, p.retention, None, None, p.lower_bound, p.tokens_per_round, None, p.forecast,
-            _is_chosen(profile, p),
+            is_chosen(profile, p),
         )  # fmt: skip
 
 
@@ -145,20 +134,6 @@ def _series(setting: Setting | CurvePoint) -> str:
         return SD if setting.rule == "sd" else f"{setting.rule} (lossless)"
     by = "" if setting.policy is None else f" by {setting.policy.name}"
     return f"{setting.divergence}{by}{in_trees(setting.tree)}"
-
-
-def _key(profile: ThresholdProfile, setting: Setting | Row | CurvePoint) -> tuple[object, ...]:
-    """The setting with the draft's id in full, which the record and the curve leave out differently."""
-    policy, draft = setting.policy and setting.policy.identity, setting.draft or profile.draft.id
-    return setting.rule, setting.divergence, setting.draft_length, setting.threshold, policy, draft, setting.tree
-
-
-def _is_chosen(profile: ThresholdProfile, setting: Setting | Row | CurvePoint) -> bool:
-    estimate, threshold = profile.estimate, own_threshold(profile)
-    policy = profile.policy and profile.policy.identity
-    draft = (estimate and estimate.draft) or profile.draft.id
-    chosen = (profile.rule, profile.divergence, profile.draft_length, threshold, policy, draft, profile.tree)
-    return threshold is not None and _key(profile, setting) == chosen
 
 
 def _with_front(found: list[Row]) -> list[Row]:

@@ -19,10 +19,7 @@ def timing_note(speed: Speed) -> str:
     if not speed.timed:
         return f"forecast from rounds decoded on {speed.part} problems and the cost of a round; no setting was timed"
     where = f", in each of {speed.processes} fresh processes" if speed.processes else ""
-    return (
-        f"timed on {_timed(speed)}, each decoded with every setting in turn{where}, but the target alone on fewer"
-        f"{_interval_note(speed)}{_clock_note(speed)}"
-    )
+    return f"timed on {_timed(speed)}, with every setting in turn{where}{_interval_note(speed)}{_clock_note(speed)}"
 
 
 def busy_note(speed: Speed) -> str:

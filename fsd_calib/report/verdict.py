@@ -186,7 +186,8 @@ def _shown_speed(profile: ThresholdProfile) -> str:
     ends, follow = profile.speed.intervals, "decoders that follow this profile run"
     again = f"{follow} it, and fsd-profile retime PROFILE times it again, in minutes and without an attempt"
     if ends is None:
-        return "" if profile.speed.timed else f"Nothing was timed: {again}."
+        why = "Too little was timed to tell how fast it is" if profile.speed.timed else "Nothing was timed"
+        return f"{why}: {again}."
     if ends.over_sd[1] < 1 and profile.threshold is None:
         return f"It was shown to be slower than sd, so {follow} {profile.effective_rule}, which loses nothing."
     if ends.over_sd[1] < 1:

@@ -170,6 +170,14 @@ def test_steps_add_up() -> None:
     assert "about 0.042 in all, at most 0.01 more if all frozen settings are tested." in " ".join(text.split())
 
 
+def test_what_is_decoded_beside_the_timing_is_planned_with_it() -> None:
+    work: dict[str, int] = {"tuning": 100, "lossless": 50, "searched": 300, "certification": 50, "likely": 1}
+    planned = partial(planned_steps, Paces(0.3, 0.2, 0.1), **work, candidates=4, timed=60, timed_seconds=0.5)
+    (timing,) = (step for step in planned(counted=90) if step.name == "timing")
+    assert timing.decodings == 150
+    assert timing.seconds == pytest.approx(30 + 18)
+
+
 def test_making_graphs_is_a_step_of_its_own() -> None:
     work: dict[str, int] = {"tuning": 100, "lossless": 50, "searched": 300, "certification": 50, "likely": 1}
     planned = partial(planned_steps, Paces(0.3, 0.2, 0.1), **work, candidates=4, timed=60, timed_seconds=0.5)

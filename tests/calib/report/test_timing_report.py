@@ -10,7 +10,7 @@ import pytest
 from fsd_calib.report.opening import plain_sentence
 from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
-from support.calibration.profiles import LOSSLESS, NOT_TIMED, UNCERTIFIED, profile
+from support.calibration.profiles import LOSSLESS, NOT_TIMED, UNCERTIFIED, UNKNOWN, profile
 from support.calibration.reports import OUTCOMES, one_line, printed, printed_details, row
 
 SINGLE: dict[str, Any] = {
@@ -23,7 +23,7 @@ SINGLE: dict[str, Any] = {
 def test_speeds_over_processes_say_so() -> None:
     careful = {"speed.processes": 5, "speed.part": "certification"}
     text = one_line(printed(careful))
-    assert "² timed on 50 certification problems, each decoded with every setting in turn, in each of 5 fresh" in text
+    assert "² timed on 50 certification problems, with every setting in turn, in each of 5 fresh" in text
     assert "; 95% intervals over these processes" in text
     assert "1.21x (1.18–1.23 over 5 fresh processes) the tokens/s of sd" in text
     assert "this run" not in text
@@ -53,9 +53,7 @@ def test_speeds_of_one_stream_stand_beside_those_of_several(width: int, changes:
     assert "…" not in text
     assert row(text, "sd (lossless)")[0][-2:] == ["51.0²", "1051.0²"]
     assert row(text, "sd (lossless)")[1] == "L = 4 50.1–51.9 1050.1–1051.9"
-    assert "² timed on 50 tuning problems at batch 16 and 25 at batch 1, each decoded with every setting" in one_line(
-        text
-    )
+    assert "² timed on 50 tuning problems at batch 16 and 25 at batch 1, with every setting" in one_line(text)
     heading = text[: text.index("target alone")]
     assert re.search("at batch 16 +at batch 1 ", heading)
     gain = "1.20x (1.19–1.25) the tokens/s of sd and 1.24x (1.20–1.30) the tokens/s of the target alone."
@@ -86,7 +84,7 @@ def test_nor_in_the_curve_or_on_the_page() -> None:
     points = [line.split() for line in printed_details(TIMED, 120).splitlines() if " 5 " in line and "%" in line]
     assert len(points) == 5
     assert [point[-2] for point in points] == ["–", "–", "70.0", "–", "–"]
-    untimed = profile({**TIMED, "speed.timed": 0, "speed.intervals": None})
+    untimed = profile({**TIMED, **NOT_TIMED})
     assert all(each.forecast for each in rows(Run("run", untimed)))
 
 
@@ -99,6 +97,6 @@ def test_ratios_are_of_pairs_and_by_the_clock_that_is_named() -> None:
 
 
 def test_too_few_turns_are_told_and_show_nothing() -> None:
-    text = one_line(printed({"speed.intervals": None}))
+    text = one_line(printed(UNKNOWN | {"speed.intervals": None}))
     assert "; too few in the time for intervals (fsd-profile retime takes more)" in text
-    assert "It was not shown to be faster than sd." in text
+    assert "Too little was timed to tell how fast it is: decoders that follow this profile run it" in text
