@@ -198,7 +198,7 @@ def test_what_is_not_timed_is_forecast_by_its_rounds(
 @pytest.mark.parametrize(
     ("seconds", "rest", "planned"),
     [
-        (0.1, 0.0, (10 + 2 * 160) * 0.1 / 0.6),  # of all turns, and of the choice of sd
+        (0.05, 0.0, (10 + 2 * 160) * 0.05 / 0.6),  # of all turns, and of the choice of sd
         (1.0, 0.0, (10 + 2 * 20) / 0.6),  # 20 turns have their time however long they take
         (1.0, 900.0, 300.0),  # a third of the rest
         (1.0, 9000.0, (10 + 2 * 160) / 0.6),
