@@ -277,7 +277,10 @@ class Calibration:
             for line in other_models(self.fixed, engine.pair) if self.fixed else ():
                 config.reporter.note(line)
             setting = None if self.fixed is None else setting_of(self.fixed)
-            with open_session(engine, task, config, engines, parts, opened.workers, self.sequence) as session:
+            with (
+                open_session(engine, task, config, engines, parts, opened.workers, self.sequence) as session,
+                session.threads_for(session.batch_size),
+            ):
                 ready = prepare(
                     session, self.goal, space, self._policies, self._predictor, config, self._timing, setting
                 )  # fmt: skip

@@ -88,11 +88,13 @@ def problems_to_time(problems: int, streams: int) -> int:
 
 @dataclass(frozen=True)
 class Timed:
-    """Speeds, the part that their problems are from, and the machine's load when timing began, where it is known."""
+    """Speeds, the part that their problems are from, the machine's load when timing began, where it is known, and the
+    CPU threads of this process, where it decoded on a CPU."""
 
     speeds: Speeds[Configuration]
     part: Part
     load: MachineLoad | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ class Timer:
                 "come out low"
             )
         part, problems = self._problems(self.goal.serve_batch, opened)
-        return Timed(self._speeds(configurations, problems, self.goal.serve_batch), part, load)
+        with self.session.threads_for(self.goal.serve_batch) as threads:
+            return Timed(self._speeds(configurations, problems, self.goal.serve_batch), part, load, threads)
 
     def _forecast_speeds(self) -> Timed:
         def forecast(configuration: Configuration) -> float:
@@ -162,14 +165,16 @@ class Timer:
         if not self._single_count:
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
-        return self._speeds(configurations, problems[: self._single_count], 1)
+        with self.session.threads_for(1):
+            return self._speeds(configurations, problems[: self._single_count], 1)
 
     def time_here(self, configuration: Configuration, opened: HoldoutAttempt | None) -> Interval | None:
         """Times a configuration in this process, on the problems that `time` takes; None: nothing is to be timed."""
         if self.request.way == "none":
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
-        return self._speeds_here([configuration], problems, self.goal.serve_batch).of(configuration)
+        with self.session.threads_for(self.goal.serve_batch):
+            return self._speeds_here([configuration], problems, self.goal.serve_batch).of(configuration)
 
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
         """Returns the fastest configuration by the clock.
@@ -182,7 +187,8 @@ class Timer:
         problems = self.session.tuning.problems[count : 2 * count]  # reported speeds may be from those before
         if self.request.way == "none" or len(configurations) == 1 or len(problems) < _FEWEST_TO_CHOOSE * streams:
             return configurations[0]
-        speeds = self._speeds(configurations, problems, streams)
+        with self.session.threads_for(streams):
+            speeds = self._speeds(configurations, problems, streams)
         return max(configurations, key=lambda c: speeds.of(c).value)
 
     def forecast_of(self, configuration: Configuration) -> float:
