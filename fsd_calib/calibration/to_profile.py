@@ -168,7 +168,8 @@ def _speed(findings: Findings) -> Speed:
     return Speed.model_validate(
         {
             **_figures(findings, timed.speeds), **load, "threads": timed.threads, "batch": goal.serve_batch,
-            "wanted": goal.min_speed, "part": timed.part, "processes": timed.speeds.processes, "forecast": _forecasts(findings),
+            "wanted": goal.min_speed, "part": timed.part, "processes": timed.speeds.processes,
+            "forecast": _forecasts(findings),
             "single": None if single is None else _figures(findings, single),
         }
     )  # fmt: skip

@@ -21,7 +21,7 @@ _VARIABLES = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 _SMT = Path("/sys/devices/system/cpu/smt/active")
 _TURNS, _FEWEST, _SECONDS = 15, 3, 1.0  # at most; at least, however long they take; after which no other begins
 _CLEARLY = 1.1  # times as fast, for more threads to be taken: on a machine with other work they are the first to wait
-_HOPELESS = 2.0  # times the seconds of the best so far: fewer threads than that are not tried
+_HOPELESS = 2.0  # times the seconds of the best so far: where a turn takes long, fewer threads are not tried
 
 
 def counts_to_try() -> list[int]:
@@ -59,25 +59,20 @@ def fastest_count(
         counts: Numbers of threads, the largest first.
         seconds: Times the same work with so many threads.
     """
-    began, turns = clock(), [_first_turn(counts, seconds)]
-    tried = list(turns[0])
-    while len(tried) > 1 and len(turns) < _TURNS and (len(turns) < _FEWEST or clock() - began < _SECONDS):
-        turns.append({count: seconds(count) for count in tried})
-    chosen, *others = sorted(tried)
+    began, first = clock(), dict[int, float]()
+    for count in counts:
+        first[count] = seconds(count)
+        if clock() - began > _SECONDS and first[count] > _HOPELESS * min(first.values()):
+            del first[count]  # the fewest threads of a large model may take minutes
+            break
+    turns = [first]
+    while len(first) > 1 and len(turns) < _TURNS and (len(turns) < _FEWEST or clock() - began < _SECONDS):
+        turns.append({count: seconds(count) for count in first})
+    chosen, *others = sorted(first)
     for more in others:
         if median(turn[chosen] / turn[more] for turn in turns) >= _CLEARLY:
             chosen = more
     return chosen
-
-
-def _first_turn(counts: Sequence[int], seconds: Callable[[int], float]) -> dict[int, float]:
-    """Goes down from the most threads, as far as that is not hopeless: one of a large model may take minutes."""
-    taken: dict[int, float] = {}
-    for count in counts:
-        taken[count] = seconds(count)
-        if taken[count] > _HOPELESS * min(taken.values()):
-            break
-    return taken
 
 
 class Threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -50,21 +51,19 @@ def test_more_threads_are_taken_where_they_are_clearly_faster(seconds: dict[int,
     st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(1e-3, 0.1), min_size=2), st.floats(0.01, 100.0),
 )  # fmt: skip
 def test_moments_of_other_work_change_nothing(seconds: dict[int, float], disturbed: float) -> None:
-    """Each disturbs one of a turn's numbers, and no more than two turns of five."""
+    """They disturb two of ten measurements: no ratio's median."""
     quiet = Machine(seconds)
     chosen = quiet.choose()
-    best = min(quiet._seconds[count] for count in set(quiet.tried))
-    assert seconds[chosen] <= 1.1 * best or chosen == min(seconds)
-    pairs = Machine({1: 0.01, 2: 0.005}, disturbed, every=5)
-    assert pairs.choose() == 2
+    assert seconds[chosen] <= 1.1 * min(seconds.values())
+    assert Machine(seconds, every=1000).choose() == chosen
+    assert Machine({1: 0.01, 2: 0.005}, disturbed).choose() == 2
+    assert Machine({1: 0.01, 2: 0.01}, disturbed).choose() == 1
 
 
-def test_as_few_threads_as_are_hopeless_are_tried_once() -> None:
-    """One thread of a large model takes minutes."""
-    machine = Machine({1: 800.0, 2: 400.0, 4: 200.0, 8: 100.0, 16: 40.0})
+def test_too_few_threads_for_a_large_model_are_tried_once() -> None:
+    machine = Machine({1: 800.0, 2: 400.0, 4: 200.0, 8: 60.0, 16: 40.0})
     assert machine.choose() == 16
-    assert machine.tried == [16, 8, 16, 8, 16, 8] or machine.tried.count(8) == 1
-    assert 4 not in machine.tried
+    assert machine.tried == [16, 8, 4, 16, 8, 16, 8]
 
 
 def test_slow_work_takes_three_turns_and_quick_work_no_more_than_a_second() -> None:
@@ -125,7 +124,7 @@ def test_the_chosen_number_holds_within_and_is_told_once() -> None:
             pass
         assert torch.get_num_threads() == 8
     assert torch.get_num_threads() == 2
-    assert seen == {(rows, count) for rows in (1, 32) for count in (1, 2, 4, 8)} - {(32, 2), (32, 1)}
+    assert seen == {(rows, count) for rows in (1, 32) for count in (1, 2, 4, 8)}
     assert lines == [
         "8 of 8 CPU threads for 32 at a time, by timing some rounds now",
         "1 of 8 CPU threads for 1 at a time, by timing some rounds now",
@@ -133,23 +132,20 @@ def test_the_chosen_number_holds_within_and_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "given", "policy"),
+    ("program", "given", "spins"),
     [
-        ("import fsd_calib, torch", None, "PASSIVE"),
-        ("import fsd_calib, torch", "active", "ACTIVE"),
-        ("import torch, fsd_calib", None, None),
+        ("import fsd_calib, torch", None, False),
+        ("import fsd_calib.cli.generate, torch", None, False),
+        ("import fsd_calib, torch", "active", True),
+        ("import torch, fsd_calib", None, True),
     ],
 )
-def test_waiting_threads_sleep_unless_the_user_says_otherwise(
-    program: str, given: str | None, policy: str | None
-) -> None:
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(program: str, given: str | None, spins: bool) -> None:
     """By what PyTorch's own OpenMP prints of its settings when it is loaded."""
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    variables |= {"OMP_DISPLAY_ENV": "true"} | ({} if given is None else {"OMP_WAIT_POLICY": given})
+    variables = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    variables |= {"OMP_DISPLAY_ENV": "verbose"} | ({} if given is None else {"OMP_WAIT_POLICY": given})
     ended = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
-    if "OMP_WAIT_POLICY" not in ended.stderr:
+    found = re.findall(r"GOMP_SPINCOUNT = '(\w+)'", ended.stderr)
+    if not found:
         pytest.skip("PyTorch's OpenMP is not GNU's here")
-    if policy is None:  # too late: as torch found it
-        assert "OMP_WAIT_POLICY = 'PASSIVE'" in ended.stderr  # GNU's own word for threads that spin first
-    else:
-        assert f"OMP_WAIT_POLICY = '{policy}'" in ended.stderr
+    assert (set(found) != {"0"}) == spins
