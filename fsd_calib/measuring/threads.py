@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 
 from fsd_decoding.workers.planning import cores
@@ -21,6 +22,7 @@ _VARIABLES = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 _SMT = Path("/sys/devices/system/cpu/smt/active")
 _TURNS, _FEWEST, _SECONDS = 15, 3, 1.0  # at most; at least, however long they take; after which no other begins
 _CLEARLY = 1.1  # times as fast, for more threads to be taken: on a machine with other work they are the first to wait
+_UNSURE = 0.25  # share of turns in which more threads may be slower all the same
 _HOPELESS = 2.0  # times the seconds of the best so far: where a turn takes long, fewer threads are not tried
 
 
@@ -52,8 +54,8 @@ def fastest_count(
 ) -> int:
     """Returns the number of threads to use: more than the fewest only where they are clearly faster.
 
-    All take turns, and two are compared by the median of their ratios within a turn, so that neither a machine that
-    slows down nor a moment of other work favours one.
+    All take turns, and two are compared by their ratios within a turn, by median and lower quartile, so that neither a
+    machine that slows down nor moments of other work favour one.
 
     Args:
         counts: Numbers of threads, the largest first.
@@ -70,7 +72,8 @@ def fastest_count(
         turns.append({count: seconds(count) for count in first})
     chosen, *others = sorted(first)
     for more in others:
-        if median(turn[chosen] / turn[more] for turn in turns) >= _CLEARLY:
+        ratios = [turn[chosen] / turn[more] for turn in turns]
+        if median(ratios) >= _CLEARLY and np.quantile(ratios, _UNSURE) > 1:
             chosen = more
     return chosen
 

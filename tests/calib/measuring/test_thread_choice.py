@@ -47,6 +47,13 @@ def test_more_threads_are_taken_where_they_are_clearly_faster(seconds: dict[int,
     assert Machine(seconds).choose() == chosen
 
 
+def test_more_threads_that_are_often_slower_are_not_taken() -> None:
+    """They make up for it in most turns, which the moment that follows need not."""
+    turns = iter([0.5, 2.0, 0.5, 2.0, 0.5] * 3)
+    taken = {1: lambda: 1e-3, 2: lambda: 1e-3 * next(turns)}
+    assert fastest_count([2, 1], lambda count: taken[count](), lambda: 0.0) == 1
+
+
 @given(
     st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(1e-3, 0.1), min_size=2), st.floats(0.01, 100.0),
 )  # fmt: skip
