@@ -255,7 +255,7 @@ class Calibration:
         config = replace(
             self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state()
         )
-        with self.opened(config) as (session, engines, memory):
+        with self.opened(config) as (session, engines, memory), session.threads_for(session.batch_size):
             for line in other_models(self.fixed, session.engine.pair) if self.fixed else ():
                 config.reporter.note(line)
             setting = None if self.fixed is None else setting_of(self.fixed)

@@ -210,7 +210,8 @@ def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> T
         if way != "off":
             session.call_rounds(way)
             pace = _pace(session, space)
-    costs = tuple(_costs(session.with_draft(each.draft), goal, each.tree) for each in space.compared)
+    with session.threads_for(goal.serve_batch):
+        costs = tuple(_costs(session.with_draft(each.draft), goal, each.tree) for each in space.compared)
     return Timings(costs, pace, way)
 
 

@@ -170,7 +170,8 @@ def _timed_again(
     load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
     kept = profile.speed.model_dump(include={"batch", "wanted", "unit", "forecast"})
     speed = {
-        **kept, **load, **figures(timed.speeds), "part": timed.part, "processes": timed.speeds.processes,
+        **kept, **load, **figures(timed.speeds), "threads": timed.threads, "part": timed.part,
+        "processes": timed.speeds.processes,
         "single": None if single is None else figures(single),
     }  # fmt: skip
     over_sd, own = timed.speeds.ratio(chosen, sd), timed.speeds.of(chosen)

@@ -15,9 +15,11 @@ from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.engines.base import Engine
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own.round_costs import round_seconds
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
+from fsd_calib.measuring.threads import Threads
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.split import Parts, parts_of
@@ -42,6 +44,7 @@ class Session:
         cache: folder of decodings and traces; None stores nothing.
         drafts: the engines by the names of their drafts, if there are several drafts.
         workers: processes that decode too; None: there are none.
+        threads: chooses those of this process; None: an engine that has its own, or no CPU, decodes.
     """
 
     engine: Engine
@@ -56,6 +59,7 @@ class Session:
     progress: Progress
     drafts: Mapping[str, Engine] = field(default_factory=dict)
     workers: ModelWorkers | None = None
+    threads: Threads | None = None
 
     @property
     def decoder(self) -> SpeculativeDecoder:
@@ -78,6 +82,13 @@ class Session:
     def as_one_worker(self) -> AbstractContextManager[None]:
         """Inside, this process computes as one of the processes that will decode."""
         return nullcontext() if self.workers is None else self.workers.as_one()
+
+    def threads_for(self, rows: int) -> AbstractContextManager[int | None]:
+        """Inside, this process computes with as many CPU threads as are fastest now, with so many rows at once.
+
+        Yields their number; None: see `threads`.
+        """
+        return nullcontext() if self.threads is None else self.threads.chosen_for(rows)
 
     def engine_of(self, configuration: Configuration) -> Engine:
         """The engine that runs a configuration."""
@@ -166,7 +177,19 @@ def open_session(
         yield Session(
             engine, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
             batch_size, cache, progress, drafts or {}, None if workers is None else workers.models,
+            _threads(engine, parts, progress),
         )  # fmt: skip
+
+
+def _threads(engine: Engine, parts: Parts, progress: Progress) -> Threads | None:
+    if not isinstance(engine, OwnEngine) or engine.decoder.device.type != "cpu":
+        return None
+
+    def seconds(rows: int) -> float:
+        problems = [parts.tuning[i % len(parts.tuning)] for i in range(rows)]
+        return round_seconds(engine.decoder, [p.prompt for p in problems], [p.id for p in problems])
+
+    return Threads(seconds, progress.note)
 
 
 def _identity(engine: Engine, decode: CachedDecoder, draft: str | None, task: Task) -> str:

@@ -93,11 +93,13 @@ def _to_time(tuning: Sequence[Problem], streams: int) -> Sequence[Problem]:
 
 @dataclass(frozen=True)
 class Timed:
-    """Speeds, the part that their problems are from, and the machine's load when timing began, where it is known."""
+    """Speeds, the part that their problems are from, the machine's load when timing began, where it is known, and the
+    CPU threads of this process, where it decoded on a CPU."""
 
     speeds: Speeds[Configuration]
     part: Part
     load: MachineLoad | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,12 @@ class Timer:
             )
         part, problems = self._problems(self.goal.serve_batch, opened)
         decided = self._decides(configurations, self.goal.min_speed)
-        speeds = self._speeds(configurations, problems, self.goal.serve_batch, self._served, decided)
+        with self.session.threads_for(self.goal.serve_batch) as threads:
+            speeds = self._speeds(configurations, problems, self.goal.serve_batch, self._served, decided)
         ratio = _over_sd(speeds, configurations)
         if ratio is not None and not ratio.excludes(1):
             self.session.progress.note(_undecided(ratio, self._served * self.seconds))
-        return Timed(speeds, part, load)
+        return Timed(speeds, part, load, threads)
 
     def _forecast_speeds(self) -> Timed:
         def forecast(configuration: Configuration) -> float:
@@ -171,7 +174,8 @@ class Timer:
         if self.request.way == "none" or self.goal.serve_batch == 1:
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
-        return self._speeds(configurations, problems, 1, _SINGLE, self._decides(configurations))
+        with self.session.threads_for(1):
+            return self._speeds(configurations, problems, 1, _SINGLE, self._decides(configurations))
 
     def time_here(self, configuration: Configuration, opened: Opened | None) -> Interval | None:
         """Times a configuration in this process, until the first look, on the problems that `time` takes.
@@ -181,9 +185,10 @@ class Timer:
         if self.request.way == "none":
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
-        speeds = self._speeds_here(
-            [configuration], problems, self.goal.serve_batch, _DRAFT_ALONE, lambda first_look: True
-        )
+        with self.session.threads_for(self.goal.serve_batch):
+            speeds = self._speeds_here(
+                [configuration], problems, self.goal.serve_batch, _DRAFT_ALONE, lambda first_look: True
+            )
         return speeds.of(configuration)
 
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
@@ -201,7 +206,8 @@ class Timer:
         def decided(speeds: TimedSpeeds[Configuration]) -> bool:
             return all(speeds.ratio(other, first).excludes(1) for other in others)
 
-        speeds = self._speeds_here(configurations, problems, streams, _CHOOSING, decided)
+        with self.session.threads_for(streams):
+            speeds = self._speeds_here(configurations, problems, streams, _CHOOSING, decided)
         return max(configurations, key=lambda c: speeds.ratio(c, first).value)
 
     def forecast_of(self, configuration: Configuration) -> float:

@@ -185,8 +185,9 @@ def _speed(findings: Findings) -> Speed:
     load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
     return Speed.model_validate(
         {
-            **_figures(findings, timed.speeds), **load, "batch": goal.serve_batch, "wanted": goal.min_speed,
-            "part": timed.part, "processes": timed.speeds.processes, "forecast": _forecasts(findings),
+            **_figures(findings, timed.speeds), **load, "threads": timed.threads, "batch": goal.serve_batch,
+            "wanted": goal.min_speed, "part": timed.part, "processes": timed.speeds.processes,
+            "forecast": _forecasts(findings),
             "single": None if single is None else _figures(findings, single),
         }
     )  # fmt: skip

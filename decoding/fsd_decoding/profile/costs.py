@@ -118,6 +118,8 @@ class Speed(SpeedFigures):
     """The machine's load average over the minute before timing. null: not known."""
     cores: Natural | None = None
     """Number of available cores. null: not known."""
+    threads: Natural | None = None
+    """Number of CPU threads of the process that timed. null: the engine has its own, or no CPU decoded."""
     single: SpeedFigures | None = None
     """Speeds of the same settings with one prompt at a time. null: not timed."""
     forecast: Forecasts | None = None

@@ -20,6 +20,7 @@ from fsd_decoding.requests import Prompt
 _ROUNDS = 200  # timed per draft length
 _FEWER, _SECONDS = 50, 15.0  # rounds that suffice after so many seconds
 _BATCHES = 100  # batches at most
+_SHORT, _SHORT_DRAFT = 4, 4  # rounds at least, unless texts end, and tokens drafted in each: to compare quickly
 _RULE, _LOSSLESS = "fsd-coupled", -1.0  # accepts little, which gives many rounds and does not change their cost
 
 
@@ -60,6 +61,19 @@ def synchronize(device: torch.device) -> None:
     """Waits until the device has finished; on CUDA the host's clock alone would measure kernel launches."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def round_seconds(decoder: SpeculativeDecoder, prompts: Sequence[Prompt], ids: Sequence[int]) -> float:
+    """Returns the median seconds of some rounds with a row for each prompt, without the first one, which prefills.
+
+    Where a text ends in the first round, it is what all of them took together.
+    """
+    clock, began = RoundClock(decoder.device), time.perf_counter()
+    decoder.generate(
+        prompts, _SHORT * (_SHORT_DRAFT + 1), ids=ids, rule=_RULE, threshold=_LOSSLESS, draft_length=_SHORT_DRAFT,
+        batch_size=len(prompts), observer=clock,
+    )  # fmt: skip
+    return median(clock.seconds) if clock.seconds else time.perf_counter() - began
 
 
 def measure_costs(

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from fsd_calib import ThresholdProfile, adaptive, calibrate
 from fsd_calib.calibration.goal import Goal
@@ -291,6 +292,36 @@ def test_a_busy_machine_is_told(models: tuple[Path, Path], busy: bool, monkeypat
 def test_where_the_system_does_not_say_nothing_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, missing)
     assert machine_load() is None
+
+
+# CPU threads
+
+
+def test_what_is_timed_has_the_threads_that_are_fastest_then(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are chosen anew for as many streams as are timed."""
+    seen: dict[int, set[int]] = {}
+    monkeypatch.setattr("fsd_calib.measuring.threads.counts_to_try", lambda: [3, 2])
+    monkeypatch.setattr("fsd_calib.measuring.threads._CLEARLY", 0.0)  # more are always taken
+
+    def emitted(decode: CachedDecoder, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+        seen.setdefault(batch_size, set()).add(torch.get_num_threads())
+        return 1
+
+    monkeypatch.setattr(CachedDecoder, "emitted", emitted)
+    torch.set_num_threads(1)
+    with timer(models, tiny_calibration.task(200), streams=4) as made:
+        four = settings(made.session)
+        assert made.time(four).threads == 3
+        made.time_single(four, None)
+        progress = made.session.progress
+    assert seen == {4: {3}, 1: {3}}
+    assert torch.get_num_threads() == 1
+    assert isinstance(progress, Notes)
+    assert [note.split(",")[0] for note in progress.notes if "CPU threads" in note] == [
+        "3 of 3 CPU threads for 4 at a time", "3 of 3 CPU threads for 1 at a time",
+    ]  # fmt: skip
 
 
 # Fresh processes

@@ -1,0 +1,218 @@
+"""The default command with other work on the machine: `nohup python benchmarks/busy.py &`; 2 to 3 hours on two cores.
+
+Runs `fsd-calibrate --task arithmetic --min-acc 0.98` as a user would, with folders of its own, beside 0, 1, 2 and 4
+processes that never wait, once per seed. What each run found is kept in `--runs`: the same command continues. At last
+the settings are timed beside `sd` in turns, in this process, which is to be alone: the truth that verdicts on speed are
+compared with. Prints claims, and writes all results to `--out` as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fsd_calib.certification.outcomes import Outcomes
+from fsd_calib.certification.score_test import p_value
+from fsd_calib.engines.configuration import Configuration
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from lib.calibration.pool import Pool, PooledForecast
+from lib.common.claims import Claim, claims_table
+from lib.common.machine import machine_facts
+from lib.common.results import write_and_print, write_json
+from literal import WANTED, Fresh
+
+_BUSY = (0, 1, 2, 4)
+_NEAR = 0.2  # of the level: a p-value that near to it may fall on the other side
+_TIMES = 2.5  # the quiet run's seconds, beside two processes
+_DECIDED = {0, 3}  # exit codes of a calibration that came to its end
+_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # and does not outlive this process
+_COMMAND = [sys.executable, "-c", "from fsd_calib.cli.calibrate import main; main()", "--task=arithmetic"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run: the real benchmark, or a smoke run of it."""
+
+    options: tuple[str, ...] = (f"--min-acc={WANTED}",)
+    wanted: float = WANTED
+    fresh: int = 60  # problems that the truth is timed on
+
+    @classmethod
+    def quick(cls) -> Size:
+        return cls(("--min-acc=0.8", "--limit=150", "--workers=1"), 0.8, 6)
+
+
+@contextmanager
+def beside(processes: int) -> Iterator[None]:
+    """Inside, so many processes take all the time that they are given."""
+    started = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def run(seed: int, busy: int, size: Size, folder: Path) -> dict[str, Any]:
+    """Returns what a run found, from its file where it has been made already."""
+    kept = folder / f"{busy}-{seed}.json"
+    if not kept.exists():
+        write_json(_run(seed, busy, size, folder / f"{busy}-{seed}"), kept)
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found
+
+
+def _run(seed: int, busy: int, size: Size, folder: Path) -> dict[str, Any]:
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+    own = [f"--{name}={folder / name}" for name in ("out", "cache", "state")]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    with beside(busy):
+        began = time.perf_counter()
+        ended = subprocess.run(
+            [*_COMMAND, *size.options, f"--seed={seed}", *own], check=False, env=environment, text=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        seconds = time.perf_counter() - began
+    if ended.returncode not in _DECIDED:
+        sys.exit(f"seed {seed} beside {busy} ended with exit code {ended.returncode}: {ended.stderr[-2000:]}")
+    profile = ThresholdProfile.load(folder / "out" / "profile.json")
+    intervals = profile.speed.intervals
+    return {
+        "seed": seed, "busy": busy, "seconds": seconds, "outcome": profile.outcome, "p": _p(profile, size.wanted),
+        "level": profile.certificate.level, "divergence": profile.divergence, "threshold": profile.threshold,
+        "draft_length": profile.draft_length, "sd_draft_length": profile.sd_draft_length,
+        "over_sd": None if intervals is None else intervals.over_sd, "threads": profile.speed.threads,
+    }  # fmt: skip
+
+
+def _p(profile: ThresholdProfile, wanted: float) -> float | None:
+    counts = profile.certificate
+    if not counts.problems or counts.lossless:
+        return None
+    return float(p_value(Outcomes(counts.both_right, counts.lost, counts.gained, counts.both_wrong), wanted))
+
+
+def setting(found: dict[str, Any]) -> Configuration | None:
+    """Returns the setting of a run; None: nothing is certified."""
+    if not certified(found):
+        return None
+    return Configuration("fsd-coupled", found["divergence"], found["draft_length"], found["threshold"])
+
+
+def certified(found: dict[str, Any]) -> bool:
+    return bool(found["outcome"].startswith("certified"))
+
+
+def true_speeds(runs: Sequence[dict[str, Any]], problems: int) -> list[float | None]:
+    """Returns, for each run, how many times as fast as its `sd` its setting is, all timed in turns."""
+    pairs = [(setting(found), Configuration("sd", "js", found["sd_draft_length"])) for found in runs]
+    timed = list(dict.fromkeys(one for chosen, sd in pairs if chosen for one in (chosen, sd)))
+    speeds = Fresh(problems).tokens_per_second(timed) if timed else {}
+    return [speeds[chosen] / speeds[sd] if chosen else None for chosen, sd in pairs]
+
+
+def logit_share(found: dict[str, Any], forecast: PooledForecast) -> float | None:
+    """Returns T on the scale that the search has: the logit of the share of drafted tokens that it accepts."""
+    chosen = setting(found)
+    if chosen is None:
+        return None
+    grid = np.linspace(forecast.lowest, forecast.highest, 1001)
+    return float(np.interp(chosen.threshold or 0.0, [forecast.threshold(chosen, at) for at in grid], grid))
+
+
+def claims(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
+    """Yields the claims on runs that have `true_over_sd` and `logit_share`, by the number of busy processes."""
+    quiet = {found["seed"]: found for found in runs if not found["busy"]}
+    low, high = spread([found["logit_share"] for found in quiet.values()])
+    for busy in sorted({found["busy"] for found in runs}):
+        beside_it = [found for found in runs if found["busy"] == busy]
+        name = f"beside {busy}"
+        wrong = sum(wrong_about_speed(found) for found in beside_it)
+        yield Claim.at_most(f"{name}: wrong verdicts on speed", 0, wrong)
+        if not busy:
+            continue
+        others = sum(other_accuracy(found, quiet[found["seed"]]) for found in beside_it)
+        yield Claim.at_most(f"{name}: verdicts on accuracy unlike the quiet run's", 0, others)
+        shares = [found["logit_share"] for found in beside_it if found["logit_share"] is not None]
+        yield Claim.at_most(f"{name}: T outside the quiet seeds' spread", 0, sum(not low <= s <= high for s in shares))
+        times = max(found["seconds"] / quiet[found["seed"]]["seconds"] for found in beside_it)
+        if busy == 2:
+            yield Claim.at_most(f"{name}: time over the quiet run's, the largest", _TIMES, times)
+
+
+def spread(shares: Sequence[float | None]) -> tuple[float, float]:
+    """Returns the ends of the quiet seeds' T as logit shares, each a standard deviation of the seeds further out.
+
+    The range of five is no bound for a sixth: that one lies outside in a third of cases.
+    """
+    known = [share for share in shares if share is not None]
+    if not known:
+        return -np.inf, np.inf
+    out = float(np.std(known, ddof=1)) if len(known) > 1 else np.inf
+    return min(known) - out, max(known) + out
+
+
+def other_accuracy(found: dict[str, Any], quiet: dict[str, Any]) -> bool:
+    """Whether the accuracy's verdict is not the quiet run's, though that was not close to the level."""
+    p, level = quiet["p"], quiet["level"]
+    close = p is not None and abs(p - level) <= _NEAR * level
+    return certified(found) != certified(quiet) and not close
+
+
+def wrong_about_speed(found: dict[str, Any]) -> bool:
+    """Whether a speed is said to be shown that is not the true one; one that is not shown is never wrong."""
+    true = found["true_over_sd"]
+    if true is None:
+        return False
+    said = found["outcome"]
+    return bool((said == "certified-faster" and true <= 1) or (said == "certified-slower" and true >= 1))
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    lines = ["| seed | busy | s | outcome | setting | threads | by its clock, over `sd` | truly |", "| --- " * 8 + "|"]
+    for found in runs:
+        chosen = "" if found["threshold"] is None else f"{found['divergence']} {found['threshold']:.4g}"
+        over = "" if found["over_sd"] is None else " to ".join(f"{end:.2f}" for end in found["over_sd"])
+        true = "" if found["true_over_sd"] is None else f"{found['true_over_sd']:.2f}"
+        lines.append(
+            f"| {found['seed']} | {found['busy']} | {found['seconds']:.0f} | {found['outcome']} | {chosen}, "
+            f"L = {found['draft_length']} | {found['threads']} | {over} | {true} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--busy", type=int, nargs="+", default=_BUSY, help="numbers of processes; 0 is always run")
+    parser.add_argument("--runs", type=Path, default=Path("runs", "busy"), help="what finished runs found")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs, with one seed")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "busy.json")
+    options = parser.parse_args()
+    began, machine, size = time.perf_counter(), machine_facts(), Size.quick() if options.quick else Size()
+    numbers = sorted({0, *options.busy})
+    seeds = range(1 if options.quick else options.seeds)
+    runs = [run(seed, busy, size, options.runs) for seed in seeds for busy in numbers]
+    forecast = PooledForecast.read(Pool.read())
+    for found, true in zip(runs, true_speeds(runs, size.fresh), strict=True):
+        found |= {"true_over_sd": true, "logit_share": logit_share(found, forecast)}
+    judged = list(claims(runs))
+    results = {"machine": machine, "claims": judged, "runs": runs, "seconds": time.perf_counter() - began}
+    write_and_print(results, options.out, f"{table(runs)}\n\n{claims_table(judged)}")
+
+
+if __name__ == "__main__":
+    main()
