@@ -23,7 +23,7 @@ _SMT = Path("/sys/devices/system/cpu/smt/active")
 _TURNS, _FEWEST, _SECONDS = 15, 3, 1.0  # at most; at least, however long they take; after which no other begins
 _CLEARLY = 1.1  # times as fast, for more threads to be taken: on a machine with other work they are the first to wait
 _UNSURE = 0.25  # share of turns in which more threads may be slower all the same
-_HOPELESS = 2.0  # times the seconds of the best so far: where a turn takes long, fewer threads are not tried
+_LONG, _HOPELESS = 5.0, 2.0  # seconds, and times the best so far: above both, fewer threads are not tried
 
 
 def counts_to_try() -> list[int]:
@@ -64,8 +64,8 @@ def fastest_count(
     began, first = clock(), dict[int, float]()
     for count in counts:
         first[count] = seconds(count)
-        if clock() - began > _SECONDS and first[count] > _HOPELESS * min(first.values()):
-            del first[count]  # the fewest threads of a large model may take minutes
+        if first[count] > max(_LONG, _HOPELESS * min(first.values())):
+            del first[count]  # with fewer yet it may be minutes
             break
     turns = [first]
     while len(first) > 1 and len(turns) < _TURNS and (len(turns) < _FEWEST or clock() - began < _SECONDS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -297,13 +297,23 @@ def test_where_the_system_does_not_say_nothing_is_said(missing: str, monkeypatch
 # CPU threads
 
 
+def take_threads(chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries one and two threads, and takes so many whatever their times."""
+
+    def fixed(counts: Sequence[int], seconds: Callable[[int], float]) -> int:
+        assert all(seconds(count) > 0 for count in counts)
+        return chosen
+
+    monkeypatch.setattr("fsd_calib.measuring.threads.counts_to_try", lambda: [2, 1])
+    monkeypatch.setattr("fsd_calib.measuring.threads.fastest_count", fixed)
+
+
 def test_what_is_timed_has_the_threads_that_are_fastest_then(
     models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are chosen anew for as many streams as are timed."""
     seen: dict[int, set[int]] = {}
-    monkeypatch.setattr("fsd_calib.measuring.threads.counts_to_try", lambda: [3, 2])
-    monkeypatch.setattr("fsd_calib.measuring.threads._CLEARLY", 0.0)  # more are always taken
+    take_threads(2, monkeypatch)
 
     def emitted(decode: CachedDecoder, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
         seen.setdefault(batch_size, set()).add(torch.get_num_threads())
@@ -313,15 +323,29 @@ def test_what_is_timed_has_the_threads_that_are_fastest_then(
     torch.set_num_threads(1)
     with timer(models, tiny_calibration.task(200), streams=4) as made:
         four = settings(made.session)
-        assert made.time(four).threads == 3
+        assert made.time(four).threads == 2
         made.time_single(four, None)
         progress = made.session.progress
-    assert seen == {4: {3}, 1: {3}}
+    assert seen == {4: {2}, 1: {2}}
     assert torch.get_num_threads() == 1
     assert isinstance(progress, Notes)
     assert [note.split(",")[0] for note in progress.notes if "CPU threads" in note] == [
-        "3 of 3 CPU threads for 4 at a time", "3 of 3 CPU threads for 1 at a time",
+        "2 of 2 CPU threads for 4 at a time", "2 of 2 CPU threads for 1 at a time",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_calibration_chooses_threads_when_it_begins_and_for_what_it_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_threads(1, monkeypatch)
+    notes = Notes()
+    profile = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", progress=notes, batch_size=16)
+    said = [note.split(",")[0] for note in notes.notes if "CPU threads" in note]
+    assert said == ["1 of 2 CPU threads for 16 at a time", "1 of 2 CPU threads for 8 at a time",
+                    "1 of 2 CPU threads for 1 at a time", "1 of 2 CPU threads for 8 at a time"]  # fmt: skip
+    assert profile.speed.threads == 1
+    assert torch.get_num_threads() == 1
 
 
 # Fresh processes
