@@ -75,13 +75,13 @@ def test_the_outcome_follows_and_comes_back(folder: Path, monkeypatch: pytest.Mo
     with pytest.MonkeyPatch.context() as patch:
         fix_speeds(patch, 0.8)
         before, slower = seen(folder)
-    assert (slower.outcome, slower.threshold, slower.lossy) == ("lossless-suffices", None, False)
+    assert (slower.outcome, slower.threshold, slower.lossy) == ("certified-slower", None, False)
     assert slower.estimate is not None
     assert slower.estimate.threshold == before.threshold
     assert slower.estimate.retention == before.certificate.retention
     fix_speeds(monkeypatch, 1.7)
     _, again = seen(folder)
-    assert (again.outcome, again.threshold, again.estimate) == ("certified", before.threshold, None)
+    assert (again.outcome, again.threshold, again.estimate) == ("certified-faster", before.threshold, None)
     assert again.certificate == before.certificate
     assert again.speed.over_sd == pytest.approx(1.7)
 
