@@ -119,6 +119,13 @@ TopPOption = Annotated[
         help="Sample from the likeliest tokens that together have this probability.", rich_help_panel=DECODING
     ),
 ]
+MinPOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Sample from the tokens that have at least this share of the likeliest one's probability.",
+        rich_help_panel=DECODING,
+    ),
+]
 
 
 @dataclass(frozen=True)
