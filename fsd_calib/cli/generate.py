@@ -122,7 +122,7 @@ def command(
         results = decoder.generate(asked, most, stop=made.stop, on_finish=lambda place, result: advance(1))
     seconds = time.perf_counter() - started
     if output.as_json:
-        reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, results))})
+        reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, asked, results))})
     else:
         reply("\n\n".join(result.text for result in results))
     if not output.quiet:
@@ -133,9 +133,10 @@ def main() -> None:
     leave(app, NAME)
 
 
-def _for_programs(prompt: str, result: Result) -> dict[str, Any]:
+def _for_programs(prompt: str, rendered: str, result: Result) -> dict[str, Any]:
     counts = ("emitted", "rounds", "drafted", "accepted", "finish_reason")
-    return {"prompt": prompt, "text": result.text} | {name: getattr(result, name) for name in counts}
+    shown = {"prompt": prompt, "rendered": rendered, "text": result.text}
+    return shown | {name: getattr(result, name) for name in counts}
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:

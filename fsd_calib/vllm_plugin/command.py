@@ -58,8 +58,8 @@ def request_notes(profile: ThresholdProfile) -> list[str]:
     body = request_of(profile.prompt)
     path = "chat/completions" if "messages" in body else "completions"
     return [
-        f"# The certificate is for prompts that a client asks for by this body of /v1/{path}, with the question in place",
-        f"# of {QUESTION}:",
+        f"# The certificate is for the prompts that this body of /v1/{path} asks for, with a question in place of",
+        f"# {QUESTION}:",
         f"# {json.dumps(body, ensure_ascii=False)}",
     ]
 

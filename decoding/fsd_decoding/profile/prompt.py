@@ -23,7 +23,7 @@ _SPECIAL = ("{{", "{%", "{#", "\r")  # what a template does not leave as it is
 def literal(text: str) -> str:
     """Returns the template of a text that is used as it is."""
     changed = any(special in text for special in _SPECIAL) or text.endswith("\n")
-    return f"{{{{ {json.dumps(text)} }}}}" if changed else text
+    return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if changed else text
 
 
 class Message(Part):

@@ -79,6 +79,8 @@ class HarnessKind:
         try:
             for example, prompt in Prompts(task, asking, info).of(_chosen(task, seed, limit)):
                 problems.append(problem_of(example, asked.setdefault(example.question, prompt)))
+        except UsageError:
+            raise
         except Exception as error:  # too few documents for the worked examples, or a function of the task
             raise source.refused(f"a prompt cannot be made ({type(error).__name__}: {error})") from error
         described = _description(source, task, grader)
