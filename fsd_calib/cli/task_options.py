@@ -16,6 +16,7 @@ from fsd_calib.cli.loading_options import json_object
 from fsd_calib.cli.options import (
     DATA,
     DECODING,
+    MAX_NEW_TOKENS,
     DataOption,
     LimitOption,
     MinPOption,
@@ -83,18 +84,18 @@ class AskingOptions(OptionGroup):
         str | None,
         typer.Option(
             help="Arguments of the target's chat template, as a JSON object. By default "
-            "'{\"enable_thinking\": false}'; with true, what is graded follows </think>.",
+            "'{\"enable_thinking\": false}'; with true, what follows the thought is graded.",
             rich_help_panel=DATA,
         ),
     ] = None
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Limit on new tokens per text. By default the task's.", rich_help_panel=DATA),
+        typer.Option(min=1, help=MAX_NEW_TOKENS, rich_help_panel=DATA),
     ] = None
     answer_after: Annotated[
         str | None,
         typer.Option(
-            help="Grade what follows the last of these in a text, such as '</think>'; a text without one is wrong. '' "
+            help="Grade what follows the last of these in a text, such as the end of a thought; a text without one is wrong. '' "
             "grades all of it. By default as the task and the chat template's arguments say.",
             rich_help_panel=DATA,
         ),

@@ -326,7 +326,9 @@ def test_show_prompt_prints_what_the_model_is_given(
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"question": "How many?", "answer": "Five. #### 5"}) + "\n")
     arguments = ["--task", "gsm8k", "--data", str(data), "--target", str(tiny_pair[0]), "--show-prompt"]
-    assert calibrate(*arguments) == 0
+    assert calibrate(*arguments) == 2
+    assert "leaves out or changes the system message 'Solve the problem step by step." in capsys.readouterr().err
+    assert calibrate(*arguments, "--system", "") == 0
     assert capsys.readouterr().out == "Question: How many?\nAnswer:\n"
 
 

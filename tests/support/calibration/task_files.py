@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from fsd_calib.tasks import Task, load_task
+from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.graders import same_number
 from fsd_calib.tasks.prompts import WorkedExamples
@@ -57,7 +58,7 @@ def tokenizer_of(chat_template: str | None = None, start: str | None = None) -> 
 def task_of(examples: Sequence[Example]) -> Task:
     """Returns a task of these examples, whose answers end in numbers."""
     kind = TaskKind("one", lambda *_: (examples, "here"), WorkedExamples(lambda _: ()), 8, same_number)
-    return kind.load(0, None, None, None)
+    return kind.load(0, None, None, Asking())
 
 
 def write_file(folder: Path, content: str | bytes) -> Path:
