@@ -95,8 +95,8 @@ class AskingOptions(OptionGroup):
     answer_after: Annotated[
         str | None,
         typer.Option(
-            help="Grade what follows the last of these in a text, such as the end of a thought; a text without one is wrong. '' "
-            "grades all of it. By default as the task and the chat template's arguments say.",
+            help="Grade what follows the last of these in a text, such as the end of a thought; a text without one is "
+            "wrong. '' grades all of it. By default as the task and the chat template's arguments say.",
             rich_help_panel=DATA,
         ),
     ] = None

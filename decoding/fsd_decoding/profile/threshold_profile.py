@@ -123,6 +123,17 @@ class ThresholdProfile(ProfileContent):
             raise UsageError(f"{whose} were made by code of their calibration's own, which it does not hold")
         return PromptRenderer(self.prompt, tokenizer, whose)
 
+    def prompt_doubt(self, tokenizer: Any) -> str | None:
+        """Returns a warning where chats are rendered by another template than the profile's prompts were; else None."""
+        from fsd_decoding.profile.rendering import template_digest
+
+        if self.prompt is None or self.prompt.template in (None, template_digest(tokenizer)):
+            return None
+        return (
+            f"the tokenizer's chat template is not the one that rendered the prompts of the profile of {self.task!r}: "
+            "the certificate is for no prompts of this one"
+        )
+
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, allow_edited: bool = False) -> ThresholdProfile:
         """Reads a file that `save` wrote, in the current or an older schema.

@@ -60,7 +60,9 @@ def test_python_asks_alike(case: PromptCase, tmp_path: Path) -> None:
     assert [made.asks(task.problems[0].prompt), made.asks("x" + task.problems[0].prompt)] == [True, False]
     again = load_task(followed, limit=3, tokenizer=tokenizer)
     assert (again.problems, again.prompt, again.graded) == (task.problems, task.prompt, task.graded)
+    assert followed.prompt_doubt(tokenizer) is None
     tokenizer.chat_template = QWEN + "{# another #}"
+    assert (followed.prompt_doubt(tokenizer) is None) == (case.template is None)
     assert "load the tokenizer that the calibration had" in usage_error(lambda: followed.prompts(tokenizer))
 
 
