@@ -133,15 +133,13 @@ class Asking:
         from fsd_decoding.requests import prompt_tokens
 
         arguments = self.options.template_arguments
-        messages = () if made.form is None else made.form.messages
         begins = render_chat(self.tokenizer, [("user", "x")], arguments)
         assert self.tokenizer is not None
         bare = self.tokenizer(begins, add_special_tokens=False)["input_ids"]
         found = {
             "template": template_digest(self.tokenizer),
             "template_arguments": arguments,
-            "system_before_user": rejects_system(self.tokenizer, [message.role for message in messages], arguments)
-            if messages else False,
+            "system_before_user": rejects_system(self.tokenizer, arguments),
             "special_tokens": prompt_tokens(self.tokenizer, begins) != bare,
         }  # fmt: skip
         return PromptInfo.model_validate(made.model_dump() | found)
@@ -170,7 +168,7 @@ class Asking:
         said = None if form is None or form.text is not None else "\n\n".join(each.content for each in form.system)
         differing = {
             "chat_template_kwargs": (
-                chosen.chat_template_kwargs and chosen.template_arguments, recorded.template_arguments,
+                None if chosen.chat_template_kwargs is None else chosen.template_arguments, recorded.template_arguments,
             ),
             "system": (chosen.system and literal(chosen.system), said),
             "max_new_tokens": (chosen.max_new_tokens, recorded.max_new_tokens),

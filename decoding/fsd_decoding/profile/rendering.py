@@ -35,14 +35,13 @@ class PromptRenderer:
     """
 
     def __init__(self, info: PromptInfo, tokenizer: Any, where: str) -> None:
-        self.info, self._tokenizer, self._where = info, tokenizer, where
+        self.info, self._tokenizer = info, tokenizer
         if info.form is None:
             raise UsageError(f"{where} are made of whole documents by the task's own code, and a question is none")
-        if info.template != (found := template_digest(tokenizer)):
+        if info.template is not None and info.template != (found := template_digest(tokenizer)):
             raise UsageError(
-                f"{where} are {_rendered_by(info.template)}, and the tokenizer {_name(tokenizer)} has "
-                f"{'no chat template' if found is None else f'the chat template {found[:12]}'}; load the tokenizer "
-                "that the calibration had"
+                f"{where} were rendered by the chat template {info.template[:12]}, and tokenizer {_name(tokenizer)} has "
+                f"{'none' if found is None else found[:12]}; load the tokenizer that the calibration had"
             )
         self._asked = _Asked(info.form, where, _ENVIRONMENT)
 
@@ -186,13 +185,12 @@ def render_chat(
     return text
 
 
-def rejects_system(tokenizer: Any, roles: Sequence[str], arguments: Mapping[str, Any]) -> bool:
-    """Whether a chat template rejects messages of the system (Gemma, early Mistral), and takes these roles without."""
-    turns = [(role, "x") for role in roles]
+def rejects_system(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether a chat template rejects messages of the system (Gemma, early Mistral)."""
     try:
-        _apply(tokenizer, turns, arguments, True)
+        _apply(tokenizer, [("system", "x"), ("user", "x")], arguments, True)
     except (TemplateError, ValueError):
-        return _takes(tokenizer, system_before_user(turns), arguments)
+        return True
     return False
 
 
@@ -226,20 +224,8 @@ def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], 
     return text
 
 
-def _takes(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any]) -> bool:
-    try:
-        _apply(tokenizer, turns, arguments, True)
-    except (TemplateError, ValueError):
-        return False
-    return True
-
-
 def _of(example: WorkedExample) -> dict[str, Any]:
     return {**example.columns, "answer": example.answer}
-
-
-def _rendered_by(template: str | None) -> str:
-    return "plain texts" if template is None else f"rendered by the chat template {template[:12]}"
 
 
 def _name(tokenizer: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fsd_decoding.profile.rendering import rejects_system, render_chat, system_before_user
@@ -24,15 +23,10 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, An
         arguments: of the chat template.
     """
 
-    @cache
-    def rejects(roles: tuple[str, ...]) -> bool:
-        return rejects_system(tokenizer, roles, arguments)
+    folds = rejects_system(tokenizer, arguments)
 
     def render(messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         turns = [(each["role"], each["content"]) for each in messages]
-        if any(role == "system" for role, _ in turns):
-            asked = tuple(role for role, _ in turns if role != "assistant")[:2]
-            turns = system_before_user(turns) if rejects(asked) else turns
-        return render_chat(tokenizer, turns, arguments, add_generation_prompt)
+        return render_chat(tokenizer, system_before_user(turns) if folds else turns, arguments, add_generation_prompt)
 
     return render

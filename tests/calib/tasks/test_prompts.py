@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from fsd_calib.tasks import Task, load_task
 from fsd_data.problems import part_of
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.profile.prompt import PromptForm, PromptInfo, literal
-from fsd_decoding.profile.rendering import PromptRenderer
+from fsd_decoding.profile.rendering import PromptRenderer, request_of
+from fsd_decoding.requests import prompt_tokens
+from support.calibration.profiles import profile
 from support.calibration.task_files import (
     GEMMA,
     PROBLEMS,
@@ -179,3 +182,31 @@ def test_a_literal_text_is_rendered_as_it_is(text: str) -> None:
 def test_a_template_that_rejects_user_messages_is_an_error() -> None:
     message = load_refusal("arithmetic", tokenizer=tokenizer_of("{{ raise_exception('not for chats') }}"))
     assert "not for chats" in message
+
+
+def test_what_a_profile_recorded_is_not_changed() -> None:
+    tokenizer = tokenizer_of(THINKING)
+    asked = load_task("arithmetic", limit=1, tokenizer=tokenizer, system="Be brief.", answer_after="#")
+    assert asked.prompt is not None
+    followed = profile({"prompt": asked.prompt.model_dump(mode="json")})
+    again = load_task(followed, limit=1, tokenizer=tokenizer, system="Be brief.", chat_template_kwargs={})
+    assert (again.problems, again.prompt) == (asked.problems, asked.prompt)
+    for name, value in {
+        "system": "", "chat_template_kwargs": {"enable_thinking": True}, "max_new_tokens": 9, "answer_after": "",
+    }.items():  # fmt: skip
+        options: dict[str, Any] = {name: value}
+        message = load_refusal(followed, limit=1, tokenizer=tokenizer, **options)
+        assert message.startswith(f"{name} is ")
+        assert "and the profile's prompts were made with" in message
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_whether_the_tokenizer_adds_its_start_to_a_chat_is_recorded(adds: bool) -> None:
+    tokenizer = tokenizer_of(THINKING if adds else "<eos>" + THINKING, start="<eos>")
+    start = [("<eos>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=start)
+    task = load_task("arithmetic", limit=1, tokenizer=tokenizer)
+    assert task.prompt is not None
+    assert task.prompt.special_tokens == adds
+    assert request_of(task.prompt).get("add_special_tokens", False) == adds
+    assert prompt_tokens(tokenizer, task.problems[0].prompt)[:2].count(start[0][1]) == 1

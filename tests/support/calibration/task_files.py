@@ -73,6 +73,6 @@ def lines(problems: Iterable[GeneratedProblem]) -> str:
     return "".join(json.dumps({"question": p.question, "answer": p.answer}) + "\n" for p in problems)
 
 
-def load_refusal(name: str, **options: Any) -> str:
+def load_refusal(name: Any, **options: Any) -> str:
     """Returns the message with which loading a task is refused."""
     return usage_error(lambda: load_task(name, **options))
