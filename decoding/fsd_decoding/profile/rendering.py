@@ -40,7 +40,7 @@ class PromptRenderer:
             raise UsageError(f"{where} are made of whole documents by the task's own code, and a question is none")
         if info.template is not None and info.template != (found := template_digest(tokenizer)):
             raise UsageError(
-                f"{where} were rendered by the chat template {info.template[:12]}, and tokenizer {_name(tokenizer)} has "
+                f"{where} were rendered by chat template {info.template[:12]}, and tokenizer {_name(tokenizer)} has "
                 f"{'none' if found is None else found[:12]}; load the tokenizer that the calibration had"
             )
         self._asked = _Asked(info.form, where, _ENVIRONMENT)
