@@ -83,7 +83,8 @@ def command(
         goals, models, loading, problems, asking, files, search, drawing, runs, processes, policies, given,
         None if config is None else _read(config),
     )  # fmt: skip
-    task_kind(asked.task)  # raises UsageError if it is unknown
+    if asked.certified is None:
+        task_kind(asked.task)  # raises UsageError if it is unknown
     if not files.show_prompt:
         asked.check()
         check_writable(asked.folder, _EARLIER)

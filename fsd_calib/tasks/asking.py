@@ -164,6 +164,9 @@ class Asking:
         return str(self.tokenizer.get_chat_template())
 
     def _check_recorded(self, recorded: PromptInfo) -> None:
+        from fsd_decoding.profile.rendering import check_template
+
+        check_template(recorded, self.tokenizer, "the profile's prompts")
         chosen, form = self.options, recorded.form
         said = None if form is None or form.text is not None else "\n\n".join(each.content for each in form.system)
         differing = {

@@ -38,11 +38,7 @@ class PromptRenderer:
         self.info, self._tokenizer = info, tokenizer
         if info.form is None:
             raise UsageError(f"{where} are made of whole documents by the task's own code, and a question is none")
-        if info.template is not None and info.template != (found := template_digest(tokenizer)):
-            raise UsageError(
-                f"{where} were rendered by chat template {info.template[:12]}, and tokenizer {_name(tokenizer)} has "
-                f"{'none' if found is None else found[:12]}; load the tokenizer that the calibration had"
-            )
+        check_template(info, tokenizer, where)
         self._asked = _Asked(info.form, where, _ENVIRONMENT)
 
     @property
@@ -87,6 +83,16 @@ class PromptRenderer:
         except UsageError:
             return None
         return before, behind
+
+
+def check_template(info: PromptInfo, tokenizer: Any, where: str) -> None:
+    """Raises UsageError where chats were rendered by another template than a tokenizer has; see `PromptRenderer`."""
+    if info.template is None or info.template == (found := template_digest(tokenizer)):
+        return
+    raise UsageError(
+        f"{where} were rendered by the chat template {info.template[:12]}, and the tokenizer {_name(tokenizer)} has "
+        f"{'none' if found is None else found[:12]}; load the tokenizer that the calibration had"
+    )
 
 
 def request_of(info: PromptInfo) -> dict[str, Any]:

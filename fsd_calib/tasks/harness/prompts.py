@@ -34,7 +34,7 @@ class Prompts:
 
     def __init__(self, task: Any, asking: Asking, info: PromptInfo) -> None:
         self._task, self._shots = task, task.config.num_fewshot or 0
-        tokenizer = asking.tokenizer if asking.chats else None
+        tokenizer = None if info.template is None else asking.tokenizer
         self._render = None if tokenizer is None else chat_renderer(tokenizer, info.template_arguments)
         task.set_fewshot_seed(_SEED)
 

@@ -17,6 +17,7 @@ from fsd_calib.cli import generate as generate_app
 from fsd_calib.cli.console import run
 from fsd_calib.lm_eval_plugin.model import FsdLM
 from support.calibration.harness_tasks import write_task
+from support.calibration.profiles import profile
 from support.calibration.prompt_cases import CASES, DRAFT, PromptCase
 from support.calibration.task_files import QWEN
 from support.messages import usage_error
@@ -45,6 +46,11 @@ def test_a_command_and_a_calibration_ask_alike(
     path = saved(case, tmp_path)
     monkeypatch.chdir(path.parent)
     capsys.readouterr()
+    certifying = ["--certify", str(path), "--limit", "3", "--show-prompt"]
+    assert run(calibrate_app.app, calibrate_app.NAME, certifying) == 0
+    assert capsys.readouterr().out == problem.prompt + "\n"
+    assert run(calibrate_app.app, calibrate_app.NAME, [*certifying, "--max-new-tokens", "7"]) == 2
+    assert "max_new_tokens is 7, and the profile's prompts were made with" in capsys.readouterr().err
     assert run(generate_app.app, generate_app.NAME, ["--profile", str(path), "--json", problem.question]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["result"]["texts"][0]["rendered"] == problem.prompt
@@ -97,3 +103,14 @@ def test_a_task_of_lm_eval_asks_alike_in_a_calibration(case: PromptCase, tmp_pat
         **{name: value for name, value in case.options.items() if name == "chat_template_kwargs"},
     )  # fmt: skip
     assert task.problems[0].prompt == case.task(tmp_path).problems[0].prompt
+    assert task.prompt is not None
+    changes = {"task": task.name, "prompt": task.prompt.model_dump(mode="json")}
+    followed, tokenizer = profile(changes), case.tokenizer(tmp_path)
+    assert load_task(followed, tokenizer=tokenizer).problems == task.problems
+    tokenizer.chat_template = QWEN + "{# another #}"
+    if case.template is None:
+        assert load_task(followed, tokenizer=tokenizer).problems == task.problems
+    else:
+        message = usage_error(lambda: load_task(followed, tokenizer=tokenizer))
+        assert "load the tokenizer that the calibration had" in message
+    assert "made of whole documents" in usage_error(lambda: followed.prompts(case.tokenizer(tmp_path)))
