@@ -114,7 +114,7 @@ def command(
         target or followed.target.id, drafts, profile=followed, device=device, dtype=dtype,
         model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **settings,
     )  # fmt: skip
-    made = prompts_of_profile(NAME, followed, decoder.tokenizer, raw, max_new_tokens)
+    made = prompts_of_profile(followed, decoder.tokenizer, raw)
     started = time.perf_counter()
     asked, most = [prompt_of(made, prompt) for prompt in wanted], max_new_tokens or made.max_new_tokens
     # Within another step, so that logs have no line for each of its ends: most runs take seconds.

@@ -181,7 +181,7 @@ def command(
     if kind is not None and not raw:
         made = prompts_of_task(kind, tokenizer)
     elif followed is not None:
-        made = prompts_of_profile(NAME, followed, tokenizer, raw, max_new_tokens)
+        made = prompts_of_profile(followed, tokenizer, raw)
     else:
         made = prompts_as_given()
     asked, most = prompt_of(made, prompt), max_new_tokens or made.max_new_tokens

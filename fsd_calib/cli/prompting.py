@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fsd_calib.cli.console import say
 from fsd_calib.cli.options import MOST_NEW_TOKENS
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Kind
@@ -19,25 +18,13 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 
 
-def prompts_of_profile(
-    command: str, profile: ThresholdProfile, tokenizer: Any, raw: bool, max_new_tokens: int | None
-) -> PromptRenderer:
-    """Returns what makes prompts as a profile's calibration did, or passes them as given; says what then differs.
-
-    Args:
-        max_new_tokens: the limit that is given; None: the calibration's holds.
+def prompts_of_profile(profile: ThresholdProfile, tokenizer: Any, raw: bool) -> PromptRenderer:
+    """Returns what makes prompts as a profile's calibration did, or passes them as given; decoders say what differs.
 
     Raises:
         UsageError: prompts cannot be made as they were.
     """
-    made = prompts_as_given() if raw else _asked(lambda: profile.prompts(tokenizer))
-    limit = None if profile.prompt is None else profile.prompt.max_new_tokens
-    differing = ["prompts are passed as given, and end at no strings"] if raw else []
-    if max_new_tokens is not None and limit is not None and max_new_tokens != limit:
-        differing.append(f"texts have up to {max_new_tokens} new tokens instead of {limit}")
-    if differing:
-        say(command, f"{'; '.join(differing)}: the profile of {profile.task!r} certifies nothing of that")
-    return made
+    return prompts_as_given() if raw else _asked(lambda: profile.prompts(tokenizer))
 
 
 def prompts_of_task(kind: Kind, tokenizer: Any) -> PromptRenderer:

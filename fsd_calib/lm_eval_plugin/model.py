@@ -15,7 +15,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from fsd_calib.lm_eval_plugin.prompts import Calibrated
+from fsd_calib.lm_eval_plugin.prompts import departure
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.harness.chat import chat_renderer
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -66,15 +66,14 @@ class FsdLM(LM):
         place = None if device == _USUAL and not torch.cuda.is_available() else device
         self.decoder = SpeculativeDecoder.from_pretrained(*models, profile, device=place, **settings)
         self.tokenizer = self.decoder.tokenizer
-        followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
+        followed = self._followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
         self._arguments = PromptOptions(chat_template_kwargs).template_arguments
         if followed is not None and followed.prompt is not None and chat_template_kwargs is None:
             self._arguments = followed.prompt.template_arguments
-        self._calibrated = None if followed is None else Calibrated(followed, self.tokenizer)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """See `LM.generate_until`; requests with the same settings share batches."""
-        if self._calibrated is not None and (differing := self._calibrated.departure(requests, self.max_gen_toks)):
+        if self._followed is not None and (differing := departure(self._followed, self.tokenizer, requests)):
             _LOG.warning("model fsd: %s", differing)
         groups: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_a_command_and_a_calibration_ask_alike(
     assert run(generate_app.app, generate_app.NAME, ["--profile", str(path), "--json", problem.question]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["result"]["texts"][0]["rendered"] == problem.prompt
-    assert "certifies nothing" not in shown.err
+    assert "does not apply" not in shown.err
 
 
 def test_python_asks_alike(case: PromptCase, tmp_path: Path) -> None:
@@ -76,24 +76,52 @@ def test_python_asks_alike(case: PromptCase, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lm_eval_asks_alike(case: PromptCase, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lm_eval_asks_alike(case: PromptCase, tmp_path: Path) -> None:
     path, problem = case.harness_task(tmp_path), case.task(tmp_path).problems[0]
     model = FsdLM(profile=str(saved(case, tmp_path)), device="cpu")
     chats = case.template is not None
 
-    def asked(file: Path = path, **options: Any) -> str:
+    def asked(**options: Any) -> str:
         own, usual = TaskManager(include_defaults=False), {"apply_chat_template": chats, "fewshot_as_multiturn": chats}
         found = lm_eval.simple_evaluate(
-            model=model, tasks=[str(file)], task_manager=own, bootstrap_iters=0, limit=1, **{**usual, **options}
+            model=model, tasks=[str(path)], task_manager=own, bootstrap_iters=0, limit=1, **{**usual, **options}
         )
         return str(found["samples"]["local_arithmetic"][0]["arguments"][0][0])
 
-    with caplog.at_level(logging.WARNING, "fsd_calib"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
         assert asked() == problem.prompt
-        assert caplog.records == []
-        asked(write_task(tmp_path, changes={**json.loads(path.read_text()), "description": "Guess."}))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("model fsd: prompts are not made as in the calibration: the profile of")
+    with pytest.warns(UserWarning, match=r"^max_new_tokens is 7 instead of \d+: the certificate"):
+        asked(gen_kwargs={"max_gen_toks": 7})
+    write_task(tmp_path, changes={**json.loads(path.read_text()), "description": "Guess."})
+    with pytest.warns(UserWarning, match="^prompts are not made as in the calibration: the certificate"):
+        asked()
+
+
+@pytest.mark.slow
+def test_a_profile_of_lm_eval_s_task_is_asked_alike_there(
+    case: PromptCase, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, chats = case.harness_task(tmp_path), case.template is not None
+    kwargs = {name: value for name, value in case.options.items() if name == "chat_template_kwargs"}
+    task = load_task(f"lm-eval:{path}", tokenizer=case.tokenizer(tmp_path), **kwargs)
+    assert task.prompt is not None
+    case.profile(tmp_path).model_copy(update={"task": task.name, "prompt": task.prompt}).sealed().save(
+        tmp_path / "profile.json"
+    )
+    model = FsdLM(profile=str(tmp_path / "profile.json"), device="cpu")
+
+    def asked(**options: Any) -> list[str]:
+        caplog.clear()
+        own, usual = TaskManager(include_defaults=False), {"apply_chat_template": chats, "fewshot_as_multiturn": chats}
+        lm_eval.simple_evaluate(
+            model=model, tasks=[str(path)], task_manager=own, bootstrap_iters=0, limit=1, **{**usual, **options}
+        )
+        return [each.getMessage() for each in caplog.records if each.name.startswith("fsd_calib")]
+
+    assert asked() == []
+    (said,) = asked(system_instruction="Guess.")
+    assert said.startswith("model fsd: prompts are not made as in the calibration: the profile of 'lm-eval:")
 
 
 @pytest.mark.slow
