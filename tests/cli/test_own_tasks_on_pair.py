@@ -80,6 +80,7 @@ def test_a_task_in_yaml_is_calibrated_and_followed(
     said, _ = followed()
     assert "####" in said
     with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         shown, _ = followed("--json", "--raw", "--max-new-tokens", "5")
     assert json.loads(shown)["result"]["texts"][0]["rendered"] == rows[0]["asked"]
     otherwise = "prompts are not made as in the calibration, max_new_tokens is 5 instead of 160: the certificate"
