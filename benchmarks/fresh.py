@@ -36,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     profile = ThresholdProfile.load(options.profile)
     decoder = SpeculativeDecoder.from_pretrained(profile.target.id, profile.draft.id, profile=profile)
-    task = load_task(profile.task, options.seed, options.problems, options.data, decoder.tokenizer)
+    task = load_task(profile, options.seed, options.problems, options.data, decoder.tokenizer)
     known = set() if options.data else calibration_ids(profile, options.seen)
     fresh = [problem for problem in task.problems if problem.id not in known]
     alone, fuzzy = (decode_and_grade(decoder, task, fresh, rule) for rule in ("target", None))

@@ -36,20 +36,34 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, model: type[_Model], what: str, described: str) -> _Model:
-    """Returns what a file says.
+    """Returns what a file says; see `checked_yaml`. UsageError: it cannot be read, too."""
+    return checked_yaml(read_text(path, what), path, model, what, described)
+
+
+def read_text(path: Path, what: str) -> str:
+    """Returns the content of a file in YAML. UsageError: it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{what} {path}: cannot be read ({reason}); give a file in YAML, as UTF-8") from None
+
+
+def checked_yaml(text: str, path: Path, model: type[_Model], what: str, described: str) -> _Model:
+    """Returns what the content of a file says.
 
     Args:
+        path: The file, for messages.
         what: The file, in words: "task file".
         described: The page that says what it may hold.
 
     Raises:
-        UsageError: It cannot be read, is no YAML, or breaks a rule of the model.
+        UsageError: It is no YAML, or breaks a rule of the model.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{what} {path}: cannot be read ({reason}); give a file in YAML, as UTF-8") from None
+        content = yaml.load(text, _Loader)
+    except ValueError as error:
+        raise UsageError(f"{what} {path}: cannot be read ({error}); give a file in YAML, as UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""

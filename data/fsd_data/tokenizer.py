@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 # A digit alone, or a word with the space before it, or punctuation with the line break after it.
 _PIECES = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
 # System messages are left out: they are instructions for larger models than one of two million weights.
-_CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}Question: {{ message.content }}\nAnswer:"
     "{% elif message.role == 'assistant' %} {{ message.content }}{{ eos_token }}\n"
@@ -34,7 +34,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedT
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False
     )
-    tokenizer.chat_template = _CHAT_TEMPLATE
+    tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 

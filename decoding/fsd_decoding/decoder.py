@@ -283,7 +283,8 @@ class SpeculativeDecoder:
         requests = self._requests(call, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
-        _warn(self._departures(settings, requests), stacklevel=3)
+        asked = self._asked_otherwise(settings, requests, prompts, max_new_tokens, stop)
+        _warn([*self._departures(settings, requests), asked], stacklevel=3)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
             begun = requests if begin is None else (request for request in requests if begin(request.index))
@@ -316,7 +317,8 @@ class SpeculativeDecoder:
         call = call_overrides("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
-        _warn(self._departures(settings, requests), stacklevel=3)
+        asked = self._asked_otherwise(settings, requests, [prompt], max_new_tokens, stop)
+        _warn([*self._departures(settings, requests), asked], stacklevel=3)
         with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
@@ -397,6 +399,14 @@ class SpeculativeDecoder:
             return None
         own = self._made.values()
         return self.coverage.departure(setting for setting in settings if setting.values() != own)
+
+    def _asked_otherwise(
+        self, settings: Settings, requests: Sequence[Request], prompts: Sequence[Prompt], most: int, stop: Sequence[str]
+    ) -> str | None:
+        """A warning where lossy decoding is of other prompts, or texts end otherwise, than the profile certified."""
+        if self.coverage is None or all(setting.lossless for setting in _settings_of(settings, requests)):
+            return None
+        return self.coverage.asked_otherwise(self.tokenizer, prompts, most, stop)
 
     def _requests(
         self, call: CallOverrides, prompts: Sequence[Prompt], max_new_tokens: int, ids: Sequence[int] | None

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Unpack
 
 from fsd_calib.calibration import output_folder
@@ -19,7 +19,7 @@ from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
 from fsd_calib.calibration.prepare import Prepared, prepare
-from fsd_calib.calibration.recertify import other_models, setting_of
+from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
 from fsd_calib.calibration.save_pages import save_pages
@@ -35,6 +35,7 @@ from fsd_calib.progress import showing_whole
 from fsd_calib.search.space import Space
 from fsd_calib.search.study import check_storage
 from fsd_calib.storage.user_folders import default_cache, default_state
+from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
@@ -206,10 +207,10 @@ class Calibration:
     def _check_sampling(self) -> None:
         """Traces, from which the target's texts are taken, are collected under these settings only."""
         sampling, decoding = self.decoding.sampling, self.decoding
-        known = Sampling(sampling.temperature, sampling.top_k, sampling.top_p)
+        known = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         if sampling != known or (decoding.on, decoding.within_support) != ("raw", False):
             raise UsageError(
-                f"a calibration takes temperature, top_k and top_p, and divergences of raw logits; {sampling}, "
+                f"a calibration takes temperature, top_k, top_p and min_p, and divergences of raw logits; {sampling}, "
                 f"on={decoding.on!r}, within_support={decoding.within_support} ask for more, leave that out"
             )
 
@@ -319,8 +320,17 @@ class Calibration:
 
     def _task(self, tokenizer: Any) -> Task:
         if isinstance(self.task, Task):
+            if self.config.prompts != PromptOptions():
+                raise UsageError("a Task has its prompts already; give chat_template_kwargs, system, … to load_task")
             return self.task
-        return load_task(self.task, self.decoding.seed, self.config.limit, self.config.path("data"), tokenizer)
+        config = self.config
+        source = self.task if self.fixed is None else prompts_of(self.fixed, self.task)
+        task = load_task(
+            source, self.decoding.seed, config.limit, config.path("data"), tokenizer, **asdict(config.prompts)
+        )
+        if self.fixed is not None and task.prompt != self.fixed.prompt:
+            config.reporter.note(f"prompts are made otherwise than those of the profile of {self.fixed.task!r}")
+        return task
 
     @property
     def _first(self) -> DecodingConfig:

@@ -158,6 +158,8 @@ def _obstacles(
         yield "which takes the device that it was built for: leave --device out"
     if 0 < decoding.sampling.temperature < _COLDEST:
         yield f"which samples at temperature {_COLDEST} or above, and {decoding.sampling.temperature} is given: give 0"
+    if decoding.sampling.min_p is not None:
+        yield "which refuses min_p in speculative decoding: leave it out"
     rows = max(config.batch_size or MOST_AT_ONCE, serve_batch)
     EngineArguments.of(config.engine_args or {}).check_room(rows)
     if config.loading != USUAL_LOADING:

@@ -50,6 +50,11 @@ def decoding_of(profile: ThresholdProfile) -> DecodingConfig:
     )  # fmt: skip
 
 
+def prompts_of(profile: ThresholdProfile, task: str) -> str | ThresholdProfile:
+    """Returns what `load_task` takes: the profile, whose prompts are made again, if the task is its own."""
+    return profile if profile.prompt is not None and task == profile.task else task
+
+
 def as_recorded(profile: ThresholdProfile, config: RunConfig, models: tuple[Any, Any]) -> RunConfig:
     """Returns the settings of a run, and where they say nothing of the models, what the profile recorded of them.
 

@@ -115,8 +115,9 @@ def _calibration(
         **kind, confidence=profile.certificate.confidence, explore=True, serve_batch=profile.speed.batch
     )  # fmt: skip
     return Calibration(
-        file.task or profile.task, *models, goal, decoding_of(profile), as_recorded(profile, config, models)
-    )
+        file.task or profile.task, *models, goal, decoding_of(profile), as_recorded(profile, config, models),
+        fixed=profile,
+    )  # fmt: skip
 
 
 def _draft(file: RunFile, profile: ThresholdProfile) -> Any:

@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.search.storage_url import without_password
+from fsd_calib.tasks.asking import PromptKeywords, PromptOptions
 from fsd_decoding.argument_checks import check_count, check_path
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import Loading, ModelKwargs
@@ -86,8 +87,13 @@ class RunConfig:
     progress: Progress | None = None
     model_kwargs: ModelKwargs | None = None
     draft_model_kwargs: ModelKwargs | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    system: str | None = None
+    max_new_tokens: int | None = None
+    answer_after: str | None = None
 
     def __post_init__(self) -> None:
+        self.prompts  # noqa: B018  raises UsageError
         for name in ("trials", "seeds"):
             check_count(name, getattr(self, name))
         for name in ("limit", "batch_size", "workers"):
@@ -111,6 +117,11 @@ class RunConfig:
         return None if value is None else Path(value)
 
     @property
+    def prompts(self) -> PromptOptions:
+        """How a task's prompts are made."""
+        return PromptOptions(self.chat_template_kwargs, self.system, self.max_new_tokens, self.answer_after)
+
+    @property
     def loading(self) -> Loading:
         """How the models are loaded."""
         return Loading.of(self.model_kwargs, self.draft_model_kwargs)
@@ -127,7 +138,7 @@ class RunConfig:
         return self.storage or (None if out is None else str((out / "study.log").absolute()))
 
 
-class RunKeywords(TypedDict, total=False):
+class RunKeywords(PromptKeywords, total=False):
     """The fields of `RunConfig`, as keywords."""
 
     batch_size: int | None

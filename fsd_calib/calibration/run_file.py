@@ -69,6 +69,7 @@ class SamplingSection(_Section):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     top_k: _Count | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class DecodingSection(_Section):
@@ -106,6 +107,10 @@ class RunSection(_Section):
     storage: str | None = None
     model_kwargs: dict[str, Any] | None = None
     draft_model_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    system: str | None = None
+    max_new_tokens: _Count | None = None
+    answer_after: str | None = None
 
 
 class RunFile(_Section):

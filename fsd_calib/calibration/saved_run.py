@@ -15,7 +15,7 @@ from fsd_calib.calibration.drafts import drafts_of, models_among
 from fsd_calib.calibration.output_folder import Asked, saved_as
 from fsd_calib.calibration.predictor import AUTO
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.calibration.run_file import NAME, DecodingSection, GoalSection, RunFile, RunSection
+from fsd_calib.calibration.run_file import NAME, DecodingSection, GoalSection, RunFile, RunSection, SamplingSection
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.ngram import NGram
@@ -106,7 +106,7 @@ def _drafts(drafts: Sequence[Any], certify: bool) -> dict[str, Any]:
 def _decoding(decoding: DecodingConfig) -> dict[str, Any]:
     given = _known(decoding, DecodingSection)
     sampling = decoding.sampling
-    drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    drawn = {name: getattr(sampling, name) for name in SamplingSection.model_fields}
     given["sampling"] = {name: value for name, value in drawn.items() if value is not None}
     if "tree" in given:
         trees = given["tree"] if isinstance(given["tree"], (list, tuple)) else [given["tree"]]

@@ -194,5 +194,5 @@ def _threads(engine: Engine, parts: Parts, progress: Progress) -> Threads | None
 
 def _identity(engine: Engine, decode: CachedDecoder, draft: str | None, task: Task) -> str:
     drafting = Configuration(rule_named(engine.rule).lossless, engine.divergence, 1, draft=draft)
-    graded = f"graded by {task.grading} " if task.grading else ""
+    graded = f"graded by {task.graded} " if task.graded else ""
     return f"{decode.key(drafting).json} with {decode.seeds} seeds {graded}"

@@ -53,6 +53,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         created=ready.facts.started,
         outcome=findings.outcome,
         task=ready.session.task.name,
+        prompt=ready.session.task.prompt,
         data=_data(ready),
         target=pair.target,
         draft=pair.draft,

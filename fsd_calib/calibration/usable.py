@@ -61,7 +61,7 @@ def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str]
             f"{len(near)} of {len(task.problems)} prompts leave less than {task.max_new_tokens} tokens of the models' "
             f"context of {context}, which may cut their texts short (ids {_ids(near)})"
         )
-    wrong = [p for p in task.problems if task.keys_are_texts and not task.grade(p, p.reference)]
+    wrong = [p for p in task.problems if task.keys_are_texts and not task.grader(p, p.reference)]
     if wrong:
         note(
             f"{len(wrong)} of {len(task.problems)} references are wrong by the task's own grader, so, if they are "

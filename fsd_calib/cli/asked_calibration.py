@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.output_folder import own_folder
-from fsd_calib.calibration.recertify import decoding_of
+from fsd_calib.calibration.recertify import decoding_of, prompts_of
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.cli.options import default_pair
 from fsd_calib.cli.requested import Requested
@@ -20,9 +20,10 @@ from fsd_decoding.sampling import Sampling
 from fsd_decoding.trees.shape import read_shape
 
 _DECODING = ("rule", "divergence", "draft_length", "threshold_policy", "stop_policy")
+_PROMPTS = ("chat_template_kwargs", "system", "max_new_tokens", "answer_after")
 _RUN = (
     "batch_size", "device", "dtype", "limit", "data", "seeds", "compile", "cache", "state", "workers", "ray", "storage",
-    "engine_args",
+    "engine_args", *_PROMPTS,
 )  # fmt: skip
 
 
@@ -49,8 +50,10 @@ def first_prompt(asked: Requested) -> str:
     """Returns the prompt of the first problem. Reads the tokenizer, and no weights."""
     tokenizer = load_tokenizer(asked.target or default_pair(asked.task)[0], asked.loaded.target)
     data = asked.of_run("data")
-    problems = load_task(asked.task, asked.seed, asked.of_run("limit"), data and Path(data), tokenizer).problems
-    return problems[0].prompt
+    source = asked.task if asked.certified is None else prompts_of(asked.certified, asked.task)
+    options = {name: asked.of_run(name) for name in _PROMPTS}
+    task = load_task(source, asked.seed, asked.of_run("limit"), data and Path(data), tokenizer, **options)
+    return task.problems[0].prompt
 
 
 def _decoding(asked: Requested) -> DecodingConfig:

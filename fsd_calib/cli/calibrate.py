@@ -19,7 +19,7 @@ from fsd_calib.cli.options import DraftsOptions, ProcessOptions, options_given, 
 from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.requested import Requested, policies_named
 from fsd_calib.cli.search_options import FileOptions, RunOptions, SearchOptions
-from fsd_calib.cli.task_options import DrawingOptions, ProblemOptions
+from fsd_calib.cli.task_options import AskingOptions, DrawingOptions, ProblemOptions
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
@@ -57,6 +57,7 @@ def command(
     models: DraftsOptions,
     loading: Loading = USUAL_LOADING,
     problems: ProblemOptions,
+    asking: AskingOptions,
     files: FileOptions,
     search: SearchOptions,
     drawing: DrawingOptions,
@@ -79,10 +80,11 @@ def command(
         given.add("threshold_policy")
         say(NAME, "--policy is now called --threshold-policy")
     asked = Requested(
-        goals, models, loading, problems, files, search, drawing, runs, processes, policies, given,
+        goals, models, loading, problems, asking, files, search, drawing, runs, processes, policies, given,
         None if config is None else _read(config),
     )  # fmt: skip
-    task_kind(asked.task)  # raises UsageError if it is unknown
+    if asked.certified is None:
+        task_kind(asked.task)  # raises UsageError if it is unknown
     if not files.show_prompt:
         asked.check()
         check_writable(asked.out or asked.usual_folder, _EARLIER)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _OF_THE_SEARCH = (
     "min_speed", "pareto", "rule", "divergence", "threshold_policy", "policy", "draft_length", "predictor", "tree",
-    "drafter", "temperature", "top_k", "top_p", "preset", "greedy", "storage",
+    "drafter", "temperature", "top_k", "top_p", "min_p", "preset", "greedy", "storage",
 )  # fmt: skip
 
 

@@ -19,7 +19,14 @@ from fsd_calib.cli.loading_options import loads_models
 from fsd_calib.cli.on_policy_options import PolicyOptions
 from fsd_calib.cli.options import DATA, DECODING, PairOptions, ProcessOptions, given_or_default, options_given
 from fsd_calib.cli.output_options import OutputOptions, reply_json
-from fsd_calib.cli.task_options import TASK_NAMES, DrawingOptions, ProblemOptions, folder_name, named_task
+from fsd_calib.cli.task_options import (
+    TASK_NAMES,
+    AskingOptions,
+    DrawingOptions,
+    ProblemOptions,
+    folder_name,
+    named_task,
+)
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
@@ -53,6 +60,7 @@ def command(
     loading: Loading = USUAL_LOADING,
     *,
     problems: ProblemOptions,
+    asking: AskingOptions,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the traces. By default fsd-traces/TASK.", rich_help_panel=DATA),
@@ -109,7 +117,7 @@ def command(
     check_loading(large, [small], device, loading.target, loading.draft)
     with interruptible(lambda: _on_disk(folder)):
         tokenizer = load_tokenizer(large, loading.target)
-        loaded = load_task(task, problems.seed, problems.limit, problems.data, tokenizer)
+        loaded = load_task(task, problems.seed, problems.limit, problems.data, tokenizer, **asking.keywords)
         _check_graded(loaded, policy)
         asked = usable(
             loaded, tokenizer, context_of([(large, loading.target), (small, loading.draft)], dtype), progress.note

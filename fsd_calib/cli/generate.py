@@ -16,7 +16,7 @@ from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, MaxNewTokensOption, RawOption
 from fsd_calib.cli.output_options import OutputOptions, reply_json
-from fsd_calib.cli.prompt_format import PromptFormat, kind_of_profile
+from fsd_calib.cli.prompting import prompt_of, prompts_of_profile
 from fsd_calib.cli.prompts import gathered
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
@@ -90,8 +90,8 @@ def command(
 ) -> None:
     """Completes prompts with the models, threshold and settings of a profile.
 
-    Prompts are formatted as in calibration, because the certificate covers only such prompts. Texts are printed to
-    stdout in the order of the prompts, separated by an empty line. Two lines go to stderr: whether what is followed is
+    Prompts are made as the calibration made them, because the certificate covers only such. Texts are printed to stdout
+    in the order of the prompts, separated by an empty line. Two lines go to stderr: whether what is followed is
     lossless or LOSSY, and the speed. On a terminal, control characters in a text are shown as escapes; a file or a pipe
     gets the texts exactly.
     """
@@ -118,15 +118,15 @@ def command(
     )  # fmt: skip
     if not output.quiet:
         say(NAME, following(followed, profile, decoder))
-    form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
+    made = prompts_of_profile(followed, decoder.tokenizer, raw)
     started = time.perf_counter()
-    asked, most = [form.prompt(prompt) for prompt in wanted], max_new_tokens or form.max_new_tokens
+    asked, most = [prompt_of(made, prompt) for prompt in wanted], max_new_tokens or made.max_new_tokens
     # Within another step, so that logs have no line for each of its ends: most runs take seconds.
     with progress.step("generating", 0), progress.step("decoding", len(asked)) as advance:
-        results = decoder.generate(asked, most, stop=form.stop, on_finish=lambda place, result: advance(1))
+        results = decoder.generate(asked, most, stop=made.stop, on_finish=lambda place, result: advance(1))
     seconds = time.perf_counter() - started
     if output.as_json:
-        reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, results))})
+        reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, asked, results))})
     else:
         reply("\n\n".join(result.text for result in results))
     if not output.quiet:
@@ -137,9 +137,10 @@ def main() -> None:
     leave(app, NAME)
 
 
-def _for_programs(prompt: str, result: Result) -> dict[str, Any]:
+def _for_programs(prompt: str, rendered: str, result: Result) -> dict[str, Any]:
     counts = ("emitted", "rounds", "drafted", "accepted", "finish_reason")
-    return {"prompt": prompt, "text": result.text} | {name: getattr(result, name) for name in counts}
+    shown = {"prompt": prompt, "rendered": rendered, "text": result.text}
+    return shown | {name: getattr(result, name) for name in counts}
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:

@@ -29,8 +29,7 @@ from fsd_calib.cli.options import (
     default_pair,
 )
 from fsd_calib.cli.output_options import OutputOptions, reply_json
-from fsd_calib.cli.prompt_format import PromptFormat, kind_of_profile
-from fsd_calib.tasks.base import Kind
+from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
@@ -176,9 +175,17 @@ def command(
         "model_kwargs": loading.target, "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
     }  # fmt: skip
     decoders = _decoders(followed, target, draft, head, thresholds, keywords)
-    form = PromptFormat.of(None if raw else kind or _own_kind(followed, target), decoders[0].tokenizer)
-    asked, most = form.prompt(prompt), max_new_tokens or form.max_new_tokens
-    texts = [inspect_text(decoder, asked, most, form.stop) for decoder in decoders]
+    tokenizer = decoders[0].tokenizer
+    if followed is None and kind is None and target is None:
+        kind = task_kind(_BUNDLED)
+    if kind is not None and not raw:
+        made = prompts_of_task(kind, tokenizer)
+    elif followed is not None:
+        made = prompts_of_profile(followed, tokenizer, raw)
+    else:
+        made = prompts_as_given()
+    asked, most = prompt_of(made, prompt), max_new_tokens or made.max_new_tokens
+    texts = [inspect_text(decoder, asked, most, made.stop) for decoder in decoders]
     page = None if html is None else str(_write_page(html, texts, asked, decoders[0]))
     if output.as_json:
         reply_json(NAME, {"prompt": asked, "page": page, "texts": list(map(_for_programs, texts))})
@@ -251,13 +258,6 @@ def _decoders(
     drafts = given(draft, head, keywords["draft_model_kwargs"].revision) or own[1]
     first = SpeculativeDecoder.from_pretrained(target or own[0], drafts, profile=followed, **keywords)
     return [first, *(first.with_config(threshold=threshold) for threshold in thresholds[1:])]
-
-
-def _own_kind(followed: ThresholdProfile | None, target: str | None) -> Kind | None:
-    """The task that models were calibrated on, or that the bundled pair was trained on."""
-    if followed is not None:
-        return kind_of_profile(NAME, followed.task)
-    return task_kind(_BUNDLED) if target is None else None
 
 
 def _write_page(path: Path, texts: Sequence[InspectedText], prompt: str, decoder: SpeculativeDecoder) -> Path:

@@ -92,15 +92,16 @@ def _keywords(role: str, values: Mapping[str, str | None]) -> dict[str, Any]:
     return given | others
 
 
-def json_object(flag: str, text: str) -> dict[str, Any]:
+def json_object(flag: str, text: str, example: str = '{"trust_remote_code": true}') -> dict[str, Any]:
     """Returns the object that an option holds as JSON. UsageError: it holds none."""
     try:
         content = parse(text)
     except ValueError as error:
-        raise UsageError(f"{flag} is {text!r:.80}, which is not JSON: {error}; give an object such as "
-                         '\'{"trust_remote_code": true}\'') from error  # fmt: skip
+        raise UsageError(
+            f"{flag} is {text!r:.80}, which is not JSON: {error}; give an object such as '{example}'"
+        ) from error
     if not isinstance(content, dict):
-        raise UsageError(f"{flag} is {text!r:.80}; it must be a JSON object, such as '{{\"trust_remote_code\": true}}'")
+        raise UsageError(f"{flag} is {text!r:.80}; it must be a JSON object, such as '{example}'")
     return content
 
 

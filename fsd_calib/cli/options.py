@@ -89,10 +89,8 @@ RayOption = Annotated[
         rich_help_panel=DECODING,
     ),
 ]
-MaxNewTokensOption = Annotated[
-    int | None,
-    typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS}."),
-]
+MAX_NEW_TOKENS = f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS} without a task."
+MaxNewTokensOption = Annotated[int | None, typer.Option(min=1, help=MAX_NEW_TOKENS)]
 RawOption = Annotated[bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")]
 AllowEditedOption = Annotated[
     bool,
@@ -118,6 +116,13 @@ TopPOption = Annotated[
     float | None,
     typer.Option(
         help="Sample from the likeliest tokens that together have this probability.", rich_help_panel=DECODING
+    ),
+]
+MinPOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Sample from the tokens that have at least this share of the likeliest one's probability.",
+        rich_help_panel=DECODING,
     ),
 ]
 

@@ -114,11 +114,12 @@ def diff(first: _A, second: _B) -> None:
 
 @app.command()
 def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
-    """Prints the command that serves the profile's models with vLLM, at its threshold, draft length and sampling.
+    """Prints the command that serves the profile's models with vLLM, at its threshold, draft length and sampling, with
+    its chat template's arguments, and as a comment what a client sends so that prompts are the calibration's.
 
     vLLM follows the profile where fsd-calib is installed beside it. Exit code 2: it cannot follow this profile.
     """
-    from fsd_calib.vllm_plugin.command import serve_command
+    from fsd_calib.vllm_plugin.command import request_notes, serve_command
     from fsd_decoding.profile.io import file_of
     from fsd_decoding.profile.settings import warning_of
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -127,7 +128,7 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
     command = serve_command(profile, file_of(path))
     for doubt in filter(None, [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm")]):
         say(NAME, f"warning: {doubt}")
-    reply(command)
+    reply("\n".join([command, *request_notes(profile)]))
 
 
 @app.command()

@@ -16,6 +16,7 @@ from fsd_calib.cli.options import DraftsOptions, ProcessOptions, several
 from fsd_calib.cli.search_options import FileOptions, RunOptions, SearchOptions
 from fsd_calib.cli.task_options import (
     TASK_NAMES,
+    AskingOptions,
     DrawingOptions,
     ProblemOptions,
     SamplingOptions,
@@ -44,6 +45,7 @@ class Requested:
     models: DraftsOptions
     loading: Loading
     problems: ProblemOptions
+    asking: AskingOptions
     files: FileOptions
     search: SearchOptions
     drawing: DrawingOptions
@@ -147,9 +149,8 @@ class Requested:
     def sampling(self) -> SamplingOptions:
         """How tokens are drawn."""
         section = self._of_file("decoding").get("sampling")
-        return self.drawing.sampling(
-            self.given, None if section is None else SamplingOptions(section.temperature, section.top_k, section.top_p)
-        )
+        of_file = None if section is None else SamplingOptions(**section.model_dump())
+        return self.drawing.sampling(self.given, of_file)
 
     def of_run(self, name: str) -> Any:
         """Returns a field of `RunConfig`."""
@@ -197,7 +198,7 @@ class Requested:
         """The fields of `DecodingConfig` and `RunConfig` as the options say, given or by default."""
         problems, files, models = self.problems, self.files, self.models
         return {
-            **self.search.fields_of_decoding(self.policies), **self.runs.fields_of_run(),
+            **self.search.fields_of_decoding(self.policies), **self.runs.fields_of_run(), **self.asking.keywords,
             "limit": problems.limit, "data": problems.data, "out": files.out, "cache": files.cache,
             "state": files.state, "storage": files.storage, "workers": self.processes.workers,
             "ray": self.processes.ray, "device": models.device, "dtype": models.dtype,

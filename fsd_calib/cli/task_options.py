@@ -6,17 +6,20 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.groups import OptionGroup
+from fsd_calib.cli.loading_options import json_object
 from fsd_calib.cli.options import (
     DATA,
     DECODING,
+    MAX_NEW_TOKENS,
     DataOption,
     LimitOption,
+    MinPOption,
     SeedOption,
     TemperatureOption,
     TopKOption,
@@ -39,6 +42,7 @@ class SamplingOptions(NamedTuple):
     temperature: float
     top_k: int | None
     top_p: float | None
+    min_p: float | None = None
 
 
 # The settings of the evaluation code that was published with the paper, which also ends answers at 512 tokens, as the
@@ -69,12 +73,52 @@ class ProblemOptions(OptionGroup):
 
 
 @dataclass(frozen=True)
+class AskingOptions(OptionGroup):
+    """How a task's prompts are made, where that is not as the task has it."""
+
+    system: Annotated[
+        str | None,
+        typer.Option(help="Replace the task's system message; '' leaves it out.", rich_help_panel=DATA),
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None,
+        typer.Option(
+            help="Arguments of the target's chat template, as a JSON object. By default "
+            "'{\"enable_thinking\": false}'; with true, what follows the thought is graded.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help=MAX_NEW_TOKENS, rich_help_panel=DATA),
+    ] = None
+    answer_after: Annotated[
+        str | None,
+        typer.Option(
+            help="Grade what follows the last of these in a text, such as the end of a thought; a text without one is "
+            "wrong. '' grades all of it. By default as the task and the chat template's arguments say.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The options as `load_task` takes them. UsageError: one is malformed."""
+        given, flag = self.chat_template_kwargs, "--chat-template-kwargs"
+        return {
+            "system": self.system, "max_new_tokens": self.max_new_tokens, "answer_after": self.answer_after,
+            "chat_template_kwargs": None if given is None else json_object(flag, given, '{"enable_thinking": true}'),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class DrawingOptions(OptionGroup):
     """How tokens are drawn."""
 
     temperature: TemperatureOption = 0.0
     top_k: TopKOption = None
     top_p: TopPOption = None
+    min_p: MinPOption = None
     preset: PresetOption = None
     greedy: GreedyOption = False
 
@@ -88,7 +132,7 @@ class DrawingOptions(OptionGroup):
         Raises:
             UsageError: the preset is unknown, or options contradict each other.
         """
-        own = SamplingOptions(self.temperature, self.top_k, self.top_p)
+        own = SamplingOptions(self.temperature, self.top_k, self.top_p, self.min_p)
         if otherwise is not None:
             if self.temperature == 0.0 and "temperature" in given:  # greedy, which truncates nothing
                 otherwise = SamplingOptions(0.0, None, None)

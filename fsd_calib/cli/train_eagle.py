@@ -26,7 +26,7 @@ from fsd_calib.cli.options import (
     several,
 )
 from fsd_calib.cli.output_options import OutputOptions, reply_json
-from fsd_calib.cli.task_options import TASK_NAMES, SubjectsOption, named_task
+from fsd_calib.cli.task_options import TASK_NAMES, AskingOptions, SubjectsOption, named_task
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
 
@@ -89,6 +89,7 @@ def command(
         ),
     ] = None,
     *,
+    asking: AskingOptions,
     output: OutputOptions,
 ) -> None:
     """Trains an EAGLE-3 head for a target: a small layer that drafts from the target's own hidden states.
@@ -118,7 +119,7 @@ def command(
     large = target or default_pair(name)[0]
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
-        loaded = load_task(name, seed, limit, data, tokenizer)
+        loaded = load_task(name, seed, limit, data, tokenizer, **asking.keywords)
         check_writable(out, ())  # it makes the folder, so only once target and problems are found
         prompts = tuple(problem.prompt for problem in tuning_of(loaded))
         source = Source(name, prompts, loaded.max_new_tokens, loaded.stop)

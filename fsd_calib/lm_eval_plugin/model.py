@@ -15,6 +15,8 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 
+from fsd_calib.lm_eval_plugin.prompts import departure
+from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.harness.chat import chat_renderer
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
@@ -26,6 +28,7 @@ from fsd_decoding.sampling import SETTINGS
 
 _AUTO = 32  # batch size
 _USUAL = "cuda:0"  # the device that lm-eval's command gives where its user gives none
+_LOG = logging.getLogger(__name__)
 _KNOWN = ("until", "do_sample", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -39,6 +42,7 @@ class FsdLM(LM):
         profile: Path of a profile to follow.
         batch_size: Rows decoded at once; "auto" is 32.
         max_gen_toks: The most tokens of a text where the task gives no limit.
+        chat_template_kwargs: Arguments of the chat template; by default those of the profile, or of a calibration.
         settings: Further keywords of `SpeculativeDecoder.from_pretrained`: `rule`, `threshold`, `draft_length`, ….
     """
 
@@ -52,10 +56,11 @@ class FsdLM(LM):
         max_batch_size: int | None = None,
         device: str | None = None,
         max_gen_toks: int = 256,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
-        followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
+        followed = self._followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
         models = _models(target, draft, head, followed)
         automatic = str(batch_size).startswith("auto")
         self.batch_size = (max_batch_size or _AUTO) if automatic else _count("batch_size", batch_size)
@@ -64,10 +69,15 @@ class FsdLM(LM):
         self.decoder = SpeculativeDecoder.from_pretrained(*models, profile, device=place, **settings)
         self.tokenizer = self.decoder.tokenizer
         if followed is not None:
-            logging.getLogger(__name__).warning("model fsd: %s", following(followed, profile, self.decoder))
+            _LOG.warning("model fsd: %s", following(followed, profile, self.decoder))
+        self._arguments = PromptOptions(chat_template_kwargs).template_arguments
+        if followed is not None and followed.prompt is not None and chat_template_kwargs is None:
+            self._arguments = followed.prompt.template_arguments
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """See `LM.generate_until`; requests with the same settings share batches."""
+        if self._followed is not None and (differing := departure(self._followed, self.tokenizer, requests)):
+            _LOG.warning("model fsd: %s", differing)
         groups: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             groups[json.dumps(request.args[1], sort_keys=True, default=str)].append(index)
@@ -101,7 +111,7 @@ class FsdLM(LM):
     @cached_property
     def apply_chat_template(self) -> Any:
         """See `LM.apply_chat_template`."""
-        return chat_renderer(self.tokenizer)
+        return chat_renderer(self.tokenizer, self._arguments)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """See `LM.chat_template`; lm-eval records it."""
@@ -122,7 +132,7 @@ def _sampling(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str
     """Returns the sampling that a task asks for; empty: it says nothing, and the decoder's own applies."""
     unknown = ", ".join(sorted(set(given) - {*SETTINGS, *_KNOWN}))
     if unknown:
-        logging.getLogger(__name__).warning("model fsd: %s in generation_kwargs has no effect", unknown)
+        _LOG.warning("model fsd: %s in generation_kwargs has no effect", unknown)
     if "do_sample" not in given and "temperature" not in given:
         return {}
     if not settings["do_sample"]:

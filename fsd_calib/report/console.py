@@ -64,13 +64,20 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
     models = f"{profile.target.id!r}, {draft}"
     compile = COMPILE[profile.compile or "off"]
     graphs = f", compile={compile!r}" if compile else ""
-    command = f"fsd-generate --profile {shlex.quote(str(path))} 'your prompt'\n\n"
-    return (
-        f"{command if draft != _CORPUS else ''}"
-        f"from fsd_calib import {imported}SpeculativeDecoder\n"
-        f"decoder = SpeculativeDecoder.from_pretrained({models}, profile={str(path)!r}{graphs})\n"
-        "# prompts as the task writes them, see fsd_calib.load_task: the certificate covers only such\n"
+    command = f"fsd-generate --profile {shlex.quote(str(path))} 'your question'\n\n"
+    by_question = profile.prompt is not None and profile.prompt.form is not None
+    asked = (
+        f"prompts = ThresholdProfile.load({str(path)!r}).prompts(decoder.tokenizer)  # only they are certified\n"
+        "results = decoder.generate([prompts.prompt('your question')], prompts.max_new_tokens, stop=prompts.stop)"
+        if by_question
+        else "# prompts as the task writes them, see fsd_calib.load_task: the certificate covers only such\n"
         "results = decoder.generate(['your prompt'])"
+    )
+    return (
+        f"{command if draft != _CORPUS and by_question else ''}"
+        f"from fsd_calib import {imported}SpeculativeDecoder{', ThresholdProfile' if by_question else ''}\n"
+        f"decoder = SpeculativeDecoder.from_pretrained({models}, profile={str(path)!r}{graphs})\n"
+        f"{asked}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 
 from rich import box
@@ -61,6 +62,7 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
         "sampling": ", ".join(
             f"{name} {value}" for name, value in p.sampling.model_dump().items() if value is not None
         ),
+        "prompts": _prompts(p),
         "noise": f"seed {p.seed}, {p.seeds} seed{'s' * (p.seeds > 1)} per problem",
         "task": f"{p.task}: {p.data.source} (split {p.data.split})",
         "problems": f"{p.data.tuning:,} for tuning, {p.data.certification:,} for certification",
@@ -69,6 +71,16 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
         "created": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
         "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),
     }
+
+
+def _prompts(p: ThresholdProfile) -> str:
+    made = p.prompt
+    if made is None:
+        return "not recorded: they were made by code of the calibration's own"
+    named = ", ".join(f"{name}={json.dumps(value)}" for name, value in made.template_arguments.items())
+    form = "plain texts" if made.template is None else f"chat template {made.template[:12]} with {named or 'nothing'}"
+    graded = "" if made.answer_after is None else f", graded after {made.answer_after!r}"
+    return f"{form}, specification {made.digest[:12]}, up to {made.max_new_tokens} new tokens{graded}"
 
 
 def _unless_bound(p: ThresholdProfile) -> str:

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from fsd_calib.tasks.asking import Asking
 from fsd_collectors.split import Part, content_key, hashed
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from fsd_decoding.profile.prompt import PromptForm, PromptInfo
+    from fsd_decoding.profile.rendering import PromptRenderer
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,27 @@ class Task:
     by_agreement: bool = False  # there are no keys: right is what agrees with the target's own text
     keys_are_texts: bool = True  # a reference is an answer itself; else a key such as "B", which may be no right text
     grading: str = ""  # what else tells graders apart on the same problems: settings, files, versions
+    prompt: PromptInfo | None = None  # how the prompts were made; None: that is not known, so no profile says it
+    answer_after: str | None = None  # see `PromptInfo`
 
     def grade(self, problem: Problem, text: str, target_text: str | None = None) -> bool:
-        """Returns whether `text`, a model's whole answer, is right.
+        """Returns whether `text`, a model's whole text, is right.
 
         Args:
             target_text: The target's own text, with which a task by agreement compares; None: `text` is the target's.
         """
-        if not self.by_agreement:
-            return self.grader(problem, text)
-        return target_text is None or self.grader(replace(problem, reference=target_text), text)
+        answer = self._answer(text)
+        if answer is None or not self.by_agreement:
+            return answer is not None and self.grader(problem, answer)
+        wanted = answer if target_text is None else self._answer(target_text)
+        return wanted is not None and self.grader(replace(problem, reference=wanted), answer)
+
+    def _answer(self, text: str) -> str | None:
+        """The part of a text that is graded; None: the text ended before it."""
+        if self.answer_after is None:
+            return text
+        _, found, answer = text.rpartition(self.answer_after)
+        return answer if found else None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -92,20 +105,13 @@ class Task:
             content: list[object] = [problem.question, problem.reference, *problem.choices]
             content += [dict(problem.row)] if problem.row else []
             digest.update(json.dumps(content, sort_keys=True, default=str).encode() + b"\n")
-        digest.update(self.grading.encode())
+        digest.update(self.graded.encode())
         return digest.hexdigest()
 
-
-class Prompting(NamedTuple):
-    """How a task asks one model.
-
-    Attributes:
-        prompt_of: Returns the prompt of an example.
-        stop: Strings that end an answer.
-    """
-
-    prompt_of: Callable[[Example], str]
-    stop: tuple[str, ...]
+    @property
+    def graded(self) -> str:
+        """What tells apart how the same problems are graded."""
+        return self.grading + ("" if self.answer_after is None else f" of what follows {self.answer_after!r}")
 
 
 class Kind(Protocol):
@@ -116,17 +122,12 @@ class Kind(Protocol):
         """What --task calls it, and profiles record."""
         ...
 
-    @property
-    def max_new_tokens(self) -> int:
-        """The most tokens of an answer."""
+    def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
+        """Returns the task with prompts for a model; see `load_task`."""
         ...
 
-    def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
-        """Returns the task with prompts for `tokenizer`'s model; see `load_task`."""
-        ...
-
-    def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
-        """Returns how it asks `tokenizer`'s model."""
+    def prompts(self, asking: Asking) -> PromptInfo:
+        """Returns how it asks a model."""
         ...
 
 
@@ -136,23 +137,45 @@ class TaskKind:
 
     Attributes:
         read: Returns at most `limit` examples and a description of their source, from (seed, limit, data).
-        prompts: See `Kind.prompts`; `WorkedExamples` is one.
+        form: Returns the form of prompts for a model, and the strings that end its answers; see `tasks/prompts.py`.
         grading: See `Task`.
     """
 
     name: str
     read: Callable[[int, int | None, Path | None], tuple[Sequence[Example], str]]
-    prompts: Callable[[PreTrainedTokenizerBase | None], Prompting]
+    form: Callable[[Asking], tuple[PromptForm, Sequence[str]]]
     max_new_tokens: int
     grader: Grader
     grading: str = ""
 
-    def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
+    def prompts(self, asking: Asking) -> PromptInfo:
+        """See `Kind.prompts`."""
+        form, stop = self.form(asking)
+        return asking.info(form, stop, self.max_new_tokens)
+
+    def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
         """See `Kind.load`."""
         examples, source = self.read(seed, limit, data)
-        prompt_of, stop = self.prompts(tokenizer)
-        problems = tuple(problem_of(example, prompt_of(example)) for example in examples)
-        return Task(self.name, problems, self.max_new_tokens, stop, source, self.grader, grading=self.grading)
+        info = self.prompts(asking)
+        renderer = asking.renderer(info, f"prompts of task {self.name}")
+        problems = tuple(problem_of(example, prompt_of(renderer, example)) for example in examples)
+        return task_of(self.name, problems, info, source, self.grader, grading=self.grading)
+
+
+def task_of(
+    name: str, problems: Sequence[Problem], info: PromptInfo, source: str, grader: Grader, **facts: Any
+) -> Task:
+    """Returns the task whose prompts were made as `info` says; `facts` are the other fields of `Task`."""
+    return Task(
+        name, tuple(problems), info.max_new_tokens, info.stop, source, grader, prompt=info,
+        answer_after=info.answer_after, **facts,
+    )  # fmt: skip
+
+
+def prompt_of(renderer: PromptRenderer, example: Example) -> str:
+    """Returns the prompt of an example; templates can use its columns, its answer and its choices."""
+    columns = {**example.row, "answer": example.answer, "choices": list(example.choices)}
+    return renderer.prompt(example.question, columns)
 
 
 def problem_of(example: Example, prompt: str) -> Problem:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fsd_calib.tasks.base import Problem, Task
-from fsd_calib.tasks.grading.choices import LETTERS
 from fsd_calib.tasks.grading.phrases import last_box
+from fsd_decoding.profile.prompt import LETTERS
 
 _NUMBER = re.compile(r"\d+(?!.*\d)", re.DOTALL)
 _RETURN = re.compile(r"\breturn\b[ \t]*([^\n]*)")
@@ -36,7 +36,7 @@ def faults(task: Task) -> Iterator[Fault]:
     """Yields the wrong grades of a task: of each reference, of its altered form, and of an empty text."""
     for problem in task.problems:
         for text, wanted in ((problem.reference, True), (altered(problem), False), ("", False)):
-            if task.grade(problem, text) != wanted:
+            if task.grader(problem, text) != wanted:
                 yield Fault(problem, text, wanted)
 
 

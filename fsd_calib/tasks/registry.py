@@ -12,13 +12,16 @@ from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
+from fsd_calib.tasks.asking import Asking, PromptKeywords, PromptOptions
 from fsd_calib.tasks.base import Kind, Task
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _BUILT_IN = {  # imported when they are asked for: some need a package that others do not
     "agreement": "kinds.agreement:agreement",
@@ -38,36 +41,43 @@ KindOrMaker = Kind | Callable[[str], Kind]
 
 
 def load_task(
-    name: str,
+    name: str | ThresholdProfile,
     seed: int = 0,
     limit: int | None = None,
     data: str | PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    **options: Unpack[PromptKeywords],
 ) -> Task:
     """Returns the problems of one task, with prompts for `tokenizer`'s model.
 
     Args:
-        name: See `task_kind`.
+        name: See `task_kind`. A profile stands for its task, whose prompts are made as the profile's were.
         seed: Generates the problems of a generated task; of other tasks it chooses which problems `limit` keeps.
         limit: Largest number of problems (None: all; 3000 of a generated task). Where the source has parts, they share
             it in proportion to their sizes.
         data: A file of problems, for the tasks that take one.
         tokenizer: Determines the form of the prompts: its chat template, or worked examples where it has none.
+        options: Fields of `PromptOptions`: `chat_template_kwargs`, `system`, `max_new_tokens`, `answer_after`.
 
     Raises:
-        UsageError: The task is unknown, the limit is below 1, or the problems cannot be read.
+        UsageError: The task is unknown, the limit is below 1, the problems cannot be read, or the chat template cannot
+            render their messages.
     """
-    kind = task_kind(name)
+    profile = None if isinstance(name, str) else name
+    recorded = None if profile is None else profile.prompt
+    kind = task_kind(name if isinstance(name, str) else name.task, None if recorded is None else recorded.specification)
     if limit is not None and limit < 1:
         raise UsageError(f"limit {limit}: it must be at least 1 (leave it out for the default)")
-    return kind.load(seed, limit, None if data is None else Path(data), tokenizer)
+    asking = Asking(tokenizer, PromptOptions(**options), recorded)
+    return kind.load(seed, limit, None if data is None else Path(data), asking)
 
 
-def task_kind(name: str) -> Kind:
+def task_kind(name: str, specification: str | None = None) -> Kind:
     """Returns how a task prompts and grades, without its problems.
 
     Args:
         name: Of a task, or the path of a file in YAML that describes one.
+        specification: What that file said; None: it is read.
 
     Raises:
         UsageError: The task is unknown, or the part after its colon is not one that it takes.
@@ -76,7 +86,7 @@ def task_kind(name: str) -> Kind:
     if base not in TASKS and name.endswith(_DESCRIPTIONS):
         from fsd_calib.tasks.yaml_task.kind import YamlTask
 
-        described = YamlTask(name)
+        described = YamlTask(name, specification)
         described.description  # noqa: B018  read now, so that its errors come before any work
         return described
     found = _find(base)

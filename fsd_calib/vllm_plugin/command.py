@@ -11,6 +11,8 @@ from typing import Any
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import check_profile
+from fsd_decoding.profile.prompt import QUESTION
+from fsd_decoding.profile.rendering import request_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
@@ -36,9 +38,30 @@ def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> st
         f"--generation-config vllm --override-generation-config {_quoted(sampling)}",
         f"--additional-config {_quoted({KEY: _plugin(profile, file)})}",
     ]
+    if profile.prompt is not None and profile.prompt.template is not None:
+        # Messages are given to the template as texts, as in the calibration, even if it takes parts of other kinds.
+        lines.append("--chat-template-content-format string")
+        if profile.prompt.template_arguments:
+            lines.append(f"--default-chat-template-kwargs {_quoted(profile.prompt.template_arguments)}")
     if profile.engine is not None:
         lines += [_flag(name, value) for name, value in sorted(profile.engine.arguments.items())]
     return " \\\n    ".join(lines)
+
+
+def request_notes(profile: ThresholdProfile) -> list[str]:
+    """Returns comments for a shell that say what a client sends, so that the server reads the calibration's prompts."""
+    if profile.prompt is None or profile.prompt.form is None:
+        return [
+            "# Prompts of this profile are made by its task's own code: send them, rendered, to /v1/completions;",
+            f"# the certificate of the profile of {profile.task!r} is for no others.",
+        ]
+    body = request_of(profile.prompt)
+    path = "chat/completions" if "messages" in body else "completions"
+    return [
+        f"# The certificate is for the prompts that this body of /v1/{path} asks for, with a question in place of",
+        f"# {QUESTION}:",
+        f"# {json.dumps(body, ensure_ascii=False)}",
+    ]
 
 
 def _flag(name: str, value: Any) -> str:

@@ -27,11 +27,11 @@ def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
     Raises:
         UsageError: a model or the tokenizer is another.
     """
-    tokenizer = tokenizer_fingerprint(load_tokenizer(config.model_config.tokenizer))
+    tokenizer = load_tokenizer(config.model_config.tokenizer)
     served = {"target": config.model_config, "draft": config.speculative_config.draft_model_config}
     loads = {"target": config.load_config, "draft": config.speculative_config.draft_load_config or config.load_config}
     found: dict[str, ModelInfo] = {}
-    doubts: list[str] = []
+    doubts = list(filter(None, [profile.prompt_doubt(tokenizer)]))
     for role, then in (("target", profile.target), ("draft", profile.draft)):
         if role == "draft" and config.speculative_config.method in _HEADS:
             doubts += _compare_ids(then, served[role])
@@ -40,7 +40,7 @@ def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
             doubts += _dtype_doubts(role, then, served[role])
         else:
             found[role] = ModelInfo.of(load_model(served[role].model, "cpu", served[role].dtype), like=then)
-    return profile.compare_facts(found, tokenizer) + doubts
+    return profile.compare_facts(found, tokenizer_fingerprint(tokenizer)) + doubts
 
 
 def _uncomputable(config: Any, served: Any, load: Any) -> Iterator[str]:

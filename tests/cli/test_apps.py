@@ -222,6 +222,7 @@ def tiny_profile(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
         "draft": infos[1].model_copy(update={"id": str(tiny_pair[1])}).model_dump(),
         "tokenizer": tokenizer_fingerprint(load_tokenizer(tiny_pair[0])),
         "divergence_version": DIVERGENCE_VERSION,
+        "prompt.max_new_tokens": 10,
     }
 
 
@@ -230,7 +231,7 @@ def test_generate_prints_texts_and_a_summary(
 ) -> None:
     path = tmp_path / "profile.json"
     profile(tiny_profile).save(path)
-    common = ["--profile", str(path), "--max-new-tokens", "12", "--device", "cpu"]
+    common = ["--profile", str(path), "--device", "cpu"]
     assert generate(*common, "How many apples?") == 0
     captured = capsys.readouterr()
     assert captured.out.strip()
@@ -249,13 +250,27 @@ def test_generate_puts_prompts_in_the_chat_template_unless_raw(
 ) -> None:
     path = tmp_path / "profile.json"
     profile(tiny_profile).save(path)
-    common = ["--profile", str(path), "--max-new-tokens", "12", "--device", "cpu"]
+    common = ["--profile", str(path), "--max-new-tokens", "10", "--device", "cpu"]
     texts = []
-    for prompt in (["How many?"], ["--raw", "Question: How many?\nAnswer:"], ["--raw", "How many?"]):
+    for prompt in (["How many?"], ["--raw", "Question: How many?\nAnswer:"]):
         assert generate(*common, *prompt) == 0
         texts.append(capsys.readouterr().out)
+    with pytest.warns(UserWarning, match="^prompts are not made as in the calibration: the certificate"):
+        assert generate(*common, "--raw", "How many?") == 0
     assert texts[0] == texts[1]
-    assert texts[0] != texts[2]
+    assert texts[0] != capsys.readouterr().out
+
+
+def test_generate_says_where_texts_end_otherwise_than_in_the_calibration(
+    tiny_profile: dict[str, Any], tmp_path: Path
+) -> None:
+    profile(tiny_profile | {"prompt.stop": ["."]}).save(tmp_path / "profile.json")
+    common = ["--profile", str(tmp_path), "--device", "cpu", "How many?"]
+    assert generate(*common) == 0
+    with pytest.warns(UserWarning, match=r"^max_new_tokens is 7 instead of 10: the certificate .* does not apply"):
+        assert generate(*common, "--max-new-tokens", "7") == 0
+    with pytest.warns(UserWarning, match=r"max_new_tokens is 256 instead of 10, stop is \(\) instead of \('\.',\): "):
+        assert generate(*common, "--raw") == 0
 
 
 def test_generate_with_a_threshold_is_fuzzy_even_without_a_certificate(
@@ -343,7 +358,9 @@ def test_show_prompt_prints_what_the_model_is_given(
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"question": "How many?", "answer": "Five. #### 5"}) + "\n")
     arguments = ["--task", "gsm8k", "--data", str(data), "--target", str(tiny_pair[0]), "--show-prompt"]
-    assert calibrate(*arguments) == 0
+    assert calibrate(*arguments) == 2
+    assert "leaves out or changes the system message 'Solve the problem step by step." in capsys.readouterr().err
+    assert calibrate(*arguments, "--system", "") == 0
     assert capsys.readouterr().out == "Question: How many?\nAnswer:\n"
 
 

@@ -119,6 +119,7 @@ def test_a_profile_gives_models_task_and_settings(tmp_path: Path, capsys: pytest
     known = {
         "target": infos[0].model_dump(), "draft": infos[1].model_dump(), "divergence_version": DIVERGENCE_VERSION,
         "tokenizer": tokenizer_fingerprint(load_tokenizer(pair_paths()[0])), "task": "arithmetic",
+        "prompt.max_new_tokens": 20,
     }  # fmt: skip
     found = profile(known)
     found.save(tmp_path / "profile.json")

@@ -6,6 +6,7 @@ Numbers of problems are small; the thresholds found here mean nothing.
 from __future__ import annotations
 
 import json
+import warnings
 from itertools import islice
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from fsd_calib import ThresholdProfile
 from fsd_calib.cli import calibrate as calibrate_app
 from fsd_calib.cli import generate as generate_app
 from fsd_calib.cli.console import run
+from fsd_calib.tasks import load_task
 from fsd_data import pair_paths
 from fsd_data.problems import generate
+from fsd_decoding.loading import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -60,12 +63,28 @@ def test_a_task_in_yaml_is_calibrated_and_followed(
     )
     assert made.accuracy.target is not None
     assert made.accuracy.target > 0.8  # a task of the pair, asked as it was trained
-    capsys.readouterr()
-    assert run(generate_app.app, generate_app.NAME, ["--profile", "fsd-profile/sums", rows[0]["asked"]]) == 0
-    assert "####" in capsys.readouterr().out
+    assert made.prompt is not None
+    assert made.prompt.specification == DESCRIPTION
+    assert load_task("sums.yaml", tokenizer=load_tokenizer(TARGET)).prompt == made.prompt
     Path("sums.yaml").unlink()
-    assert run(generate_app.app, generate_app.NAME, ["--profile", "fsd-profile/sums", rows[0]["asked"]]) == 0
-    assert "prompts are passed as given, without the format of the profile's task" in capsys.readouterr().err
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+
+    def followed(*options: str) -> tuple[str, str]:
+        capsys.readouterr()
+        asked = ["--profile", "../fsd-profile/sums", *options, rows[0]["asked"]]
+        assert run(generate_app.app, generate_app.NAME, asked) == 0
+        shown = capsys.readouterr()
+        return shown.out, shown.err
+
+    said, _ = followed()
+    assert "####" in said
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        shown, _ = followed("--json", "--raw", "--max-new-tokens", "5")
+    assert json.loads(shown)["result"]["texts"][0]["rendered"] == rows[0]["asked"]
+    otherwise = "prompts are not made as in the calibration, max_new_tokens is 5 instead of 160: the certificate"
+    assert made.threshold is None or any(str(each.message).startswith(otherwise) for each in told)
 
 
 def test_agreement_is_calibrated_and_its_report_says_what_it_claims(

@@ -53,9 +53,11 @@ def test_it_serves_the_models_at_the_draft_length_and_sampling_of_the_profile(tm
     given = dict(zip(options[::2], options[1::2], strict=True))
     assert given.pop("--dtype") == "float32"
     assert given.pop("--generation-config") == "vllm"
+    assert given.pop("--chat-template-content-format") == "string"
     assert {name: json.loads(value) for name, value in given.items()} == {
         "--speculative-config": {"model": "small", "num_speculative_tokens": 5, "method": "draft_model"},
         "--override-generation-config": {"temperature": 0.0, "repetition_penalty": 1.0},
+        "--default-chat-template-kwargs": {"enable_thinking": False},
         "--additional-config": {"fsd": {"profile": str(tmp_path / "profile.json")}},
     }
 

@@ -46,7 +46,7 @@ def collect_traces(
     task: Task, *, target: Any, draft: Any, out: str | os.PathLike[str], tokenizer: Any = None,
     rule: str | None = None, threshold: float | None = None, divergence: str | None = None,
     draft_length: int | None = None, within_support: bool = False,
-    temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
+    temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
     divergences: Sequence[str] | None = None, on: Logits = "raw", hidden: Width | None = None, seed: int = 0,
     batch_size: int = 32, device: str | None = None, dtype: str | None = None, model_kwargs: ModelKwargs | None = None,
     draft_model_kwargs: ModelKwargs | None = None, progress: Progress | None = None,
@@ -67,7 +67,7 @@ def collect_traces(
         rule, threshold, divergence, draft_length, within_support: settings of on-policy decoding; by default the
             divergence is "js" and the draft length 5. With an infinite threshold the rule "fsd" accepts every token of
             finite divergence, which on raw logits are all.
-        temperature, top_k, top_p: see `Sampling`; temperature 0 is greedy.
+        temperature, top_k, top_p, min_p: see `Sampling`; temperature 0 is greedy.
         divergences: names of the divergences to keep; by default all.
         on: logits on which these divergences and the rule's are computed.
         hidden: also keeps the draft's last hidden state, "whole" or projected to a number of components.
@@ -86,7 +86,7 @@ def collect_traces(
     policy = policy_of(rule, threshold, divergence, draft_length, within_support)
     check_count("batch_size", batch_size)
     kept = tuple(DIVERGENCES) if divergences is None else tuple(divergences)
-    measures = Measures(kept, on, Sampling(temperature, top_k, top_p))
+    measures = Measures(kept, on, Sampling(temperature, top_k, top_p, min_p))
     decoder = SpeculativeDecoder.from_pretrained(
         target, draft, tokenizer=tokenizer, rule=policy.rule if policy else "target",
         divergence=policy.divergence if policy else "js", threshold=0.0 if threshold is None else threshold,

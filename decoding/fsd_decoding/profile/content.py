@@ -32,6 +32,7 @@ from fsd_decoding.profile.parts import (
     Truncation,
 )
 from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.prompt import PromptInfo
 from fsd_decoding.trees.shape import TreeShape
 
 
@@ -65,6 +66,8 @@ class ProfileContent(Part):
     setting was chosen."""
     task: str
     """Name of the task."""
+    prompt: PromptInfo | None = None
+    """How its prompts were made and its texts ended. null: not recorded, as a task of a user's own code made them."""
     data: DataInfo
     """The problems it was calibrated on."""
     target: ModelInfo

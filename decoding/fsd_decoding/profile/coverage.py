@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule
+from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.draft_shapes import DraftsByRule
 from fsd_decoding.profile.policy import brief
+from fsd_decoding.profile.prompt import PromptInfo
+from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.settings import Settings
 from fsd_decoding.trees.shape import CHAIN, TreeShape
@@ -70,12 +73,14 @@ class Coverage:
         task: the profile's task.
         certified: whether its certificate is for this setting.
         drafts: what the profile sets of drafts, by rule.
+        prompt: how its prompts were made; None: it does not say.
     """
 
     setting: DecodingSetting
     task: str
     certified: bool
     drafts: DraftsByRule
+    prompt: PromptInfo | None = None
 
     def covers(self, setting: DecodingSetting) -> bool:
         """Whether a setting is the profile's own."""
@@ -92,6 +97,28 @@ class Coverage:
         own = self.setting.values()
         changed = [f"{name} is {_shown(name, now)} instead of {_shown(name, then)}" for name, then in own.items()
                    if (now := next((each[name] for each in lossy if each[name] != then), then)) != then]  # fmt: skip
+        return self._outside(changed)
+
+    def asked_otherwise(
+        self, tokenizer: Any, prompts: Sequence[str | list[int]], max_new_tokens: int, stop: Sequence[str]
+    ) -> str | None:
+        """Returns a warning where prompts, or what ends a text, are not the profile's; None where nothing is known.
+
+        Prompts that are token ids are not compared.
+        """
+        if self.prompt is None:
+            return None
+        changed = [f"{name} is {_shown(name, now)} instead of {_shown(name, then)}" for name, now, then in
+                   (("max_new_tokens", max_new_tokens, self.prompt.max_new_tokens),
+                    ("stop", tuple(stop), self.prompt.stop)) if now != then]  # fmt: skip
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        with suppress(UsageError):  # only a question is told from what surrounds it
+            asked = PromptRenderer(self.prompt, tokenizer, "prompts")
+            if any(asked.asks(text) is False for text in texts):
+                changed.insert(0, "prompts are not made as in the calibration")
+        return self._outside(changed)
+
+    def _outside(self, changed: Sequence[str]) -> str | None:
         if not changed:
             return None
         whose = f"the profile of {self.task!r}"

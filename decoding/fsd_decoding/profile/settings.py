@@ -95,7 +95,7 @@ def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer
 
 def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
     certified = profile.certificate.certified and profile.bound and profile.threshold is not None
-    return Coverage(_setting(config), profile.task, certified, DraftsByRule.of(profile))
+    return Coverage(_setting(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt)
 
 
 def _setting(config: DecodingConfig) -> DecodingSetting:

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import PrivateAttr, ValidationError
 
@@ -23,6 +23,9 @@ from fsd_decoding.profile.outcome import MET
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
 from fsd_decoding.quantization import UNQUANTISED
+
+if TYPE_CHECKING:
+    from fsd_decoding.profile.rendering import PromptRenderer
 
 
 class ThresholdProfile(ProfileContent):
@@ -103,6 +106,34 @@ class ThresholdProfile(ProfileContent):
         relative = os.path.relpath(self._folder / stop.predictor, folder)
         moved = self.model_copy(update={"early_stop": stop.model_copy(update={"predictor": relative})})
         return moved.sealed() if self.bound else moved
+
+    def prompts(self, tokenizer: Any) -> PromptRenderer:
+        """Returns what makes prompts, by a question each, as the calibration made them; only they are certified.
+
+        Args:
+            tokenizer: the target's; it has the chat template.
+
+        Raises:
+            UsageError: the profile does not say how they were made, its task makes them of whole documents, or the
+                tokenizer has another chat template.
+        """
+        from fsd_decoding.profile.rendering import PromptRenderer
+
+        whose = f"the prompts of the profile of {self.task!r}"
+        if self.prompt is None:
+            raise UsageError(f"{whose} were made by code of their calibration's own, which it does not hold")
+        return PromptRenderer(self.prompt, tokenizer, whose)
+
+    def prompt_doubt(self, tokenizer: Any) -> str | None:
+        """Returns a warning where chats are rendered by another template than the profile's prompts were; else None."""
+        from fsd_decoding.profile.rendering import template_digest
+
+        if self.prompt is None or self.prompt.template in (None, template_digest(tokenizer)):
+            return None
+        return (
+            f"the tokenizer's chat template is not the one that rendered the prompts of the profile of {self.task!r}: "
+            "the certificate is for no prompts of this one"
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, allow_edited: bool = False) -> ThresholdProfile:

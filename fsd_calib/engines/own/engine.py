@@ -129,7 +129,7 @@ class OwnEngine(Engine):
         decoder, sampling = self.decoder, self.decoder.sampling
         return collect_traces(
             wanted.task, target=decoder.target, draft=decoder.draft, tokenizer=self.tokenizer, out=folder,
-            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
+            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p,
             divergences=wanted.divergences, on=decoder.criterion.on, hidden=wanted.hidden, seed=decoder.seed,
             batch_size=wanted.batch_size, progress=progress, workers=workers or 1,
         )  # fmt: skip

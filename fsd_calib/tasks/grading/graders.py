@@ -8,8 +8,9 @@ import unicodedata
 from fractions import Fraction
 
 from fsd_calib.tasks.base import Grader, Problem
-from fsd_calib.tasks.grading.choices import LETTERS, final_choice
+from fsd_calib.tasks.grading.choices import final_choice
 from fsd_calib.tasks.grading.numbers import final_number, same_answer
+from fsd_decoding.profile.prompt import LETTERS
 
 # Of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Chinese characters.
 _UNSPACED = (

@@ -1,9 +1,11 @@
-"""Chats as lm-evaluation-harness renders them: for its tasks here, and for our decoder there."""
+"""Chats as lm-evaluation-harness asks for them: for its tasks here, and for our decoder there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fsd_decoding.profile.rendering import rejects_system, render_chat, system_before_user
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -11,24 +13,20 @@ if TYPE_CHECKING:
 Message = dict[str, str]  # role, content
 
 
-def chat_renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
+def chat_renderer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> Callable[..., str]:
     """Returns the function that lm-eval calls with messages, and whether the assistant's turn is to begin.
 
-    As in lm-eval's own models, a template that rejects system messages is given none.
+    What the system says precedes the first user message where the template rejects the role; lm-eval's own models leave
+    it out.
+
+    Args:
+        arguments: of the chat template.
     """
-    from jinja2 import TemplateError
+
+    folds = rejects_system(tokenizer, arguments)
 
     def render(messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        try:
-            return chat(messages, add_generation_prompt)
-        except TemplateError:
-            return chat([each for each in messages if each["role"] != "system"], add_generation_prompt)
-
-    def chat(messages: Sequence[Message], begins: bool) -> str:
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=begins, continue_final_message=not begins
-        )
-        assert isinstance(text, str)
-        return text
+        turns = [(each["role"], each["content"]) for each in messages]
+        return render_chat(tokenizer, system_before_user(turns) if folds else turns, arguments, add_generation_prompt)
 
     return render

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsd_calib.tasks.base import Example, Prompting, Task, pick, problem_of
+from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.base import Example, Task, pick, problem_of, task_of
 from fsd_calib.tasks.harness.metric import MetricGrader, grader_of
 from fsd_calib.tasks.harness.prompts import Document, Prompts, stop_of
 from fsd_calib.tasks.harness.source import NAME, Source, check_installed, harness_task
@@ -21,7 +22,7 @@ from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from fsd_decoding.profile.prompt import PromptInfo
 
 
 _TRIED = 3  # references by which is told whether a task's filters take them for answers
@@ -55,40 +56,37 @@ class HarnessKind:
     def name(self) -> str:
         return f"{NAME}:{self.argument}" + ("" if self.filters is None else f",{self.filters}")
 
-    @property
-    def max_new_tokens(self) -> int:
-        return _max_new_tokens(harness_task(Source(self.argument)))
+    def prompts(self, asking: Asking) -> PromptInfo:
+        """See `Kind.prompts`; lm-eval makes them of whole documents."""
+        return self._info(harness_task(Source(self.argument)), asking)
 
-    def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
-        """See `Kind.prompts`; an example's row is its document."""
-        task = harness_task(Source(self.argument))
-        prompts = Prompts(task, tokenizer)
+    def first_prompt(self, asking: Asking, document: Mapping[str, Any]) -> str:
+        """Returns the prompt of the first document that is evaluated."""
+        return Prompts(harness_task(Source(self.argument)), asking, self.prompts(asking)).prompt(document)
 
-        def prompt_of(example: Example) -> str:
-            if not example.row:  # a question of a user's
-                raise UsageError(
-                    f"task {self.name} makes prompts of whole documents, and {example.question!r:.40} is none"
-                )
-            return prompts.prompt(example.row)
+    def _info(self, task: Any, asking: Asking) -> PromptInfo:
+        if asking.options.system is not None:
+            raise UsageError(f"system is given, and task {self.name} has its own in its description; leave it out")
+        return asking.info(None, stop_of(task), int(_generation(task)["max_gen_toks"]), digest_of=_code_of(task))
 
-        return Prompting(prompt_of, stop_of(task))
-
-    def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
+    def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
         """See `Kind.load`."""
         harness_task.cache_clear()  # its files may have changed
         source = Source(self.argument, None if data is None else str(data))
         task, grader = harness_task(source), grader_of(source, self.filters)
         asked: dict[str, str] = {}  # a question that is repeated is asked with the same worked examples
-        problems = []
+        info, problems = self._info(task, asking), []
         try:
-            for example, prompt in Prompts(task, tokenizer).of(_chosen(task, seed, limit)):
+            for example, prompt in Prompts(task, asking, info).of(_chosen(task, seed, limit)):
                 problems.append(problem_of(example, asked.setdefault(example.question, prompt)))
+        except UsageError:
+            raise
         except Exception as error:  # too few documents for the worked examples, or a function of the task
             raise source.refused(f"a prompt cannot be made ({type(error).__name__}: {error})") from error
         described = _description(source, task, grader)
         grading = f"{described} {_code_of(task)}"
-        return Task(
-            self.name, tuple(problems), _max_new_tokens(task), stop_of(task), described, grader, grading=grading,
+        return task_of(
+            self.name, problems, info, described, grader, grading=grading,
             keys_are_texts=all(grader(problem, problem.reference) for problem in problems[:_TRIED]),
         )  # fmt: skip
 
@@ -104,10 +102,6 @@ def _chosen(task: Any, seed: int, limit: int | None) -> Iterator[Document]:
     kept = {int(example.question) for example in pick(numbered, seed, limit)}
     for number, (part, content) in enumerate(documents):
         yield Document(number, part, content, number in kept)
-
-
-def _max_new_tokens(task: Any) -> int:
-    return int(_generation(task)["max_gen_toks"])
 
 
 def _generation(task: Any) -> dict[str, Any]:

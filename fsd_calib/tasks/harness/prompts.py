@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.harness.chat import chat_renderer
 from fsd_calib.tasks.harness.metric import reference
-from fsd_calib.tasks.prompts import has_chat_template
 from fsd_collectors.split import Part
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from fsd_calib.tasks.asking import Asking
+    from fsd_decoding.profile.prompt import PromptInfo
 
 _SEED = 1234  # lm-eval's own for drawing worked examples
 
@@ -32,9 +32,10 @@ class Prompts:
     With a chat template they are those of `lm_eval --apply_chat_template`, where worked examples are earlier turns.
     """
 
-    def __init__(self, task: Any, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    def __init__(self, task: Any, asking: Asking, info: PromptInfo) -> None:
         self._task, self._shots = task, task.config.num_fewshot or 0
-        self._render = chat_renderer(tokenizer) if tokenizer is not None and has_chat_template(tokenizer) else None
+        tokenizer = None if info.template is None else asking.tokenizer
+        self._render = None if tokenizer is None else chat_renderer(tokenizer, info.template_arguments)
         task.set_fewshot_seed(_SEED)
 
     def of(self, documents: Iterable[Document]) -> Iterator[tuple[Example, str]]:

@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_calib.tasks.base import Example, Grader, Kind, Prompting, Task, pick, problem_of
+from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.base import Example, Grader, Kind, Task, pick, problem_of, prompt_of, task_of
 from fsd_calib.tasks.grading.graders import same_text, similar
-from fsd_calib.tasks.prompts import chat_turns, has_chat_template
+from fsd_calib.tasks.prompts import instructed
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.rows import Row, read_rows, shown
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.prompt import QUESTION, PromptForm, PromptInfo
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from fsd_decoding.profile.rendering import PromptRenderer
 
 NAME = "agreement"
 
@@ -65,31 +67,23 @@ class Agreement:
     def name(self) -> str:
         return NAME if self.least is None else f"{NAME}:{self.least:g}"
 
-    def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
+    def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
         """See `Kind.load`."""
         if data is None:
             raise UsageError(
                 f"task {self.name}: it has no prompts of its own; give --data prompts.jsonl or prompts.txt"
             )
-        prompt_of, stop = self.prompts(tokenizer)
-        problems = tuple(problem_of(example, prompt_of(example)) for example in pick(_examples(data), seed, limit))
-        return Task(
-            self.name,
-            problems,
-            self.max_new_tokens,
-            stop,
-            str(data),
-            self._grader,
-            by_agreement=True,
-            keys_are_texts=False,
+        info = self.prompts(asking)
+        renderer = asking.renderer(info, f"prompts of task {self.name}")
+        problems = [problem_of(each, _prompt(renderer, each)) for each in pick(_examples(data), seed, limit)]
+        return task_of(
+            self.name, problems, info, str(data), self._grader, by_agreement=True, keys_are_texts=False,
             grading=self.name,
-        )
+        )  # fmt: skip
 
-    def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
+    def prompts(self, asking: Asking) -> PromptInfo:
         """See `Kind.prompts`. A prompt is a user's message of a chat model, and text to continue of another."""
-        if tokenizer is None or not has_chat_template(tokenizer):
-            return Prompting(_plain, ())
-        return Prompting(lambda example: chat_turns(tokenizer, _turns(example)), ())
+        return asking.info(instructed("") if asking.chats else PromptForm(text=QUESTION), (), self.max_new_tokens)
 
     @property
     def _grader(self) -> Grader:
@@ -125,15 +119,14 @@ def _turn(message: object) -> tuple[str, str] | None:
     return (role, content) if isinstance(role, str) and isinstance(content, str) else None
 
 
-def _turns(example: Example) -> list[tuple[str, str]]:
+def _prompt(renderer: PromptRenderer, example: Example) -> str:
+    """A whole chat, where there is one, is rendered as it is."""
     turns = example.row.get("messages")
-    return [("user", example.question)] if turns is None else turns  # type: ignore[return-value]
-
-
-def _plain(example: Example) -> str:
-    if "messages" in example.row:
+    if turns is None:
+        return prompt_of(renderer, example)
+    if renderer.info.template is None:
         raise UsageError(
             f"the chat {example.question[:40]}… has no prompt for a model without a chat template; give an instruction-"
             "tuned target, or a column 'prompt'"
         )
-    return example.question
+    return renderer.render(turns)  # type: ignore[arg-type]

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.graders import same_number
-from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
+from fsd_calib.tasks.prompts import Exemplar, WorkedExamples, instructed
 from fsd_data.problems import fresh, generate
 from fsd_decoding.errors import UsageError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from fsd_decoding.profile.prompt import PromptForm
 
 _PROBLEMS = 3000  # without a limit; more than two thirds of them are certified on
 
@@ -29,13 +27,22 @@ def _read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Exa
     return [Example(p.question, p.answer) for p in problems], f"fsd_data.problems.fresh(seed={seed})"
 
 
-def _exemplars(tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Exemplar]:
+def _exemplars(asking: Asking) -> Sequence[Exemplar]:
     """Returns no examples without a tokenizer, which is the form the bundled pair was trained on; else four worked
     examples."""
-    if tokenizer is None:
+    if asking.tokenizer is None:
         return ()
     return [(p.question, p.answer) for p in islice(generate(0, part="train"), 4)]
 
 
+def _form(asking: Asking) -> tuple[PromptForm, Sequence[str]]:
+    """The bundled pair, whose template takes nothing else, is asked as it was trained: by the problem alone."""
+    from fsd_data.tokenizer import CHAT_TEMPLATE
+
+    if asking.tokenizer is not None and asking.tokenizer.chat_template == CHAT_TEMPLATE:
+        return instructed(""), ()
+    return WorkedExamples(_exemplars)(asking)
+
+
 # The longest solution, five steps and a closing line, is some 110 tokens with the bundled tokenizer.
-ARITHMETIC = TaskKind("arithmetic", _read, WorkedExamples(_exemplars), max_new_tokens=160, grader=same_number)
+ARITHMETIC = TaskKind("arithmetic", _read, _form, max_new_tokens=160, grader=same_number)

@@ -79,4 +79,4 @@ _WORKED = (
     ),
 )
 
-CSQA = TaskKind("csqa", _read, WorkedExamples(lambda tokenizer: _WORKED, BEST_OPTION), 512, same_choice)
+CSQA = TaskKind("csqa", _read, WorkedExamples(lambda asking: _WORKED, BEST_OPTION), 512, same_choice)

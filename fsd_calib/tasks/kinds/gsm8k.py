@@ -106,4 +106,4 @@ _WORKED: tuple[Exemplar, ...] = (
 )
 
 # Reference solutions stay under 400 tokens; instruction-tuned models explain more than those do.
-GSM8K = TaskKind("gsm8k", _read, WorkedExamples(lambda tokenizer: _WORKED), max_new_tokens=512, grader=same_number)
+GSM8K = TaskKind("gsm8k", _read, WorkedExamples(lambda asking: _WORKED), max_new_tokens=512, grader=same_number)

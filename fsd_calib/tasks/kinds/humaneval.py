@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fsd_calib.tasks.base import Example, Prompting, TaskKind, pick
+from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.grading.python_tests import COLUMNS, STOP, passes_tests
-from fsd_calib.tasks.prompts import has_chat_template, instructed
+from fsd_calib.tasks.prompts import instructed
 from fsd_calib.tasks.sandbox.preflight import checked_bwrap
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from fsd_decoding.profile.prompt import QUESTION, PromptForm
 
 _HUB = HubData(
     "openai/openai_humaneval", {"test": None}, files=("README.md", "openai_humaneval/*"),
@@ -44,11 +42,9 @@ def _example(row: Row) -> Example:
     return Example(row.raw("prompt"), row.raw(_SOLUTION), row={column: row.raw(column) for column in COLUMNS})
 
 
-def _prompts(tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
+def _form(asking: Asking) -> tuple[PromptForm, Sequence[str]]:
     """Chat models are instructed; others complete the prompt itself."""
-    if tokenizer is not None and has_chat_template(tokenizer):
-        return instructed(tokenizer, _INSTRUCTION)
-    return Prompting(lambda example: example.question, STOP)
+    return (instructed(_INSTRUCTION), ()) if asking.chats else (PromptForm(text=QUESTION), STOP)
 
 
-HUMANEVAL = TaskKind("humaneval", _read, _prompts, max_new_tokens=512, grader=passes_tests)
+HUMANEVAL = TaskKind("humaneval", _read, _form, max_new_tokens=512, grader=passes_tests)

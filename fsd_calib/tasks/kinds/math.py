@@ -69,4 +69,4 @@ _WORKED: tuple[Exemplar, ...] = (
     ),
 )
 
-MATH = TaskKind("math", _read, WorkedExamples(lambda tokenizer: _WORKED, _BOXED), 512, same_expression)
+MATH = TaskKind("math", _read, WorkedExamples(lambda asking: _WORKED, _BOXED), 512, same_expression)

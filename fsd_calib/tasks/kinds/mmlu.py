@@ -34,7 +34,7 @@ def mmlu(subjects: str) -> Kind:
     """Returns the task with these subjects, separated by commas, or with all where there are none."""
     wanted = tuple(dict.fromkeys(filter(None, (_subject(name) for name in subjects.split(",")))))
     name = f"mmlu:{','.join(wanted)}" if wanted else "mmlu"
-    return TaskKind(name, _reader(wanted), WorkedExamples(lambda tokenizer: _WORKED, BEST_OPTION), 512, same_choice)
+    return TaskKind(name, _reader(wanted), WorkedExamples(lambda asking: _WORKED, BEST_OPTION), 512, same_choice)
 
 
 def _subject(name: str) -> str:

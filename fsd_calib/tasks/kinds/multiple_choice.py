@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from fsd_calib.tasks.base import Example
-from fsd_calib.tasks.grading.choices import LETTERS
 from fsd_calib.tasks.prompts import Exemplar
 from fsd_calib.tasks.sources.rows import Row, shown
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.prompt import LETTERS
 
 BEST_OPTION = (
     "Think step by step about the question and its options. "

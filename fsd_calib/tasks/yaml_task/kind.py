@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsd_calib.tasks.base import Example, Prompting, Task, TaskKind, pick
-from fsd_calib.tasks.grading.choices import LETTERS
+from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.base import Example, Task, pick, problem_of, prompt_of, task_of
 from fsd_calib.tasks.kinds.multiple_choice import Options, choice_example
-from fsd_calib.tasks.prompts import chat_turns, has_chat_template
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows
 from fsd_calib.tasks.yaml_task.grading import grader_of, grading_of
-from fsd_calib.tasks.yaml_task.schema import Description, read_description
-from fsd_calib.tasks.yaml_task.templates import Literal, PromptTemplate
+from fsd_calib.tasks.yaml_task.schema import Description, read_description, read_description_file
 from fsd_decoding.errors import UsageError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Turn = tuple[str, PromptTemplate | Literal]  # the role and the content of a message
+from fsd_decoding.profile.prompt import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 
 
 @dataclass(frozen=True)
@@ -34,13 +29,11 @@ class YamlTask:
 
     Attributes:
         name: The file's path as it was given.
+        recorded: What the file said when a profile was made; None: it is read.
     """
 
     name: str
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.description.max_new_tokens
+    recorded: str | None = None
 
     @cached_property
     def file(self) -> Path:
@@ -49,68 +42,47 @@ class YamlTask:
     @cached_property
     def description(self) -> Description:
         """UsageError: see `read_description`."""
-        return read_description(self.file)
+        return read_description(self.file, self.content)
 
-    def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
+    @cached_property
+    def content(self) -> str:
+        """What the file says. UsageError: it cannot be read."""
+        return read_description_file(self.file) if self.recorded is None else self.recorded
+
+    def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
         """See `Kind.load`; `data` replaces the description's own."""
         grader, grading = grader_of(self.file, self.description), grading_of(self.file, self.description)
-        kind = TaskKind(self.name, self._read, self.prompts, self.max_new_tokens, grader, grading)
-        return kind.load(seed, limit, data, tokenizer)
+        examples, source = self._read(seed, limit, data)
+        info = self.prompts(asking)
+        renderer = asking.renderer(info, f"task file {self.file}")
+        problems = [problem_of(example, prompt_of(renderer, example)) for example in examples]
+        return task_of(self.name, problems, info, source, grader, grading=grading)
 
-    def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
+    def prompts(self, asking: Asking) -> PromptInfo:
         """See `Kind.prompts`. Worked examples precede a prompt, and in a chat they are earlier turns; one that asks
         what the problem asks is left out."""
         described = self.description
-        if tokenizer is None or not has_chat_template(tokenizer):
-            return Prompting(partial(self._plain, self._template("prompt", described.prompt)), described.stop)
-        stop = described.stop if "stop" in described.model_fields_set else ()
-        return Prompting(partial(self._chat, tokenizer, *self._turns()), stop)
+        stop = () if asking.chats and "stop" not in described.model_fields_set else described.stop
+        form = {"question": described.columns.question, "examples": self._shots}
+        form |= {"messages": self._messages} if asking.chats else {"text": described.prompt}
+        return asking.info(
+            PromptForm.model_validate(form), stop, described.max_new_tokens, self.content, described.answer_after
+        )
 
-    def _plain(self, template: PromptTemplate, example: Example) -> str:
-        shots = self._shots_for(example)
-        worked = "".join(f"{template.render(self._variables(shot))} {shot.answer}\n\n" for shot in shots)
-        return worked + template.render(self._variables(example))
-
-    def _turns(self) -> tuple[list[Turn], list[Turn]]:
-        """The templates of a chat: those of system messages, and those that are repeated for worked examples."""
+    @property
+    def _messages(self) -> tuple[Message, ...]:
         described = self.description
-        if described.messages is None:
-            asked = described.prompt if _prompt_is_for_chats(described) else "{{ question }}"
-            begin: list[Turn] = [("system", Literal(described.instruction))] if described.instruction else []
-            return begin, [("user", self._template("prompt", asked))]
-        turns: list[Turn] = [
-            (message.role, self._template("messages", message.content)) for message in described.messages
-        ]
-        return [turn for turn in turns if turn[0] == "system"], [turn for turn in turns if turn[0] != "system"]
-
-    def _chat(
-        self, tokenizer: PreTrainedTokenizerBase, begin: Sequence[Turn], asking: Sequence[Turn], example: Example
-    ) -> str:
-        messages = self._rendered(begin, example)
-        for shot in self._shots_for(example):
-            messages += [*self._rendered(asking, shot), ("assistant", shot.answer)]
-        return chat_turns(tokenizer, [*messages, *self._rendered(asking, example)])
-
-    def _rendered(self, turns: Sequence[Turn], example: Example) -> list[tuple[str, str]]:
-        return [(role, template.render(self._variables(example))) for role, template in turns]
-
-    def _variables(self, example: Example) -> dict[str, Any]:
-        """What templates can use; a question of a user's, asked by a profile, has no other columns."""
-        question = {self.description.columns.question: example.question, "question": example.question}
-        own = {"answer": example.answer, "choices": list(example.choices), "letters": LETTERS}
-        return {**example.row, **question, **own}
-
-    def _template(self, key: str, source: str) -> PromptTemplate:
-        return PromptTemplate(f"task file {self.file}, key {key!r}", source)
-
-    def _shots_for(self, example: Example) -> list[Example]:
-        return [shot for shot in self._shots if shot.question != example.question]
+        if described.messages is not None:
+            return described.messages
+        asked = described.prompt if _prompt_is_for_chats(described) else QUESTION
+        said = [Message(role="system", content=literal(described.instruction))] if described.instruction else []
+        return (*said, Message(role="user", content=asked))
 
     @cached_property
-    def _shots(self) -> list[Example]:
+    def _shots(self) -> tuple[WorkedExample, ...]:
         where = f"task file {self.file}, key 'examples'"
         rows = [Row(f"{where}, example {i}", shot) for i, shot in enumerate(self.description.examples, start=1)]
-        return [self._example(row) for row in rows]
+        return tuple(map(_worked, map(self._example, rows)))
 
     def _read(self, seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
         described = self.description
@@ -150,6 +122,12 @@ def _answer(row: Row, column: str) -> str:
     if not isfinite(value):
         raise UsageError(f"{row.where}: column {column!r} is {value}; it must be a finite number, or a text")
     return f"{Decimal(repr(value)):f}"
+
+
+def _worked(shot: Example) -> WorkedExample:
+    """Columns are kept as JSON has them, in which a date is a text."""
+    columns = json.loads(json.dumps({**shot.row, "choices": shot.choices}, default=str))
+    return WorkedExample(question=shot.question, answer=shot.answer, columns=columns)
 
 
 def _prompt_is_for_chats(described: Description) -> bool:

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fsd_calib.strict_yaml import Strict, read_yaml
+from fsd_calib.strict_yaml import Strict, checked_yaml, read_text
+from fsd_decoding.profile.prompt import Message
 
 GraderName = Literal["exact", "contains", "numeric", "choice", "math", "edit", "python-tests", "python"]
+_FILE = "task file"
 _SETTINGS = {"tolerance": "numeric", "similarity": "edit", "function": "python"}  # key -> the grader that takes it
 
 
@@ -37,13 +39,6 @@ class Columns(Strict):
     subject: str | None = None
 
 
-class Message(Strict):
-    """One message of a chat; its content is a template."""
-
-    role: str
-    content: str
-
-
 class Description(Strict):
     """A whole file.
 
@@ -57,6 +52,7 @@ class Description(Strict):
         examples: Worked examples: rows with the data's columns.
         stop: Strings that end an answer.
         max_new_tokens: Of an answer.
+        answer_after: What is graded follows the last of these in a text; a text without one is wrong.
         extract: Regular expression; its last match in a text, or that match's first group, is what is graded.
         grader: How. numeric takes `tolerance`, edit `similarity`, and python `function`.
     """
@@ -70,6 +66,7 @@ class Description(Strict):
     examples: tuple[dict[str, Any], ...] = ()
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ("\nQuestion:",)
     max_new_tokens: int = Field(default=512, ge=1)
+    answer_after: Annotated[str, Field(min_length=1)] | None = None
     extract: str | None = None
     grader: GraderName
     tolerance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
@@ -109,10 +106,15 @@ class Description(Strict):
         return self
 
 
-def read_description(path: Path) -> Description:
+def read_description(path: Path, content: str) -> Description:
     """Returns what a file says.
 
     Raises:
-        UsageError: It cannot be read, is no YAML, or breaks a rule.
+        UsageError: It is no YAML, or breaks a rule.
     """
-    return read_yaml(path, Description, "task file", "docs/tasks.md")
+    return checked_yaml(content, path, Description, _FILE, "docs/tasks.md")
+
+
+def read_description_file(path: Path) -> str:
+    """Returns a file's content. UsageError: it cannot be read."""
+    return read_text(path, _FILE)

@@ -17,7 +17,7 @@ def test_effort_is_one_line() -> None:
 def test_lines_to_copy_are_not_broken() -> None:
     path = Path("a rather long folder name that no table would leave in one line") / "profile.json"
     lines = printed(path=path).splitlines()
-    assert f"fsd-generate --profile '{path}' 'your prompt'" in lines
+    assert f"fsd-generate --profile '{path}' 'your question'" in lines
     code = usage(profile(), path).split("\n\n")[1]
     assert set(code.splitlines()) <= set(lines)
     compile(code, "usage", "exec")

@@ -16,7 +16,7 @@ from fsd_calib.tasks import Problem, Task, load_task, task_kind
 from fsd_calib.tasks.grading.graders import similarity
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.sampling import Sampling
-from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
+from support.calibration.task_files import GEMMA, QWEN, load_refusal, tokenizer_of
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
 from support.models.tiny_task import tiny_task
@@ -139,3 +139,10 @@ def test_similarity_counts_edits_of_tokens() -> None:
     assert similarity("a b c d", "a x c d") == similarity("a b c d", "a c d") == 0.75
     assert similarity("", "a") == 0
     assert similarity("f(x)", "f( x )") == 1
+
+
+def test_a_chat_s_own_system_message_precedes_the_user_s_where_the_template_rejects_it(tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (problem,) = load_task("agreement", data=tmp_path / "chats.jsonl", tokenizer=tokenizer_of(GEMMA)).problems
+    assert problem.prompt == "<start_of_turn>user\nBe brief.\n\nWhy?<end_of_turn>\n<start_of_turn>model\n"

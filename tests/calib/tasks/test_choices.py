@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.tasks.grading.choices import LETTERS, final_choice
+from fsd_calib.tasks.grading.choices import final_choice
+from fsd_decoding.profile.prompt import LETTERS
 
 CHOICES = ("a bank", "a library", "the mall", "New York", "a revolving door")
 

@@ -24,7 +24,7 @@ def own_prompts(path: Path, chats: bool) -> list[str]:
     """The prompts that `lm_eval` itself asks, of the evaluated documents in order."""
     (task,) = TaskManager(include_defaults=False).load([str(path)])["tasks"].values()
     task.set_fewshot_seed(1234)
-    render = chat_renderer(tokenizer_of(QWEN)) if chats else None
+    render = chat_renderer(tokenizer_of(QWEN), {}) if chats else None
     task.build_all_requests(apply_chat_template=chats, fewshot_as_multiturn=chats, chat_template=render)
     return [instance.args[0] for instance in task.instances]
 
@@ -40,7 +40,7 @@ def test_prompts_are_those_of_lm_eval_whatever_the_limit(tmp_path: Path, chats: 
     whole = load_task(f"lm-eval:{path}", tokenizer=tokenizer)
     certified = [problem.prompt for problem in whole.problems if problem.part == "certification"]
     assert certified == own_prompts(path, chats)
-    assert certified[0].count("<|im_start|>assistant") == (1 if chats else 0)
+    assert certified[0].count("<|im_start|>assistant") == (3 if chats else 0)  # worked examples are turns
     some = load_task(f"lm-eval:{path}", seed=3, limit=6, tokenizer=tokenizer)
     assert set(some.problems) < set(whole.problems)
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
-from fsd_calib.tasks import load_task
+from fsd_calib.tasks import Task, load_task
 from fsd_data.problems import part_of
 from fsd_data.tokenizer import build_tokenizer
-from support.calibration.task_files import PROBLEMS, QWEN, lines, load_refusal, tokenizer_of, write_file
-
-GEMMA = (  # rejects system messages, and writes the start token itself
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
-    "{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\\n' + message['content'] }}"
-    "{{ '<end_of_turn>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+from fsd_decoding.profile.prompt import PromptForm, PromptInfo, literal
+from fsd_decoding.profile.rendering import PromptRenderer, request_of
+from fsd_decoding.requests import prompt_tokens
+from support.calibration.profiles import profile
+from support.calibration.task_files import (
+    GEMMA,
+    PROBLEMS,
+    QWEN,
+    THINKING,
+    lines,
+    load_refusal,
+    tokenizer_of,
+    write_file,
 )
 
 
@@ -92,11 +101,112 @@ def test_a_chat_is_the_text_that_the_template_renders() -> None:
     assert prompt.startswith("<bos><start_of_turn>user\n")
 
 
-def test_thinking_is_disabled_in_templates_that_support_it() -> None:
-    template = "{{ messages[-1].content }}{% if enable_thinking is not false %}<think>{% endif %}"
-    assert "<think>" not in load_task("arithmetic", limit=1, tokenizer=tokenizer_of(template)).problems[0].prompt
+def test_a_model_thinks_only_where_that_is_asked_for() -> None:
+    def prompt(**options: Any) -> str:
+        return load_task("arithmetic", limit=1, tokenizer=tokenizer_of(THINKING), **options).problems[0].prompt
+
+    asked = {name: {"enable_thinking": name == "on"} for name in ("on", "off")}
+    assert prompt() == prompt(chat_template_kwargs=asked["off"])
+    assert prompt() == prompt(chat_template_kwargs=asked["on"]) + "<think>\n\n</think>\n\n"
+
+
+def test_what_follows_the_thought_is_graded_where_the_model_thinks() -> None:
+    def task(template: str | None = THINKING, **options: Any) -> Task:
+        return load_task("arithmetic", limit=1, tokenizer=tokenizer_of(template), **options)
+
+    thinking: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    asked = task(**thinking)
+    problem = asked.problems[0]
+    wrong = "#### 123456789"
+    assert asked.answer_after == "</think>"
+    assert asked.grade(problem, f"{wrong} </think>\n{problem.reference}")
+    assert not asked.grade(problem, f"{problem.reference} </think>\n{wrong}")
+    assert not asked.grade(problem, problem.reference)  # the limit ended the thought
+    assert asked.fingerprint != task().fingerprint
+    assert [task().answer_after, task(**thinking, answer_after="").answer_after] == [None, None]
+    assert task(QWEN, **thinking).answer_after is None  # its template knows nothing of thoughts
+    assert task(answer_after="ANSWER").grade(problem, f"{wrong} ANSWER {problem.reference}")
+
+
+def test_agreement_compares_what_follows_the_thoughts(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("Why?\n")
+    task = load_task("agreement", data=tmp_path / "prompts.txt", answer_after="</think>")
+    problem = task.problems[0]
+    assert task.grade(problem, "a </think> so", "b </think> so")
+    assert not task.grade(problem, "a </think> so", "a </think> no")
+    assert not task.grade(problem, "a </think> so", "a so")
+    assert [task.grade(problem, "a </think> so"), task.grade(problem, "a so")] == [True, False]
+
+
+def test_other_prompts_can_be_asked_for() -> None:
+    def task(**options: Any) -> Task:
+        return load_task("arithmetic", limit=1, tokenizer=tokenizer_of(QWEN), **options)
+
+    assert task(max_new_tokens=4000).max_new_tokens == 4000
+    assert "<|im_start|>system\nSay {{ it }}.\n<|im_end|>" in task(system="Say {{ it }}.\n").problems[0].prompt
+    assert "step by step" not in task(system="").problems[0].prompt
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"system": "Be brief."}, "system is for chat templates, and the target's tokenizer has none; leave it out"),
+        ({"chat_template_kwargs": {}}, "chat_template_kwargs is for chat templates"),
+        ({"chat_template_kwargs": "x"}, "chat_template_kwargs is 'x'; it must be names with values"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ],
+)
+def test_options_that_prompts_cannot_have_are_refused(options: dict[str, Any], message: str) -> None:
+    assert message in load_refusal("arithmetic", limit=1, tokenizer=tokenizer_of(), **options)
+
+
+def test_a_template_that_leaves_a_message_out_or_changes_it_is_refused() -> None:
+    last = tokenizer_of("{{ messages[-1].content }}")
+    message = load_refusal("arithmetic", limit=1, tokenizer=last)
+    assert "leaves out or changes the system message 'Solve the problem" in message
+    assert "leave the system message out (--system '')" in message
+    assert "step by step" not in load_task("arithmetic", limit=1, tokenizer=last, system="").problems[0].prompt
+    loud = tokenizer_of(
+        "{% for m in messages %}{{ m.content if m.role == 'system' else m.content | upper }}{% endfor %}"
+    )
+    assert "leaves out or changes the user message" in load_refusal("arithmetic", limit=1, tokenizer=loud)
+
+
+@given(st.text())
+def test_a_literal_text_is_rendered_as_it_is(text: str) -> None:
+    form = PromptForm(text=literal(text))
+    info = PromptInfo(digest="0" * 64, form=form, template=None, max_new_tokens=1)
+    assert PromptRenderer(info, None, "here").prompt("?") == text
 
 
 def test_a_template_that_rejects_user_messages_is_an_error() -> None:
     message = load_refusal("arithmetic", tokenizer=tokenizer_of("{{ raise_exception('not for chats') }}"))
     assert "not for chats" in message
+
+
+def test_what_a_profile_recorded_is_not_changed() -> None:
+    tokenizer = tokenizer_of(THINKING)
+    asked = load_task("arithmetic", limit=1, tokenizer=tokenizer, system="Be brief.", answer_after="#")
+    assert asked.prompt is not None
+    followed = profile({"prompt": asked.prompt.model_dump(mode="json")})
+    again = load_task(followed, limit=1, tokenizer=tokenizer, system="Be brief.", chat_template_kwargs={})
+    assert (again.problems, again.prompt) == (asked.problems, asked.prompt)
+    for name, value in {
+        "system": "", "chat_template_kwargs": {"enable_thinking": True}, "max_new_tokens": 9, "answer_after": "",
+    }.items():  # fmt: skip
+        options: dict[str, Any] = {name: value}
+        message = load_refusal(followed, limit=1, tokenizer=tokenizer, **options)
+        assert message.startswith(f"{name} is ")
+        assert "and the profile's prompts were made with" in message
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_whether_the_tokenizer_adds_its_start_to_a_chat_is_recorded(adds: bool) -> None:
+    tokenizer = tokenizer_of(THINKING if adds else "<eos>" + THINKING, start="<eos>")
+    start = [("<eos>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=start)
+    task = load_task("arithmetic", limit=1, tokenizer=tokenizer)
+    assert task.prompt is not None
+    assert task.prompt.special_tokens == adds
+    assert request_of(task.prompt).get("add_special_tokens", False) == adds
+    assert prompt_tokens(tokenizer, task.problems[0].prompt)[:2].count(start[0][1]) == 1

@@ -6,9 +6,11 @@ The numbers are invented.
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from typing import Any
 
+from fsd_data.tokenizer import CHAT_TEMPLATE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60}
@@ -21,6 +23,9 @@ VALUES: dict[str, Any] = {
     "created": "2026-01-02T03:04:05Z",
     "outcome": "certified-faster",
     "task": "arithmetic",
+    "prompt": {"digest": "0" * 64, "form": {"messages": [{"role": "user", "content": "{{ question }}"}]},
+               "template": hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest(),
+               "template_arguments": {"enable_thinking": False}, "special_tokens": False, "max_new_tokens": 160},
     "data": {"source": "generated", "fingerprint": "d", "split": "content-hash", "tuning": 300,
              "certification": 700},
     "target": {"id": "big", "fingerprint": "b", **_MODEL},

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from fsd_calib.tasks import Task, load_task
+from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.graders import same_number
 from fsd_calib.tasks.prompts import WorkedExamples
@@ -23,10 +24,25 @@ QWEN = (  # the part of Qwen2.5's template that serves plain messages
     "{%- if messages[0]['role'] == 'system' %}"
     "{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}"
     "{%- else %}{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{%- endif %}"
-    "{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{%- for message in messages %}{%- if message.role != 'system' %}"
     "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
     "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+GEMMA = (  # rejects system messages, and writes the start token itself
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\\n' + message['content'] }}"
+    "{{ '<end_of_turn>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+THINKING = (  # as Qwen3's: an empty thought where the model is told not to think
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}"
+    "{%- endif %}{%- endif %}"
 )
 
 
@@ -42,7 +58,7 @@ def tokenizer_of(chat_template: str | None = None, start: str | None = None) -> 
 def task_of(examples: Sequence[Example]) -> Task:
     """Returns a task of these examples, whose answers end in numbers."""
     kind = TaskKind("one", lambda *_: (examples, "here"), WorkedExamples(lambda _: ()), 8, same_number)
-    return kind.load(0, None, None, None)
+    return kind.load(0, None, None, Asking())
 
 
 def write_file(folder: Path, content: str | bytes) -> Path:
@@ -57,6 +73,6 @@ def lines(problems: Iterable[GeneratedProblem]) -> str:
     return "".join(json.dumps({"question": p.question, "answer": p.answer}) + "\n" for p in problems)
 
 
-def load_refusal(name: str, **options: Any) -> str:
+def load_refusal(name: Any, **options: Any) -> str:
     """Returns the message with which loading a task is refused."""
     return usage_error(lambda: load_task(name, **options))

@@ -28,6 +28,7 @@ MOVING = {"policy": PolicyInfo.of(str(EntropyScaled(0.0625, 1.0).identity)).mode
 
 def followed(changes: dict[str, Any] | None = None) -> ThresholdProfile:
     return profile({
+        "prompt": None,
         "target": ModelInfo.of(PAIR[0]).model_dump(), "draft": ModelInfo.of(PAIR[1]).model_dump(),
         "tokenizer": tokenizer_fingerprint(word_tokenizer()), "dtype": "float64", "acceptance": None,
         "threshold": 0.0625, "draft_length": 3, "sampling.temperature": 0.8, **(changes or {}),

@@ -1,0 +1,242 @@
+"""Prompts from questions, for calibrations and for whatever follows their profiles: through a chat template, or plain.
+
+A chat is the text that its template renders, which may begin with the start token: the decoder adds one only where a
+prompt has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from jinja2 import DebugUndefined, Environment, StrictUndefined, Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.prompt import LETTERS, QUESTION, Message, PromptForm, PromptInfo, WorkedExample
+
+Turn = tuple[str, str]  # role and text of a message
+_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
+_SKETCHING = ImmutableSandboxedEnvironment(undefined=DebugUndefined)  # leaves what it does not know
+
+
+class PromptRenderer:
+    """Makes prompts as a record says.
+
+    Args:
+        info: how prompts are made.
+        tokenizer: has the chat template; None: there is none.
+        where: whose prompts they are, for messages.
+
+    Raises:
+        UsageError: the tokenizer has another chat template than the record, or the record has no form.
+    """
+
+    def __init__(self, info: PromptInfo, tokenizer: Any, where: str) -> None:
+        self.info, self._tokenizer = info, tokenizer
+        if info.form is None:
+            raise UsageError(f"{where} are made of whole documents by the task's own code, and a question is none")
+        check_template(info, tokenizer, where)
+        self._asked = _Asked(info.form, where, _ENVIRONMENT)
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a text."""
+        return self.info.stop
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens of a text."""
+        return self.info.max_new_tokens
+
+    def prompt(self, question: str, columns: Mapping[str, Any] | None = None) -> str:
+        """Returns the prompt of a question.
+
+        Args:
+            columns: further variables of templates.
+
+        Raises:
+            UsageError: a template needs another column, or the chat template cannot render the messages or leaves one
+                out.
+        """
+        if self.info.template is None:
+            return self._asked.text(question, columns or {})
+        return self.render(self._asked.chat(question, columns or {}))
+
+    def render(self, turns: Sequence[Turn]) -> str:
+        """Returns the prompt that a chat is. UsageError: see `render_chat`."""
+        sent = system_before_user(turns) if self.info.system_before_user else turns
+        return render_chat(self._tokenizer, sent, self.info.template_arguments)
+
+    def asks(self, prompt: str) -> bool | None:
+        """Whether a prompt is one of these, whatever it asks; None: that cannot be told, as questions have columns."""
+        return None if self._frame is None else prompt.startswith(self._frame[0]) and prompt.endswith(self._frame[1])
+
+    @cached_property
+    def _frame(self) -> tuple[str, str] | None:
+        """What stands before and behind a question."""
+        marker = "\ufffcquestion\ufffc"
+        try:
+            before, _, behind = self.prompt(marker).rpartition(marker)
+        except UsageError:
+            return None
+        return before, behind
+
+
+def check_template(info: PromptInfo, tokenizer: Any, where: str) -> None:
+    """Raises UsageError where chats were rendered by another template than a tokenizer has; see `PromptRenderer`."""
+    if info.template is None or info.template == (found := template_digest(tokenizer)):
+        return
+    raise UsageError(
+        f"{where} were rendered by the chat template {info.template[:12]}, and the tokenizer {_name(tokenizer)} has "
+        f"{'none' if found is None else found[:12]}; load the tokenizer that the calibration had"
+    )
+
+
+def request_of(info: PromptInfo) -> dict[str, Any]:
+    """Returns the body of a request to a server that renders the same prompts: `messages`, or else a `prompt`.
+
+    Questions and columns stand in it as in templates: {{ question }}.
+
+    Raises:
+        UsageError: the record has no form.
+    """
+    if info.form is None:
+        raise UsageError("prompts are made of whole documents by the task's own code; send them as /v1/completions")
+    asked = _Asked(info.form, "the prompts", _SKETCHING)
+    ends = {"max_tokens": info.max_new_tokens, **({"stop": list(info.stop)} if info.stop else {})}
+    if info.template is None:
+        return {"prompt": asked.text(QUESTION, {}), **ends}
+    turns = asked.chat(QUESTION, {})
+    sent = system_before_user(turns) if info.system_before_user else turns
+    begins = {"add_special_tokens": True} if info.special_tokens else {}
+    return {"messages": [{"role": role, "content": content} for role, content in sent], **begins, **ends}
+
+
+class _Asked:
+    """Fills in the templates of a form."""
+
+    def __init__(self, form: PromptForm, where: str, environment: Environment) -> None:
+        self._form, self._where, self._environment = form, where, environment
+
+    def text(self, question: str, columns: Mapping[str, Any]) -> str:
+        """Returns a plain prompt."""
+        worked = (f"{self._text(each.question, _of(each))} {each.answer}\n\n" for each in self._examples(question))
+        return "".join(worked) + self._text(question, columns)
+
+    def chat(self, question: str, columns: Mapping[str, Any]) -> list[Turn]:
+        """Returns the messages that ask a question."""
+        turns = [self._turn(message, question, columns) for message in self._form.system]
+        for each in self._examples(question):
+            turns += [self._turn(message, each.question, _of(each)) for message in self._form.asking]
+            turns.append(("assistant", each.answer))
+        return turns + [self._turn(message, question, columns) for message in self._form.asking]
+
+    def _examples(self, question: str) -> Iterator[WorkedExample]:
+        return (each for each in self._form.examples if each.question != question)
+
+    def _turn(self, message: Message, question: str, columns: Mapping[str, Any]) -> Turn:
+        return message.role, self._rendered(message.content, f"{message.role} message", question, columns)
+
+    def _text(self, question: str, columns: Mapping[str, Any]) -> str:
+        return self._rendered(self._form.text or "", "key 'prompt'", question, columns)
+
+    def _rendered(self, source: str, key: str, question: str, columns: Mapping[str, Any]) -> str:
+        asked = {"question": question, self._form.question: question}
+        variables = {"answer": "", "choices": [], "letters": LETTERS, **columns, **asked}
+        try:
+            return self._template(source, key).render(variables)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, OverflowError) as error:
+            known = ", ".join(variables)
+            raise UsageError(
+                f"{self._where}, {key}: cannot be rendered ({_reason(error)}); its variables are {known}"
+            ) from None
+
+    def _template(self, source: str, key: str) -> Template:
+        try:
+            return self._environment.from_string(source)
+        except TemplateError as error:
+            raise UsageError(f"{self._where}, {key}: no Jinja template ({_reason(error)}); repair it") from None
+
+
+def render_chat(
+    tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], add_generation_prompt: bool = True
+) -> str:
+    """Returns the text of a chat, up to the beginning of the assistant's answer, or within the answer that it ends in.
+
+    Raises:
+        UsageError: the template cannot render the messages, or what it renders lacks the text of one.
+    """
+    try:
+        text = _apply(tokenizer, turns, arguments, add_generation_prompt)
+    except (TemplateError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"chat template of tokenizer {_name(tokenizer)}: cannot render messages of "
+            f"{' and '.join(dict.fromkeys(role for role, _ in turns))} ({_reason(error)}); repair it, or ask by other "
+            "messages"
+        ) from error
+    if lost := next((turn for turn in turns if turn[1].strip() not in text), None):
+        role, content = lost
+        way = (
+            "leave the system message out (--system ''), or put it into the user's message (a task in YAML: prompt)"
+            if role == "system"
+            else "repair it, or ask by other messages"
+        )
+        raise UsageError(
+            f"chat template of tokenizer {_name(tokenizer)}: leaves out or changes the {role} message {content!r:.60}, "
+            f"so the model would not read it; {way}"
+        )
+    return text
+
+
+def rejects_system(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether a chat template rejects messages of the system (Gemma, early Mistral)."""
+    try:
+        _apply(tokenizer, [("system", "x"), ("user", "x")], arguments, True)
+    except (TemplateError, ValueError):
+        return True
+    return False
+
+
+def system_before_user(turns: Sequence[Turn]) -> list[Turn]:
+    """Returns a chat in which what the system says precedes the first user message, in that message."""
+    said = [content for role, content in turns if role == "system"]
+    others = [turn for turn in turns if turn[0] != "system"]
+    if said and others and others[0][0] == "user":
+        others[0] = ("user", "\n\n".join([*said, others[0][1]]))
+    return others
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether prompts for a tokenizer's model are chats; None has no template."""
+    return tokenizer is not None and bool(tokenizer.chat_template)
+
+
+def template_digest(tokenizer: Any) -> str | None:
+    """Returns the SHA-256 (hex) of a tokenizer's chat template; None: it has none."""
+    if not has_chat_template(tokenizer):
+        return None
+    return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
+
+
+def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], begins: bool) -> str:
+    text = tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in turns], tokenize=False, add_generation_prompt=begins,
+        continue_final_message=not begins, **arguments,
+    )  # fmt: skip
+    assert isinstance(text, str)
+    return text
+
+
+def _of(example: WorkedExample) -> dict[str, Any]:
+    return {**example.columns, "answer": example.answer}
+
+
+def _name(tokenizer: Any) -> str:
+    return getattr(tokenizer, "name_or_path", None) or "in hand"
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,33 @@
+"""Whether lm-eval asks a task of its own as the calibration of a profile did; a decoder tells of other prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+
+from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.harness.kind import HarnessKind
+from fsd_calib.tasks.registry import task_kind
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+def departure(profile: ThresholdProfile, tokenizer: Any, requests: Sequence[Instance]) -> str | None:
+    """Returns a line where requests ask otherwise than the profile's task of lm-eval, if it has one.
+
+    Told by the first document: worked examples are drawn document by document.
+    """
+    if profile.prompt is None or profile.prompt.form is not None:
+        return None
+    try:
+        kind = task_kind(profile.task)
+        assert isinstance(kind, HarnessKind)
+        asking = Asking(tokenizer, recorded=profile.prompt)
+        first = [request for request in requests if request.doc_id == 0]
+        if all(request.args[0] == kind.first_prompt(asking, request.doc) for request in first):
+            return None
+    except UsageError as error:
+        return f"prompts cannot be compared with those of the profile of {profile.task!r} ({error})"
+    return f"prompts are not made as in the calibration: the profile of {profile.task!r} certifies nothing of that"

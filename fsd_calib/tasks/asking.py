@@ -1,0 +1,185 @@
+"""How a task asks one model: its tokenizer's chat template, and what a user chose of the prompts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from fsd_decoding.argument_checks import check_count
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.prompt import Message, PromptForm, PromptInfo, literal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fsd_decoding.profile.rendering import PromptRenderer
+
+TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
+"""By default: reasoning would exceed the limits of most tasks."""
+_THINKING, _END_OF_THOUGHT = "enable_thinking", "</think>"
+
+
+class PromptKeywords(TypedDict, total=False):
+    """The fields of `PromptOptions`, as keywords."""
+
+    chat_template_kwargs: Mapping[str, Any] | None
+    system: str | None
+    max_new_tokens: int | None
+    answer_after: str | None
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What a user chooses of prompts; None: as the task has it.
+
+    Args:
+        chat_template_kwargs: arguments of the chat template, beside or in place of `TEMPLATE_ARGUMENTS`.
+        system: replaces the task's system message; "": there is none.
+        max_new_tokens: the most tokens of a text.
+        answer_after: what is graded follows the last of these; "": all of the text is graded. By default "</think>"
+            where the chat template is told to let the model think.
+
+    Raises:
+        UsageError: one is of the wrong type.
+    """
+
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    system: str | None = None
+    max_new_tokens: int | None = None
+    answer_after: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.chat_template_kwargs, Mapping | None):
+            raise UsageError(
+                f"chat_template_kwargs is {self.chat_template_kwargs!r:.40}; it must be names with values, such as "
+                '{"enable_thinking": true}'
+            )
+        if self.max_new_tokens is not None:
+            check_count("max_new_tokens", self.max_new_tokens)
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """What chat templates are given besides messages."""
+        return {**TEMPLATE_ARGUMENTS, **(self.chat_template_kwargs or {})}
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The model that is asked, and how.
+
+    Attributes:
+        tokenizer: Has the chat template; None: prompts are plain texts.
+        recorded: How prompts of a profile were made: they are made so again, whatever the task says now.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    options: PromptOptions = field(default_factory=PromptOptions)
+    recorded: PromptInfo | None = None
+
+    def __post_init__(self) -> None:
+        chosen = self.options
+        if not self.chats and (chosen.system is not None or chosen.chat_template_kwargs is not None):
+            given = "system" if chosen.system is not None else "chat_template_kwargs"
+            raise UsageError(f"{given} is for chat templates, and the target's tokenizer has none; leave it out")
+
+    @property
+    def chats(self) -> bool:
+        """Whether prompts are chats."""
+        from fsd_decoding.profile.rendering import has_chat_template
+
+        return has_chat_template(self.tokenizer)
+
+    def renderer(self, info: PromptInfo, where: str) -> PromptRenderer:
+        """Returns what makes prompts as `info` says; see `PromptRenderer`."""
+        from fsd_decoding.profile.rendering import PromptRenderer
+
+        return PromptRenderer(info, self.tokenizer, where)
+
+    def info(
+        self, form: PromptForm | None, stop: Sequence[str], max_new_tokens: int, specification: str | None = None,
+        answer_after: str | None = None, digest_of: str | None = None,
+    ) -> PromptInfo:  # fmt: skip
+        """Returns how prompts are made.
+
+        Args:
+            form: their templates; None: the task's own code makes them.
+            stop, max_new_tokens, answer_after: as the task has them.
+            specification: the whole content of the file that describes the task.
+            digest_of: what specifies the task where neither a file nor a form does.
+
+        Raises:
+            UsageError: options differ from what a profile recorded.
+        """
+        if self.recorded is not None:
+            self._check_recorded(self.recorded)
+            return self.recorded
+        specified = specification or digest_of or (form.model_dump_json() if form is not None else "")
+        chosen, form = self.options, self._with_system(form)
+        made = PromptInfo(
+            specification=specification,
+            digest=hashlib.sha256(specified.encode()).hexdigest(),
+            form=form,
+            template=None,
+            stop=tuple(stop),
+            max_new_tokens=chosen.max_new_tokens or max_new_tokens,
+            answer_after=self._answer_after(answer_after) or None,
+        )
+        return self._for_template(made) if self.chats else made
+
+    def _for_template(self, made: PromptInfo) -> PromptInfo:
+        from fsd_decoding.profile.rendering import rejects_system, render_chat, template_digest
+        from fsd_decoding.requests import prompt_tokens
+
+        arguments = self.options.template_arguments
+        begins = render_chat(self.tokenizer, [("user", "x")], arguments)
+        assert self.tokenizer is not None
+        bare = self.tokenizer(begins, add_special_tokens=False)["input_ids"]
+        found = {
+            "template": template_digest(self.tokenizer),
+            "template_arguments": arguments,
+            "system_before_user": rejects_system(self.tokenizer, arguments),
+            "special_tokens": prompt_tokens(self.tokenizer, begins) != bare,
+        }  # fmt: skip
+        return PromptInfo.model_validate(made.model_dump() | found)
+
+    def _with_system(self, form: PromptForm | None) -> PromptForm | None:
+        system = self.options.system
+        if system is None or form is None:
+            return form
+        said = (Message(role="system", content=literal(system)),) if system else ()
+        return form.model_copy(update={"messages": (*said, *form.asking)})
+
+    def _answer_after(self, of_task: str | None) -> str | None:
+        chosen = self.options.answer_after
+        if chosen is not None or of_task is not None:
+            return of_task if chosen is None else chosen
+        thinks = self.options.template_arguments.get(_THINKING) is True
+        return _END_OF_THOUGHT if thinks and self.chats and _THINKING in self._template else None
+
+    @property
+    def _template(self) -> str:
+        assert self.tokenizer is not None
+        return str(self.tokenizer.get_chat_template())
+
+    def _check_recorded(self, recorded: PromptInfo) -> None:
+        from fsd_decoding.profile.rendering import check_template
+
+        check_template(recorded, self.tokenizer, "the profile's prompts")
+        chosen, form = self.options, recorded.form
+        said = None if form is None or form.text is not None else "\n\n".join(each.content for each in form.system)
+        differing = {
+            "chat_template_kwargs": (
+                None if chosen.chat_template_kwargs is None else chosen.template_arguments, recorded.template_arguments,
+            ),
+            "system": (chosen.system and literal(chosen.system), said),
+            "max_new_tokens": (chosen.max_new_tokens, recorded.max_new_tokens),
+            "answer_after": (chosen.answer_after, recorded.answer_after or ""),
+        }  # fmt: skip
+        for name, (now, then) in differing.items():
+            if now is not None and now != then:
+                raise UsageError(
+                    f"{name} is {now!r:.60}, and the profile's prompts were made with {then!r:.60}; leave it out, or "
+                    "calibrate again"
+                )
