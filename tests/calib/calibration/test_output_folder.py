@@ -73,6 +73,7 @@ def test_a_profile_of_unknown_origin_keeps_its_folder(tmp_path: Path) -> None:
         replace(ASKED, decoding=DecodingConfig(seed=1)),
         changed(limit=100),
         changed(data="mine.jsonl"),
+        changed(system="Answer briefly."),
         changed(dtype="bfloat16"),
     ],
     ids=str,
