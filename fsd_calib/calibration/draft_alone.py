@@ -41,5 +41,6 @@ def _measure(findings: Findings, alone: Configuration) -> DraftAlone:
     return DraftAlone(
         draft=alone.draft, counts=Counts(**asdict(paired.outcomes)),
         interval=retention_interval(paired, ready.goal.confidence), problems=measured.problems, tokens=measured.tokens,
-        speed=None if speed is None else speed.value, speed_interval=None if speed is None else (speed.low, speed.high),
+        speed=None if speed is None else speed.value,
+        speed_interval=(speed.low, speed.high) if speed is not None and speed.bounded else None,
     )  # fmt: skip

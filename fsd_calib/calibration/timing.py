@@ -17,7 +17,7 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.engines.own.source import source_of
-from fsd_calib.formatting import clock, interval
+from fsd_calib.formatting import interval
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.interleaved import (
     LOOKS,
@@ -154,7 +154,7 @@ class Timer:
             speeds = self._speeds(configurations, problems, self.goal.serve_batch, self._served, decided)
         ratio = _over_sd(speeds, configurations)
         if ratio is not None and not ratio.excludes(1):
-            self.session.progress.note(_undecided(ratio, self._served * self.seconds))
+            self.session.progress.note(_undecided(ratio))
         return Timed(speeds, part, load, threads)
 
     def _forecast_speeds(self) -> Timed:
@@ -178,7 +178,7 @@ class Timer:
             return self._speeds(configurations, problems, 1, _SINGLE, self._decides(configurations))
 
     def time_here(self, configuration: Configuration, opened: Opened | None) -> Interval | None:
-        """Times a configuration in this process, until the first look, on the problems that `time` takes.
+        """Times a configuration in this process, until there is an interval, on the problems that `time` takes.
 
         None: nothing is to be timed.
         """
@@ -187,8 +187,9 @@ class Timer:
         _, problems = self._problems(self.goal.serve_batch, opened)
         with self.session.threads_for(self.goal.serve_batch):
             speeds = self._speeds_here(
-                [configuration], problems, self.goal.serve_batch, _DRAFT_ALONE, lambda first_look: True
-            )
+                [configuration], problems, self.goal.serve_batch, _DRAFT_ALONE,
+                lambda speeds: speeds.of(configuration).bounded,
+            )  # fmt: skip
         return speeds.of(configuration)
 
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
@@ -311,12 +312,9 @@ def _over_sd(speeds: Speeds[Configuration], configurations: Sequence[Configurati
     return speeds.ratio(configurations[-1], configurations[-2]) if len(configurations) > 2 else None
 
 
-def _undecided(ratio: Interval, seconds: float) -> str:
+def _undecided(ratio: Interval) -> str:
     between = f"{ratio.value:.2f}x, {interval((ratio.low, ratio.high), 2)}" if ratio.bounded else "too few turns"
-    return (
-        f"timing could not tell in the {clock(seconds)} planned for it whether the setting is faster or slower than sd "
-        f"({between}); fsd-profile retime --minutes gives it more"
-    )
+    return f"timing could not tell whether the setting is faster or slower than sd ({between})"
 
 
 def _models(session: Session) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from fsd_calib.measuring.signed_rank import fewest
 from fsd_calib.measuring.speed import C, Clock, TimedRun, TimedSpeeds
 from fsd_calib.progress import Progress, Silent
 from fsd_decoding.errors import UsageError
@@ -69,7 +70,7 @@ def measure_speeds(
         problems: With one stream each problem is a piece; with more a piece is up to four problems per stream. Some
             streams are idle towards its end, so speeds are slightly low, for all alike.
         until: By default all pieces have three turns, or 160 in all.
-        briefly: Configurations that have no turns after the first look.
+        briefly: Configurations that have no turns after the first look, unless it takes more for an interval.
         seed: Of the order.
 
     Raises:
@@ -78,10 +79,11 @@ def measure_speeds(
     warm_up, *work = pieces(problems, streams)
     until, timed = until or Until(), _Turns(list(dict.fromkeys(configurations)), clocks)
     began, now, order = clocks["wall"](), clocks["wall"], Random(seed)
+    looks = 1 if until.decided is None else len(LOOKS)
+    brief = max(LOOKS[0], fewest((1 - confidence) / looks))
 
     def speeds() -> TimedSpeeds[C]:
         seen = min(timed.count, len(work)) * len(warm_up)
-        looks = 1 if until.decided is None else len(LOOKS)
         return TimedSpeeds([timed.run(len(work), streams)], seen, confidence, 0, len(warm_up) / streams, looks)
 
     most = min(LOOKS[-1], _REPEATS * len(work))
@@ -92,7 +94,7 @@ def measure_speeds(
             used = now() - began
             if used >= until.seconds * (_HARD if turn < LOOKS[0] else 1) and turn:
                 break
-            kinds = [kind for kind in timed.kinds if turn < LOOKS[0] or kind not in briefly]
+            kinds = [kind for kind in timed.kinds if turn < brief or kind not in briefly]
             stop = began + _HARD * until.seconds if turn else math.inf
             if not timed.take(decode, order.sample(kinds, len(kinds)), work[turn % len(work)], stop):
                 break

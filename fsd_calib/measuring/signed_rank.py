@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -19,13 +20,21 @@ def centre(values: Floats, miss: float) -> tuple[float, float, float]:
 
     Args:
         miss: the probability, at most, that the interval misses the centre. Its ends are infinite where the values are
-            too few for that: it takes 6 at .05, and 8 at .01.
+            fewer than `fewest`.
     """
     first, second = np.triu_indices(len(values))
     means = np.sort((values[first] + values[second]) / 2)
     beyond = int(np.searchsorted(_distribution(len(values)), miss / 2, side="right"))
     low, high = (float(means[beyond - 1]), float(means[-beyond])) if beyond else (-np.inf, np.inf)
     return float(np.median(means)), low, high
+
+
+def fewest(miss: float) -> int:
+    """Returns how many values it takes for an interval with ends: 6 where it may miss with probability .05, 8 at .01.
+
+    The interval of n values that is widest reaches from the least to the largest, and misses with probability 2 / 2^n.
+    """
+    return math.ceil(1 - math.log2(miss))
 
 
 @lru_cache

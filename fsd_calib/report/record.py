@@ -95,7 +95,7 @@ class DraftAlone(Part):
     speed: Amount | None
     """Timed tokens/s of one stream, as the profile's speeds were. null: nothing was timed."""
     speed_interval: tuple[Amount, Amount] | None
-    """Its interval. null: nothing was timed."""
+    """Its interval. null: nothing was timed, or on too few problems."""
 
 
 class Trial(Setting):

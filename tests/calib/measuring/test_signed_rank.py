@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
-from fsd_calib.measuring.signed_rank import centre
+from fsd_calib.measuring.signed_rank import centre, fewest
 
 VALUES = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=1, max_size=30)
 
@@ -33,6 +33,13 @@ def test_the_interval_holds_what_the_signed_rank_test_does_not_reject(count: int
     for end, inwards in ((low, 1e-9), (high, -1e-9)):
         assert wilcoxon(values - end - inwards, method="exact").pvalue > miss
         assert wilcoxon(values - end + inwards, method="exact").pvalue <= miss
+
+
+@given(st.floats(1e-6, 0.5))
+def test_the_fewest_values_are_those_that_give_ends(miss: float) -> None:
+    least = fewest(miss)
+    assert np.isfinite(centre(np.zeros(least), miss)).all()
+    assert not np.isfinite(centre(np.zeros(least - 1), miss)[1:]).any()
 
 
 def test_few_values_have_no_interval_and_an_outlier_moves_nothing() -> None:

@@ -158,14 +158,19 @@ class Busy(Machine):
         self.now += seconds * (1 + (self._rng.random() < self.stalled) * self._rng.pareto(0.9))
         return round(2 * rounds)
 
-    def decides(self, until: float = float("inf"), clocks: Clocks | None = None) -> tuple[Interval, int]:
-        """Returns the ratio and the number of turns."""
+    def timed(
+        self, until: float = float("inf"), clocks: Clocks | None = None, confidence: float = 0.9
+    ) -> TimedSpeeds[str]:
         problems = [(i, 10.0) for i in range(200)]
-        speeds = measure_speeds(
-            self.decode, list(SPEEDS), problems, confidence=0.9, briefly=["target"],
+        return measure_speeds(
+            self.decode, list(SPEEDS), problems, confidence=confidence, briefly=["target"],
             until=Until(until, lambda speeds: speeds.ratio("fsd", "sd").excludes(1)),
             clocks=clocks or {"wall": lambda: self.now},
         )  # fmt: skip
+
+    def decides(self, until: float = float("inf"), clocks: Clocks | None = None) -> tuple[Interval, int]:
+        """Returns the ratio and the number of turns."""
+        speeds = self.timed(until, clocks)
         return speeds.ratio("fsd", "sd"), len(speeds.runs[0].pieces)
 
 
@@ -229,6 +234,16 @@ def test_the_target_has_no_turns_after_the_first_look() -> None:
     machine = Busy(0, ratio=1.0, stalled=0.0)
     machine.decides(20.0)
     assert machine.names.count("target") == 1 + LOOKS[0] < machine.names.count("sd")
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.995, 0.9999])
+def test_where_a_ratio_is_decided_every_speed_has_an_interval(confidence: float) -> None:
+    machine = Busy(0, ratio=3.0, stalled=0.0)
+    speeds = machine.timed(confidence=confidence)
+    assert speeds.ratio("fsd", "sd").low > 1
+    assert all(speeds.of(name).bounded for name in SPEEDS)
+    assert speeds.ratio("fsd", "target").bounded
+    assert machine.names.count("target") <= machine.names.count("sd")
 
 
 def test_ratios_are_by_the_processor_only_where_the_wall_is_much_noisier() -> None:
