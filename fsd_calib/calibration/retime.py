@@ -78,7 +78,7 @@ def retime(
 def _with_setting(profile: ThresholdProfile) -> ThresholdProfile:
     """Returns the profile with the threshold whose speed matters, which may be that of its estimate."""
     estimate, name = profile.estimate, f"the profile of {profile.task!r}"
-    if profile.outcome == "certified-slower" and estimate is not None:
+    if _passed(profile) and estimate is not None:
         profile = profile.model_copy(update={"threshold": estimate.threshold})
     if profile.threshold is None:
         raise UsageError(
@@ -87,6 +87,11 @@ def _with_setting(profile: ThresholdProfile) -> ThresholdProfile:
     if profile.sd_draft or (estimate and estimate.draft):
         raise UsageError(f"{name} compares settings with different drafts, which retime does not load; calibrate again")
     return profile
+
+
+def _passed(profile: ThresholdProfile) -> bool:
+    """Returns whether the setting passed its test; what did not is never called too slow."""
+    return profile.outcome in CERTIFIED or (profile.outcome == "too-slow" and profile.certificate.problems > 0)
 
 
 def _run_file(profile: Path) -> RunFile:
@@ -176,7 +181,7 @@ def _timed_again(
         "single": None if single is None else figures(single),
     }  # fmt: skip
     over_sd, own = timed.speeds.ratio(chosen, sd), timed.speeds.of(chosen)
-    tested: Outcome = "certified-speed-unknown" if profile.outcome in CERTIFIED else profile.outcome
+    tested: Outcome = "certified-speed-unknown" if _passed(profile) else profile.outcome
     intervals = (over_sd.low, over_sd.high), (own.low, own.high)
     outcome = timed_outcome(tested, *intervals, profile.speed.wanted)
     return _with_outcome(profile, lossy, outcome, Speed.model_validate(speed))
@@ -187,7 +192,10 @@ def _lossless_meets(profile: ThresholdProfile) -> bool:
     certificate = profile.certificate
     if certificate.wanted is None:
         return True
-    return certificate.wanted <= (1 if certificate.acc == "retention" else profile.accuracy.target)
+    if certificate.acc == "retention":
+        return certificate.wanted <= 1
+    other_texts = certificate.guarantee == "dataset" and profile.sampling.temperature > 0
+    return not other_texts and certificate.wanted <= profile.accuracy.target
 
 
 def _with_outcome(

@@ -80,7 +80,8 @@ def _too_slow(profile: ThresholdProfile) -> str:
     outcome = "Too slow: the setting that was chosen by its forecast did not reach the requested speed when timed."
     if not profile.certificate.problems:
         outcome = "Too slow: no setting that was tried is forecast to reach the requested speed, so none was tested."
-    return " ".join(filter(None, (outcome, _runs_lossless(profile), _estimate(profile))))
+    again = "fsd-profile retime PROFILE times it again, without an attempt." if profile.certificate.problems else ""
+    return " ".join(filter(None, (outcome, _runs_lossless(profile), _estimate(profile), again)))
 
 
 def _untested(profile: ThresholdProfile) -> str:
@@ -191,10 +192,11 @@ def _shown_speed(profile: ThresholdProfile) -> str:
     if ends.over_sd[1] < 1 and profile.threshold is None:
         return f"It was shown to be slower than sd, so {follow} {profile.effective_rule}, which loses nothing."
     if ends.over_sd[1] < 1:
-        return f"It was shown to be slower than sd, which was not shown to do what was requested, so {follow} it."
+        why = "" if profile.outcome == "untested" else ", which was not shown to do what was requested"
+        return f"It was shown to be slower than sd{why}; {follow} it all the same."
     if profile.outcome != "certified-faster" and ends.over_sd[0] <= 1:
         return f"It was not shown to be faster than sd, nor slower: {again}."
-    open_speed = profile.speed.wanted is not None and ends.chosen[0] < profile.speed.wanted
+    open_speed = profile.speed.wanted is not None and ends.chosen[0] < profile.speed.wanted <= ends.chosen[1]
     return f"Its speed may be below what was requested: {again}." if open_speed else ""
 
 

@@ -86,6 +86,28 @@ def test_the_outcome_follows_and_comes_back(folder: Path, monkeypatch: pytest.Mo
     assert again.speed.over_sd == pytest.approx(1.7)
 
 
+def test_what_was_too_slow_for_a_requested_speed_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a busy machine made: speeds are 80 tokens/s, and then 170."""
+    file = file_of(folder)
+    made = ThresholdProfile.load(file)
+    certificate, speed = made.certificate.model_dump(), made.speed.model_dump() | {"wanted": 120.0}
+    asked = made.model_copy(
+        update={
+            "certificate": type(made.certificate)(**certificate | {"wanted": None}),
+            "speed": type(made.speed)(**speed),
+        }
+    ).sealed()
+    asked.save(file)
+    with pytest.MonkeyPatch.context() as patch:
+        fix_speeds(patch, 0.8)
+        before, slow = seen(folder)
+    assert (slow.outcome, slow.threshold, slow.certificate.certified, slow.met) == ("too-slow", None, False, False)
+    fix_speeds(monkeypatch, 1.7)
+    _, again = seen(folder)
+    assert (again.outcome, again.threshold, again.estimate) == ("certified-faster", before.threshold, None)
+    assert again.certificate == before.certificate
+
+
 def test_the_record_and_the_page_agree_with_the_new_speeds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_speeds(monkeypatch, 3.25)
     _, after = seen(folder)

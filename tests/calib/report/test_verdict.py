@@ -118,7 +118,22 @@ def test_whatever_the_clock_shows_what_is_certified_is_called_that_first() -> No
 
 def test_what_keeps_more_than_lossless_decoding_is_followed_though_it_is_slower() -> None:
     needed = SLOWER | {"threshold": 0.0625, "lossy": True, "estimate": None}
-    assert "slower than sd, which was not shown to do what was requested, so decoders" in verdict(profile(needed))
+    said = verdict(profile(needed))
+    assert "It was shown to be slower than sd, which was not shown to do what was requested; decoders" in said
+    slow = {name: value for name, value in SLOWER.items() if name.startswith("speed")}
+    explored = verdict(profile(UNTESTED | slow))
+    assert "It was shown to be slower than sd; decoders that follow this profile run it all the same." in explored
+    below = verdict(profile(UNTESTED | {"speed.wanted": 90.0}))
+    assert "may be below" not in below
+    assert "The requested 90 tokens/s were not reached: 61.5" in below
+
+
+def test_what_was_too_slow_by_the_clock_can_be_timed_again() -> None:
+    again = "fsd-profile retime PROFILE times it again, without an attempt."
+    tested = TOO_SLOW | {"estimate": UNCERTIFIED["estimate"]}
+    assert again in verdict(profile(tested))
+    forecast = {"certificate": UNTESTED["certificate"] | {"wanted": None, "guarantee": "population"}}
+    assert again not in verdict(profile(tested | forecast))
 
 
 def test_seconds_per_answer_and_lengths_stand_beside_speeds() -> None:
