@@ -26,6 +26,7 @@ import numpy as np
 from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import p_value
 from fsd_calib.engines.configuration import Configuration
+from fsd_calib.report.figures import own_threshold
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.calibration.pool import Pool, PooledForecast
 from lib.common.claims import Claim, claims_table
@@ -89,10 +90,15 @@ def _run(seed: int, busy: int, size: Size, folder: Path) -> dict[str, Any]:
     if ended.returncode not in _DECIDED:
         sys.exit(f"seed {seed} beside {busy} ended with exit code {ended.returncode}: {ended.stderr[-2000:]}")
     profile = ThresholdProfile.load(folder / "out" / "profile.json")
+    return {"seed": seed, "busy": busy, "seconds": seconds, **what_it_found(profile, size.wanted)}
+
+
+def what_it_found(profile: ThresholdProfile, wanted: float) -> dict[str, Any]:
+    """Returns what claims are made of; the threshold is the setting's, whether decoders follow it or not."""
     intervals = profile.speed.intervals
     return {
-        "seed": seed, "busy": busy, "seconds": seconds, "outcome": profile.outcome, "p": _p(profile, size.wanted),
-        "level": profile.certificate.level, "divergence": profile.divergence, "threshold": profile.threshold,
+        "outcome": profile.outcome, "p": _p(profile, wanted),
+        "level": profile.certificate.level, "divergence": profile.divergence, "threshold": own_threshold(profile),
         "draft_length": profile.draft_length, "sd_draft_length": profile.sd_draft_length,
         "over_sd": None if intervals is None else intervals.over_sd, "threads": profile.speed.threads,
     }  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 import busy
 from lib.common.forked_programs import run
+from support.calibration.profiles import SLOWER, profile
 from support.paths import BENCHMARKS
 
 
@@ -58,6 +59,13 @@ def test_a_verdict_on_accuracy_may_differ_where_the_quiet_one_was_close() -> Non
         False,
         True,
     ]
+
+
+def test_a_certified_setting_that_is_slower_has_its_own_threshold() -> None:
+    slower = found(**busy.what_it_found(profile(SLOWER), 0.98))
+    chosen = busy.setting(slower)
+    assert chosen is not None
+    assert chosen.threshold == 0.0625
 
 
 @pytest.mark.slow

@@ -273,8 +273,7 @@ class TokensPerRound(Part):
 
 class Estimate(Part):
     """A configuration that no decoder uses: the certified one, if it is slower than `sd`. If nothing was certified: the
-    safest one tested, or the fastest if speed was requested. In the outcome `lossless`: the one that was chosen without
-    a test, and is slower."""
+    safest one tested, or the fastest if speed was requested."""
 
     threshold: Amount
     """Its T."""
