@@ -24,9 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from fsd_calib import CostModel, SpeculativeDecoder, load_task
+from fsd_calib import CostModel, SpeculativeDecoder
 from fsd_calib.tasks.base import Problem, Task
 from fsd_data import pair_paths
+from lib.calibration.pool import pool_task
 from lib.common.machine import machine_facts
 from lib.common.results import write_json
 from lib.decoding.rounds import RoundClock
@@ -82,7 +83,7 @@ class Pair:
     def __init__(self, problems: int) -> None:
         torch.set_num_threads(1)
         self._models = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
-        self.task: Task = load_task("arithmetic", seed=SEED, limit=problems, tokenizer=self._models.tokenizer)
+        self.task: Task = pool_task(SEED, problems, self._models.tokenizer)
 
     def decode(self, numbers: Sequence[int], **how: Any) -> list[tuple[Problem, Any]]:
         """Decodes problems, by their numbers; returns them with their results."""

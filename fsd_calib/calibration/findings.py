@@ -26,6 +26,7 @@ class Findings:
     """Everything a calibration found.
 
     Attributes:
+        certified: whether `chosen` passed its test.
         chosen: what passed, else what is given as an estimate, else `sd`.
         sd: `sd` at its fastest draft length.
         followed: what decoders of the profile run, `chosen` or `sd`.
@@ -38,6 +39,7 @@ class Findings:
 
     ready: Prepared
     outcome: Outcome
+    certified: bool
     chosen: Configuration
     sd: Configuration
     followed: Configuration

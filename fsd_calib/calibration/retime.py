@@ -30,7 +30,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.costs import COMPILE, Speed
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.io import file_of
-from fsd_decoding.profile.outcome import CERTIFIED, FOLLOWED, Outcome, timed_outcome
+from fsd_decoding.profile.outcome import Outcome, follows, timed_outcome
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _OF_RUN = ("limit", "data", "device", "dtype", "model_kwargs", "draft_model_kwargs")
@@ -78,7 +78,7 @@ def retime(
 def _with_setting(profile: ThresholdProfile) -> ThresholdProfile:
     """Returns the profile with the threshold whose speed matters, which may be that of its estimate."""
     estimate, name = profile.estimate, f"the profile of {profile.task!r}"
-    if _passed(profile) and estimate is not None:
+    if profile.certificate.certified and estimate is not None:
         profile = profile.model_copy(update={"threshold": estimate.threshold})
     if profile.threshold is None:
         raise UsageError(
@@ -87,11 +87,6 @@ def _with_setting(profile: ThresholdProfile) -> ThresholdProfile:
     if profile.sd_draft or (estimate and estimate.draft):
         raise UsageError(f"{name} compares settings with different drafts, which retime does not load; calibrate again")
     return profile
-
-
-def _passed(profile: ThresholdProfile) -> bool:
-    """Returns whether the setting passed its test; what did not is never called too slow."""
-    return profile.outcome in CERTIFIED or (profile.outcome == "too-slow" and profile.certificate.problems > 0)
 
 
 def _run_file(profile: Path) -> RunFile:
@@ -181,10 +176,13 @@ def _timed_again(
         "single": None if single is None else figures(single),
     }  # fmt: skip
     over_sd, own = timed.speeds.ratio(chosen, sd), timed.speeds.of(chosen)
-    tested: Outcome = "certified-speed-unknown" if _passed(profile) else profile.outcome
+    tested: Outcome = "certified-speed-unknown" if profile.certificate.certified else profile.outcome
     intervals = (over_sd.low, over_sd.high), (own.low, own.high)
     outcome = timed_outcome(tested, *intervals, profile.speed.wanted)
-    return _with_outcome(profile, lossy, outcome, Speed.model_validate(speed))
+    granted = follows(
+        outcome, intervals[0], certified=profile.certificate.certified, lossless_meets=_lossless_meets(profile)
+    )  # fmt: skip
+    return _with_outcome(profile, lossy, outcome, granted, Speed.model_validate(speed))
 
 
 def _lossless_meets(profile: ThresholdProfile) -> bool:
@@ -199,13 +197,11 @@ def _lossless_meets(profile: ThresholdProfile) -> bool:
 
 
 def _with_outcome(
-    profile: ThresholdProfile, lossy: ThresholdProfile, outcome: Outcome, speed: Speed
+    profile: ThresholdProfile, lossy: ThresholdProfile, outcome: Outcome, granted: bool, speed: Speed
 ) -> ThresholdProfile:
-    """Returns the profile with another speed, and its threshold where the outcome grants one, else as an estimate."""
-    granted = outcome in FOLLOWED or (outcome == "certified-slower" and not _lossless_meets(profile))
-    certificate = profile.certificate.model_copy(update={"certified": outcome in CERTIFIED})
+    """Returns the profile with another speed, and its threshold where it is granted, else as an estimate."""
     changes: dict[str, Any] = {
-        "outcome": outcome, "speed": speed, "certificate": certificate, "lossy": granted,
+        "outcome": outcome, "speed": speed, "lossy": granted,
         "threshold": lossy.threshold if granted else None,
         "estimate": None if granted else profile.estimate or _estimate(profile),
         "acceptance": profile.acceptance if granted else None,  # that of what decoders run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from fsd_calib.search.objective import Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
 from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.outcome import FOLLOWED, Outcome, timed_outcome
+from fsd_decoding.profile.outcome import CERTIFIED, Outcome, follows, timed_outcome
 
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
 _FRONT = 8  # points bounded together at most: six, and two in reserve that certification problems may show dominated
@@ -139,8 +140,10 @@ def _export(
 ) -> Findings:
     """Returns the findings, with the outcome that follows from the timing."""
     outcome, chosen = _timed_outcome(ready, decision, sd, timed.speeds), decision.chosen or sd
-    needed = outcome == "certified-slower" and not _lossless_meets(ready)
-    followed = chosen if outcome in FOLLOWED or needed else sd
+    certified = decision.outcome in CERTIFIED
+    over_sd = timed.speeds.ratio(chosen, sd)
+    ends = (over_sd.low, over_sd.high) if timed.speeds.timed else (0.0, math.inf)
+    followed = follows(outcome, ends, certified=certified, lossless_meets=_lossless_meets(ready))
     (decision.opened or ready.session.tuning).measure(sd, COUNTED)
     ready.session.tuning.measure(sd, COUNTED)  # for its forecast
     for configuration in (ready.alone, chosen):
@@ -148,8 +151,8 @@ def _export(
     single = ready.timer.time_single([*dict.fromkeys((ready.alone, sd, chosen))], decision.opened)
     meter.end()
     return Findings(
-        ready, outcome, chosen, sd, followed, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
-        decision.trials,
+        ready, outcome, certified, chosen, sd, chosen if followed else sd, baseline, timed, single, meter.steps,
+        decision.opened, decision.evidence, decision.trials,
     )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.costs import CostInfo, Effort, Speed, Work
 from fsd_decoding.profile.curve import CurvePoint
-from fsd_decoding.profile.outcome import CERTIFIED
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
@@ -129,7 +128,7 @@ def _certificate(findings: Findings) -> Certificate:
     nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
     return Certificate.model_validate(
         {
-            **nothing, **shown, "certified": findings.outcome in CERTIFIED, "wanted": goal.min_acc, "acc": goal.acc,
+            **nothing, **shown, "certified": findings.certified, "wanted": goal.min_acc, "acc": goal.acc,
             "confidence": goal.confidence, "guarantee": "none" if goal.explore else goal.guarantee,
             "seeds": findings.ready.session.decode.seeds,
             "method": _method(findings),

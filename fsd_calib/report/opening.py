@@ -11,7 +11,6 @@ from fsd_calib.report.verdict import unbound, verdict
 from fsd_collectors.pages.blocks import Section, Tone, Verdict
 from fsd_collectors.pages.sheet import Sheet
 from fsd_decoding.profile.costs import Speed
-from fsd_decoding.profile.outcome import CERTIFIED
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _EQUALS = "\u00a0=\u00a0"  # on a phone lines break elsewhere
@@ -68,9 +67,10 @@ def _asked(profile: ThresholdProfile) -> str:
 def _found(profile: ThresholdProfile) -> str:
     speed = profile.speed
     value = own_threshold(profile)
-    if value is not None and profile.outcome in (*CERTIFIED, "untested"):
+    if value is not None and (profile.certificate.certified or profile.outcome == "untested"):
         setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {drafts(profile)}"
-        slower = ", but is slower than sd, which decoders of this profile run" if profile.threshold is None else ""
+        slower = ", less than was asked" if profile.outcome == "too-slow" else ""
+        slower += ", but is slower than sd, which decoders of this profile run" if profile.threshold is None else ""
         return f"{setting}, which {' and '.join(filter(None, (_keeps(profile), _runs(speed))))}{slower}"
     if profile.outcome == "front":
         fuzzy = any(point.threshold is not None for point in front(profile))

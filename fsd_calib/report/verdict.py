@@ -80,8 +80,11 @@ def _too_slow(profile: ThresholdProfile) -> str:
     outcome = "Too slow: the setting that was chosen by its forecast did not reach the requested speed when timed."
     if not profile.certificate.problems:
         outcome = "Too slow: no setting that was tried is forecast to reach the requested speed, so none was tested."
-    again = "fsd-profile retime PROFILE times it again, without an attempt." if profile.certificate.problems else ""
-    return " ".join(filter(None, (outcome, _runs_lossless(profile), _estimate(profile), again)))
+    if not profile.certificate.certified:
+        return " ".join(filter(None, (outcome, _runs_lossless(profile), _estimate(profile))))
+    runs = _runs_lossless(profile) if profile.threshold is None else "Decoders that follow this profile run it."
+    again = "fsd-profile retime PROFILE times it again, without an attempt."
+    return f"{outcome} {_certified(profile)} {runs} {again}"
 
 
 def _untested(profile: ThresholdProfile) -> str:
@@ -175,7 +178,7 @@ def _needed(profile: ThresholdProfile) -> str:
 
 def _gain(profile: ThresholdProfile) -> str:
     """The speed of a setting that is certified or followed, and what the clock showed of it."""
-    if profile.outcome not in (*CERTIFIED, "untested"):
+    if not (profile.certificate.certified or profile.outcome == "untested"):
         return ""
     paces = profile.tokens_per_round
     by = f"It makes {paces.chosen / paces.sd:.2f}x the tokens per round of sd, {gain(profile.speed)}."

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fsd_calib import CostModel, load_task
+from fsd_calib import CostModel
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
-from fsd_calib.tasks.base import Problem
+from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.base import Example, Problem, Task
+from fsd_calib.tasks.kinds.arithmetic import ARITHMETIC
+from fsd_data.problems import generate
 
 FOLDER = Path(__file__).parents[2] / "results" / "pool"
 TARGET = Configuration("target", "js", 1)
@@ -28,6 +32,16 @@ _NO_END = 4.0  # above every threshold; ends of problem n are stored as 2 * _NO_
 
 Rows = NDArray[np.intp]
 Columns = Mapping[str, NDArray[Any]]
+
+
+def pool_task(seed: int, count: int, tokenizer: Any = None) -> Task:
+    """Returns `arithmetic` with the pool's problems: the generator's first, which calibrations deal out to seeds."""
+
+    def read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
+        problems = islice(generate(seed), limit)
+        return [Example(p.question, p.answer) for p in problems], f"fsd_data.problems.generate(seed={seed})"
+
+    return replace(ARITHMETIC, read=read).load(seed, count, None, Asking(tokenizer))
 
 
 class Arm:
@@ -91,7 +105,7 @@ class Pool:
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
-        return load_task("arithmetic", seed=self.about["seed"], limit=len(self._alone)).problems
+        return pool_task(self.about["seed"], len(self._alone)).problems
 
     @cached_property
     def _numbers(self) -> dict[int, int]:

@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 from fsd_decoding.profile.costs import CostInfo, Effort, Rounds, Speed
 from fsd_decoding.profile.curve import Configuration, CurvePoint, arm_of
 from fsd_decoding.profile.io import SCHEMA_VERSION
-from fsd_decoding.profile.outcome import CERTIFIED, FOLLOWED, Outcome, timed_outcome
+from fsd_decoding.profile.outcome import BY_SPEED, CERTIFIED, FOLLOWED, Outcome, timed_outcome
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
@@ -61,9 +61,9 @@ class ProfileContent(Part):
     """What the test showed of accuracy, and then the clock of speed. certified-faster, -speed-unknown, -slower: the
     chosen setting passed the test, and its speed was shown to be higher than that of `sd` (or at least what was
     requested), was not shown to be higher or lower, or was shown to be lower. not-certified: no candidate passed the
-    test. too-slow: nothing reaches the requested speed. untested: the calibration explored (--explore). front: the
-    whole curve was requested, and no point was chosen. lossless: `sd` itself does what was requested, and no fuzzy
-    setting was chosen."""
+    test. too-slow: nothing reaches the requested speed; what passed the test is certified all the same. untested: the
+    calibration explored (--explore). front: the whole curve was requested, and no point was chosen. lossless: `sd`
+    itself does what was requested, and no fuzzy setting was chosen."""
     task: str
     """Name of the task."""
     prompt: PromptInfo | None = None
@@ -160,16 +160,17 @@ class ProfileContent(Part):
                 f"lossy is {self.lossy}, but threshold is {self.threshold}; a profile with a threshold is lossy, one "
                 "without is not"
             )
-        if self.certificate.certified != (self.outcome in CERTIFIED):
-            raise ValueError(f"certificate.certified is {self.certificate.certified}, but outcome is {self.outcome!r}")
-        if self.outcome != "certified-slower" and (self.outcome in FOLLOWED) != (self.threshold is not None):
+        certified = self.certificate.certified
+        if self.outcome != "too-slow" and certified != (self.outcome in CERTIFIED):
+            raise ValueError(f"certificate.certified is {certified}, but outcome is {self.outcome!r}")
+        if not (certified and self.outcome in BY_SPEED) and (self.outcome in FOLLOWED) != (self.threshold is not None):
             raise ValueError(
                 f"outcome is {self.outcome!r}, but threshold is {self.threshold}; the outcomes {', '.join(FOLLOWED)} "
                 "have a threshold, that of any other outcome belongs in estimate"
             )
-        if self.outcome == "certified-slower" and (self.threshold is None) == (self.estimate is None):
+        if certified and (self.threshold is None) == (self.estimate is None):
             raise ValueError(
-                f"outcome is 'certified-slower', but threshold is {self.threshold} and estimate "
+                f"certificate.certified is True, but threshold is {self.threshold} and estimate "
                 f"{'null' if self.estimate is None else 'given'}; exactly one of them must have the certified setting"
             )
         if self.outcome == "untested" and self.certificate.guarantee != "none":
@@ -203,7 +204,7 @@ class ProfileContent(Part):
 
         if self.threshold is not None:
             return self.rule
-        return "sd" if self.outcome in ("lossless", "certified-slower") else rule_named(self.rule).lossless
+        return "sd" if self.outcome == "lossless" or self.certificate.certified else rule_named(self.rule).lossless
 
     @property
     def effective_draft_length(self) -> int:
@@ -222,7 +223,7 @@ class ProfileContent(Part):
     @property
     def configuration(self) -> Configuration:
         """The certified or else followed configuration, in the form that points of the curve have."""
-        slower = self.estimate if self.outcome == "certified-slower" else None
+        slower = self.estimate if self.certificate.certified else None
         threshold, draft = (self.threshold, None) if slower is None else (slower.threshold, slower.draft)
         return arm_of(self.rule, self.divergence, self.draft_length, self.policy, draft, self.tree), threshold
 

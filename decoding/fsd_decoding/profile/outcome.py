@@ -12,6 +12,8 @@ CERTIFIED: Final = ("certified-faster", "certified-speed-unknown", "certified-sl
 """Outcomes in which the test passed, whatever the clock showed."""
 FOLLOWED: Final = ("certified-faster", "certified-speed-unknown", "untested")
 """Outcomes in which decoders always run the chosen setting."""
+BY_SPEED: Final = ("certified-slower", "too-slow")
+"""Outcomes in which it depends on how fast the setting is, see `follows`."""
 MET: Final = (*CERTIFIED, "untested", "lossless", "front")
 """Outcomes in which the calibration reached what was requested."""
 
@@ -35,3 +37,16 @@ def timed_outcome(
         return "certified-slower"
     shown = over_sd[0] > 1 if wanted is None else chosen[0] >= wanted
     return "certified-faster" if shown else "certified-speed-unknown"
+
+
+def follows(outcome: Outcome, over_sd: tuple[float, float], *, certified: bool, lossless_meets: bool) -> bool:
+    """Returns whether decoders run the chosen setting: an explored one, or one that passed its test, unless `sd` is
+    shown to be faster and does what was requested.
+
+    Args:
+        outcome: after timing.
+        over_sd: the interval [low, high] of its speed divided by that of `sd`; up to infinity where nothing was timed.
+        certified: whether the setting passed its test.
+        lossless_meets: whether `sd` does what was requested, as far as a faster one can.
+    """
+    return outcome == "untested" or (certified and (over_sd[1] >= 1 or not lossless_meets))

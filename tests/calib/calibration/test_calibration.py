@@ -102,7 +102,7 @@ def test_repeated_problems_count_once_and_are_noted() -> None:
 @pytest.mark.slow
 def test_tokens_are_drawn_by_min_p_in_texts_and_traces(tmp_path: Path) -> None:
     drawn: dict[str, Any] = {"temperature": 0.8, "min_p": 0.25}
-    made = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", guarantee="none", **drawn)
+    made = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", explore=True, **drawn)
     assert made.sampling.min_p == 0.25
     manifests = [json.loads(path.read_text()) for path in tmp_path.rglob("manifest.json")]
     assert {each["sampling"]["min_p"] for each in manifests} == {0.25}

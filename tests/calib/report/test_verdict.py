@@ -130,10 +130,12 @@ def test_what_keeps_more_than_lossless_decoding_is_followed_though_it_is_slower(
 
 def test_what_was_too_slow_by_the_clock_can_be_timed_again() -> None:
     again = "fsd-profile retime PROFILE times it again, without an attempt."
-    tested = TOO_SLOW | {"estimate": UNCERTIFIED["estimate"]}
-    assert again in verdict(profile(tested))
-    forecast = {"certificate": UNTESTED["certificate"] | {"wanted": None, "guarantee": "population"}}
-    assert again not in verdict(profile(tested | forecast))
+    certified = {"certificate.certified": True, "threshold": 0.0625, "lossy": True}
+    said = verdict(profile(TOO_SLOW | certified))
+    assert said.startswith("Too slow: the setting that was chosen")
+    assert "Certified at 95% confidence: fsd-coupled at T = 0.0625" in said
+    assert f"Decoders that follow this profile run it. {again}" in said
+    assert again not in verdict(profile(TOO_SLOW))
 
 
 def test_seconds_per_answer_and_lengths_stand_beside_speeds() -> None:

@@ -7,7 +7,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_decoding.profile.outcome import CERTIFIED, FOLLOWED, MET, Outcome, timed_outcome
+from fsd_decoding.profile.outcome import CERTIFIED, FOLLOWED, MET, Outcome, follows, timed_outcome
 
 Ends = tuple[float, float]
 
@@ -47,3 +47,14 @@ def test_a_clock_certifies_nothing(tested: Outcome, over_sd: Ends, chosen: Ends,
     outcome = timed_outcome(tested, over_sd, chosen, wanted)
     assert outcome == tested or tested == PASSED
     assert (outcome in CERTIFIED) <= (tested in CERTIFIED)
+
+
+@given(over_sd=RATIOS, chosen=INTERVALS, wanted=st.none() | PACES)
+def test_what_is_certified_is_given_up_only_where_sd_is_faster(
+    over_sd: Ends, chosen: Ends, wanted: float | None
+) -> None:
+    """Also where it is slower than requested."""
+    outcome = timed_outcome(PASSED, over_sd, chosen, wanted)
+    assert follows(outcome, over_sd, certified=True, lossless_meets=True) == (over_sd[1] >= 1)
+    assert follows(outcome, over_sd, certified=True, lossless_meets=False)
+    assert not follows("too-slow", over_sd, certified=False, lossless_meets=True)
