@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -37,12 +37,16 @@ class RoundClock:
 
     A round lasts from one observation to the next. The first round of a call is left out, since it includes prefill,
     and so are rounds after rows have finished.
+
+    Args:
+        clock: Of the seconds. The draft phase has its share of them by the wall's clock.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: list[float] = []
         self.drafting: list[float] = []  # seconds of the same rounds spent in the draft phase
-        self._device, self._rows, self._last = device, 0, 0.0
+        self._device, self._clock, self._rows = device, clock, 0
+        self._last, self._last_wall = 0.0, 0.0
 
     def restart(self) -> None:
         """Prepares for a new call."""
@@ -50,11 +54,22 @@ class RoundClock:
 
     def __call__(self, record: RoundRecord) -> None:
         synchronize(self._device)
-        now = time.perf_counter()
+        now, wall = self._clock(), time.perf_counter()
         if len(record.requests) == self._rows:
             self.seconds.append(now - self._last)
-            self.drafting.append(record.draft_seconds)
-        self._rows, self._last = self._rows or len(record.requests), now
+            self.drafting.append(record.draft_seconds * (now - self._last) / (wall - self._last_wall))
+        self._rows, self._last, self._last_wall = self._rows or len(record.requests), now, wall
+
+
+def undisturbed_clock(device: torch.device) -> Callable[[], float]:
+    """Returns the clock by which costs are the same whatever else the machine does, where there is one.
+
+    On one CPU thread that is the thread's own seconds. By the wall's clock, other processes lengthen long rounds more
+    than short ones, until a verification seems to cost nothing and no fuzzy setting to be worth a test. Of several
+    threads the seconds add up, however well they share the work, so their clock is the wall's.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter
 
 
 def synchronize(device: torch.device) -> None:
@@ -96,7 +111,7 @@ def measure_costs(
         raise UsageError(
             f"draft_lengths is {list(draft_lengths)}; costs are fitted over two or more lengths; give at least two"
         )
-    clocks = {length: RoundClock(decoder.device) for length in draft_lengths}
+    clocks = {length: RoundClock(decoder.device, undisturbed_clock(decoder.device)) for length in draft_lengths}
 
     def decode(batch: Sequence[int], length: int) -> None:
         clocks[length].restart()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.engines.own.round_costs import RoundClock, measure_costs
+from fsd_calib.engines.own.round_costs import RoundClock, measure_costs, undisturbed_clock
 from fsd_calib.engines.round_fit import fit
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
@@ -45,6 +48,25 @@ def test_the_clock_excludes_prefill_and_smaller_batches() -> None:
     assert len(full) < len(records)
     assert len(clock.seconds) == len(clock.drafting) == len(full) - 2
     assert all(drafting < whole for drafting, whole in zip(clock.drafting, clock.seconds, strict=True))
+
+
+def test_on_one_thread_a_round_costs_no_more_where_others_have_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleeping takes the core away as other processes do: 50 ms in each round of a few."""
+    decoder = tiny_decoder()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    own, wall = RoundClock(decoder.device, undisturbed_clock(decoder.device)), RoundClock(decoder.device)
+
+    def look(record: RoundRecord) -> None:
+        own(record)
+        wall(record)
+        time.sleep(0.05)
+
+    decoder.generate(ragged_prompts(2), 20, batch_size=2, observer=look)
+    assert max(own.seconds) < 0.05 < min(wall.seconds)
+    assert all(drafting < whole for drafting, whole in zip(own.drafting, own.seconds, strict=True))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert undisturbed_clock(decoder.device) is time.perf_counter
+    assert undisturbed_clock(torch.device("cuda")) is time.perf_counter
 
 
 @pytest.mark.slow
