@@ -44,12 +44,13 @@ class CollectionWork:
 
     def reading(self) -> Callable[[Task], Run]:
         """Returns a function that collects along the target where the target's completions exist already."""
-        completions = {task: self._completions(task) for task in self.pieces}
+        completions = {task.problems[0].id: self._completions(task) for task in self.pieces}
         measures = Measures(tuple(DIVERGENCES), "raw", Sampling())
 
         def read(task: Task) -> Run:
             began = time.perf_counter()
-            traced = trace_completions(self._decoder, completions[task], measures, max(32, self._batch_size))
+            texts = completions[task.problems[0].id]
+            traced = trace_completions(self._decoder, texts, measures, max(32, self._batch_size))
             return Run(len(traced.owner), time.perf_counter() - began)
 
         return read

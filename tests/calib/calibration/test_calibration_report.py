@@ -148,10 +148,10 @@ def test_a_noisy_clock_leaves_what_is_certified_certified_and_followed(
 def test_a_requested_speed_is_missed_only_where_the_clock_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float, outcome: str
 ) -> None:
-    """120 tokens/s are requested, where `sd` makes 100."""
+    """120 tokens/s are requested, where `sd` makes 100; what is certified is followed all the same."""
     fix_speeds(monkeypatch, over_sd, spread)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, min_acc=None, min_speed=120.0)
-    assert (made.outcome, made.met, made.lossy) == (outcome, outcome != "too-slow", outcome != "too-slow")
+    assert (made.outcome, made.met, made.lossy) == (outcome, outcome != "too-slow", True)
     assert made.certificate.problems > 0
 
 
@@ -236,7 +236,7 @@ def test_more_than_the_target_keeps_is_granted_though_no_faster(
         divergence="tv", draft_length=(2, 4),
     )  # fmt: skip
     assert (made.outcome, made.lossy, made.effective_rule) == ("certified-slower", True, made.rule)
-    assert "slower than sd, which was not shown to do what was requested, so decoders" in verdict(made)
+    assert "slower than sd, which was not shown to do what was requested; decoders" in verdict(made)
 
 
 @pytest.mark.slow
