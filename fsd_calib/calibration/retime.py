@@ -29,7 +29,7 @@ from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.costs import COMPILE, Speed
 from fsd_decoding.profile.drafts import draft_of
-from fsd_decoding.profile.io import file_of
+from fsd_decoding.profile.io import FILE_NAME, file_of
 from fsd_decoding.profile.outcome import Outcome, follows, timed_outcome
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -224,6 +224,8 @@ def _save(profile: ThresholdProfile, file: Path) -> None:
     run = load_run(file)
     profile.save(file)
     record = run.record
+    if record is None and file.name != FILE_NAME:
+        return  # what is beside it is of another profile
     if record is not None:  # the draft alone was timed with the other speeds
         draft = record.draft_alone and record.draft_alone.model_copy(update={"speed": None, "speed_interval": None})
         record = record.model_copy(update={"profile": profile.digest, "draft_alone": draft})

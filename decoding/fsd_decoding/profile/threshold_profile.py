@@ -37,6 +37,12 @@ class ThresholdProfile(ProfileContent):
     """
 
     _folder: Path | None = PrivateAttr(default=None)
+    _file: Path | None = PrivateAttr(default=None)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it was loaded from, or last saved to; None: neither."""
+        return self._file
 
     @property
     def folder(self) -> Path | None:
@@ -52,6 +58,12 @@ class ThresholdProfile(ProfileContent):
     def bound(self) -> bool:
         """Whether the digest shows that the content is what the calibration wrote. If not, nothing is certified."""
         return self.digest is not None and not self.edited
+
+    @property
+    def certifies(self) -> bool:
+        """Whether anything is certified: the chosen setting, points of a front, or lossless decoding itself."""
+        front, lossless = any(p.simultaneous for p in self.curve), self.outcome == "lossless"
+        return self.bound and (self.certificate.certified or front or (lossless and self.certificate.lossless))
 
     @property
     def edited(self) -> bool:
@@ -95,6 +107,7 @@ class ThresholdProfile(ProfileContent):
         """
         folder = Path(path).absolute().parent
         write_atomically(Path(path), self._relative_to(folder).model_dump_json(indent=2) + "\n")
+        self._file = Path(path)
         if self.early_stop is None or self._folder is None:
             self._folder = folder
 
@@ -155,7 +168,7 @@ class ThresholdProfile(ProfileContent):
             raise UsageError(f"{name} is not valid: {first_problem(error)}") from error
         if content.get("digest") == digest_of(content):
             profile = profile.sealed()  # this version may have fields that the file has not
-        profile._folder = file.absolute().parent
+        profile._file, profile._folder = file, file.absolute().parent
         if not allow_edited:
             profile.require_unedited(name)
         return profile
