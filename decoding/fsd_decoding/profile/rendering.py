@@ -6,7 +6,6 @@ prompt has none.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,9 +14,17 @@ from jinja2 import DebugUndefined, Environment, StrictUndefined, Template, Templ
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.chat_template import (
+    FAILURES,
+    Turn,
+    name_of,
+    reason_of,
+    render_chat,
+    system_before_user,
+    template_digest,
+)
 from fsd_decoding.profile.prompt import LETTERS, QUESTION, Message, PromptForm, PromptInfo, WorkedExample
 
-Turn = tuple[str, str]  # role and text of a message
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
 _SKETCHING = ImmutableSandboxedEnvironment(undefined=DebugUndefined)  # leaves what it does not know
 
@@ -90,7 +97,7 @@ def check_template(info: PromptInfo, tokenizer: Any, where: str) -> None:
     if info.template is None or info.template == (found := template_digest(tokenizer)):
         return
     raise UsageError(
-        f"{where} were rendered by the chat template {info.template[:12]}, and the tokenizer {_name(tokenizer)} has "
+        f"{where} were rendered by the chat template {info.template[:12]}, and the tokenizer {name_of(tokenizer)} has "
         f"{'none' if found is None else found[:12]}; load the tokenizer that the calibration had"
     )
 
@@ -148,95 +155,18 @@ class _Asked:
         variables = {"answer": "", "choices": [], "letters": LETTERS, **columns, **asked}
         try:
             return self._template(source, key).render(variables)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, OverflowError) as error:
+        except FAILURES as error:
             known = ", ".join(variables)
             raise UsageError(
-                f"{self._where}, {key}: cannot be rendered ({_reason(error)}); its variables are {known}"
+                f"{self._where}, {key}: cannot be rendered ({reason_of(error)}); its variables are {known}"
             ) from None
 
     def _template(self, source: str, key: str) -> Template:
         try:
             return self._environment.from_string(source)
         except TemplateError as error:
-            raise UsageError(f"{self._where}, {key}: no Jinja template ({_reason(error)}); repair it") from None
-
-
-def render_chat(
-    tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], add_generation_prompt: bool = True
-) -> str:
-    """Returns the text of a chat, up to the beginning of the assistant's answer, or within the answer that it ends in.
-
-    Raises:
-        UsageError: the template cannot render the messages, or what it renders lacks the text of one.
-    """
-    try:
-        text = _apply(tokenizer, turns, arguments, add_generation_prompt)
-    except (TemplateError, ValueError, TypeError) as error:
-        raise UsageError(
-            f"chat template of tokenizer {_name(tokenizer)}: cannot render messages of "
-            f"{' and '.join(dict.fromkeys(role for role, _ in turns))} ({_reason(error)}); repair it, or ask by other "
-            "messages"
-        ) from error
-    if lost := next((turn for turn in turns if turn[1].strip() not in text), None):
-        role, content = lost
-        way = (
-            "leave the system message out (--system ''), or put it into the user's message (a task in YAML: prompt)"
-            if role == "system"
-            else "repair it, or ask by other messages"
-        )
-        raise UsageError(
-            f"chat template of tokenizer {_name(tokenizer)}: leaves out or changes the {role} message {content!r:.60}, "
-            f"so the model would not read it; {way}"
-        )
-    return text
-
-
-def rejects_system(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether a chat template rejects messages of the system (Gemma, early Mistral)."""
-    try:
-        _apply(tokenizer, [("system", "x"), ("user", "x")], arguments, True)
-    except (TemplateError, ValueError):
-        return True
-    return False
-
-
-def system_before_user(turns: Sequence[Turn]) -> list[Turn]:
-    """Returns a chat in which what the system says precedes the first user message, in that message."""
-    said = [content for role, content in turns if role == "system"]
-    others = [turn for turn in turns if turn[0] != "system"]
-    if said and others and others[0][0] == "user":
-        others[0] = ("user", "\n\n".join([*said, others[0][1]]))
-    return others
-
-
-def has_chat_template(tokenizer: Any) -> bool:
-    """Whether prompts for a tokenizer's model are chats; None has no template."""
-    return tokenizer is not None and bool(tokenizer.chat_template)
-
-
-def template_digest(tokenizer: Any) -> str | None:
-    """Returns the SHA-256 (hex) of a tokenizer's chat template; None: it has none."""
-    if not has_chat_template(tokenizer):
-        return None
-    return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
-
-
-def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], begins: bool) -> str:
-    text = tokenizer.apply_chat_template(
-        [{"role": role, "content": content} for role, content in turns], tokenize=False, add_generation_prompt=begins,
-        continue_final_message=not begins, **arguments,
-    )  # fmt: skip
-    assert isinstance(text, str)
-    return text
+            raise UsageError(f"{self._where}, {key}: no Jinja template ({reason_of(error)}); repair it") from None
 
 
 def _of(example: WorkedExample) -> dict[str, Any]:
     return {**example.columns, "answer": example.answer}
-
-
-def _name(tokenizer: Any) -> str:
-    return getattr(tokenizer, "name_or_path", None) or "in hand"
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

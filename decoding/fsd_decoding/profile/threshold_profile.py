@@ -16,6 +16,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.notebook import html_of
+from fsd_decoding.profile.chat_template import DAY
 from fsd_decoding.profile.content import ProfileContent
 from fsd_decoding.profile.digest import digest_of, edited_message
 from fsd_decoding.profile.io import file_of, first_problem, read, upgrade, write_atomically
@@ -139,13 +140,23 @@ class ThresholdProfile(ProfileContent):
 
     def prompt_doubt(self, tokenizer: Any) -> str | None:
         """Returns a warning where chats are rendered by another template than the profile's prompts were; else None."""
-        from fsd_decoding.profile.rendering import template_digest
+        from fsd_decoding.profile.chat_template import template_digest
 
         if self.prompt is None or self.prompt.template in (None, template_digest(tokenizer)):
             return None
         return (
             f"the tokenizer's chat template is not the one that rendered the prompts of the profile of {self.task!r}: "
             "the certificate is for no prompts of this one"
+        )
+
+    def clock_doubt(self) -> str | None:
+        """Returns a warning for a server, where the prompts of each day would be others; else None."""
+        if self.prompt is None or not self.prompt.clock:
+            return None
+        return (
+            "the chat template writes the day into each prompt: a server writes today's, and the prompts of the profile "
+            f"of {self.task!r} have {DAY:%d %B %Y}; send them, as profile.prompts(tokenizer) makes them, to "
+            "/v1/completions"
         )
 
     @classmethod

@@ -20,7 +20,9 @@ from fsd_decoding.profile.rendering import PromptRenderer, request_of
 from fsd_decoding.requests import prompt_tokens
 from support.calibration.profiles import profile
 from support.calibration.task_files import (
+    CLOCK,
     GEMMA,
+    LLAMA,
     PROBLEMS,
     QWEN,
     THINKING,
@@ -108,6 +110,30 @@ def test_a_model_thinks_only_where_that_is_asked_for() -> None:
     asked = {name: {"enable_thinking": name == "on"} for name in ("on", "off")}
     assert prompt() == prompt(chat_template_kwargs=asked["off"])
     assert prompt() == prompt(chat_template_kwargs=asked["on"]) + "<think>\n\n</think>\n\n"
+
+
+def test_prompts_are_the_same_every_day() -> None:
+    def task(template: str, **options: Any) -> Task:
+        return load_task("arithmetic", limit=1, tokenizer=tokenizer_of(template), **options)
+
+    dated = task(LLAMA)
+    assert dated.prompt is not None
+    assert "Today Date: 26 Jul 2024\n" in dated.problems[0].prompt
+    assert dated.prompt.template_arguments == {"enable_thinking": False, "date_string": "26 Jul 2024"}  # a server's too
+    followed = profile({"prompt": dated.prompt.model_dump(mode="json")})
+    again = load_task(followed, limit=1, tokenizer=tokenizer_of(LLAMA), chat_template_kwargs={"enable_thinking": False})
+    assert (again.prompt, again.problems) == (dated.prompt, dated.problems)
+    mine = task(LLAMA, chat_template_kwargs={"date_string": "1 May 2020"})
+    assert "Today Date: 1 May 2020\n" in mine.problems[0].prompt
+    stopped = task(CLOCK)
+    assert stopped.problems[0].prompt.startswith("Current date: 2024-07-26 (26)\n")
+    assert [each.prompt is not None and each.prompt.clock for each in (dated, mine, stopped)] == [False, False, True]
+
+
+@pytest.mark.parametrize("name", ["tokenize", "messages", "conversation", "tools", "chat_template", "strftime_now"])
+def test_arguments_that_are_not_the_users_are_refused(name: str) -> None:
+    message = load_refusal("arithmetic", limit=1, tokenizer=tokenizer_of(QWEN), chat_template_kwargs={name: "x"})
+    assert message.startswith(f"chat_template_kwargs has {name!r}, which prompts are rendered with already")
 
 
 def test_what_follows_the_thought_is_graded_where_the_model_thinks() -> None:
