@@ -40,8 +40,8 @@ def render_chat(
     except FAILURES as error:
         raise UsageError(
             f"chat template of tokenizer {name_of(tokenizer)}: cannot render messages of "
-            f"{' and '.join(dict.fromkeys(role for role, _ in turns))} ({reason_of(error)}); repair it, or ask by other "
-            "messages"
+            f"{' and '.join(dict.fromkeys(role for role, _ in turns))} ({reason_of(error)}); repair it, or ask by "
+            "other messages"
         ) from error
     if lost := next((turn for turn in turns if turn[1].strip() not in text), None):
         role, content = lost
@@ -51,8 +51,8 @@ def render_chat(
             else "repair it, or ask by other messages"
         )
         raise UsageError(
-            f"chat template of tokenizer {name_of(tokenizer)}: leaves out or changes the {role} message {content!r:.60}, "
-            f"so the model would not read it; {way}"
+            f"chat template of tokenizer {name_of(tokenizer)}: leaves out or changes the {role} message "
+            f"{content!r:.60}, so the model would not read it; {way}"
         )
     return text
 
@@ -122,9 +122,7 @@ def reads_clock(tokenizer: Any, arguments: Mapping[str, Any], roles: Sequence[st
     return _apply(tokenizer, turns, arguments, True) != _apply(tokenizer, turns, arguments, True, _OTHER_DAY)
 
 
-def _apply(
-    tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], begins: bool, day: date = DAY
-) -> str:
+def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], begins: bool, day: date = DAY) -> str:
     template = tokenizer.get_chat_template()
     text = tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in turns], tokenize=False, add_generation_prompt=begins,

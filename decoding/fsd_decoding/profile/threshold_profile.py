@@ -154,8 +154,8 @@ class ThresholdProfile(ProfileContent):
         if self.prompt is None or not self.prompt.clock:
             return None
         return (
-            "the chat template writes the day into each prompt: a server writes today's, and the prompts of the profile "
-            f"of {self.task!r} have {DAY:%d %B %Y}; send them, as profile.prompts(tokenizer) makes them, to "
+            "the chat template writes the day into each prompt: a server writes today's, and the prompts of the "
+            f"profile of {self.task!r} have {DAY:%d %B %Y}; send them, as profile.prompts(tokenizer) makes them, to "
             "/v1/completions"
         )
 
