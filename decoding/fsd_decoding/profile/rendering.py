@@ -7,10 +7,13 @@ prompt has none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from jinja2 import DebugUndefined, Environment, StrictUndefined, Template, TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fsd_decoding.errors import UsageError
@@ -24,7 +27,14 @@ from fsd_decoding.profile.chat_template import (
     template_digest,
 )
 from fsd_decoding.profile.prompt import LETTERS, QUESTION, Message, PromptForm, PromptInfo, WorkedExample
+from fsd_decoding.requests import prompt_tokens
 
+_USUAL = {"answer": "", "choices": [], "letters": LETTERS}  # variables of templates beside the question
+_PROBES: tuple[tuple[str, dict[str, Any]], ...] = (  # questions that have nothing in common
+    ("?", {"answer": "?", "choices": ["?"] * 2}),
+    ("\ufffc" * 300, {"answer": "\ufffc", "choices": ["\ufffc"] * 5}),
+    (" \n0\n ", {"answer": "0", "choices": ["0"] * 3}),
+)
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
 _SKETCHING = ImmutableSandboxedEnvironment(undefined=DebugUndefined)  # leaves what it does not know
 
@@ -79,17 +89,39 @@ class PromptRenderer:
 
     def asks(self, prompt: str) -> bool | None:
         """Whether a prompt is one of these, whatever it asks; None: that cannot be told, as questions have columns."""
-        return None if self._frame is None else prompt.startswith(self._frame[0]) and prompt.endswith(self._frame[1])
+        if self._frame is None:
+            return None
+        (before, behind), text = self._frame, self._unstarted(prompt)
+        return (text.startswith(before) and text.endswith(behind)) or text in self._of_examples
 
     @cached_property
     def _frame(self) -> tuple[str, str] | None:
-        """What stands before and behind a question."""
-        marker = "\ufffcquestion\ufffc"
+        """What all prompts begin and end with, but those that ask what a worked example asks."""
+        if self._asked.needs_columns:
+            return None
         try:
-            before, _, behind = self.prompt(marker).rpartition(marker)
+            made = [self.prompt(*probe) for probe in _PROBES]
         except UsageError:
             return None
-        return before, behind
+        if self._asked.adds_nothing and self.info.template is not None:  # whole chats may be asked, as in `agreement`
+            with suppress(UsageError):
+                made.append(self.render([("system", "?"), ("user", "?")]))
+        texts = [self._unstarted(prompt) for prompt in made]
+        before, behind = (commonprefix(each) for each in (texts, [text[::-1] for text in texts]))  # noqa: RUF071  of texts
+        return before, behind[::-1]
+
+    @cached_property
+    def _of_examples(self) -> list[str]:
+        """The prompts that ask what a worked example asks, which is left out of them."""
+        examples = self.info.form.examples if self.info.form is not None else ()
+        return [self._unstarted(self.prompt(each.question, _of(each))) for each in examples]
+
+    def _unstarted(self, prompt: str) -> str:
+        """A prompt without the start token that the tokenizer adds where it is missing."""
+        start = getattr(self._tokenizer, "bos_token", None)
+        bare = prompt.removeprefix(start or "")
+        same = bare != prompt and prompt_tokens(self._tokenizer, prompt) == prompt_tokens(self._tokenizer, bare)
+        return bare if same else prompt
 
 
 def check_template(info: PromptInfo, tokenizer: Any, where: str) -> None:
@@ -128,6 +160,18 @@ class _Asked:
     def __init__(self, form: PromptForm, where: str, environment: Environment) -> None:
         self._form, self._where, self._environment = form, where, environment
 
+    @property
+    def needs_columns(self) -> bool:
+        """Whether templates use more of a problem than its question, answer and choices."""
+        sources = (self._form.text or "", *(message.content for message in self._form.messages))
+        used = set[str]().union(*(find_undeclared_variables(self._environment.parse(each)) for each in sources))
+        return not used <= {"question", self._form.question, *_USUAL}
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether a chat is a user's message, which is the question."""
+        return self._form.messages == (Message(role="user", content=QUESTION),) and not self._form.examples
+
     def text(self, question: str, columns: Mapping[str, Any]) -> str:
         """Returns a plain prompt."""
         worked = (f"{self._text(each.question, _of(each))} {each.answer}\n\n" for each in self._examples(question))
@@ -152,7 +196,7 @@ class _Asked:
 
     def _rendered(self, source: str, key: str, question: str, columns: Mapping[str, Any]) -> str:
         asked = {"question": question, self._form.question: question}
-        variables = {"answer": "", "choices": [], "letters": LETTERS, **columns, **asked}
+        variables = {**_USUAL, **columns, **asked}
         try:
             return self._template(source, key).render(variables)
         except FAILURES as error:
