@@ -22,7 +22,6 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.drafts import draft_of
-from fsd_decoding.profile.following import following
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import SETTINGS
 
@@ -68,8 +67,8 @@ class FsdLM(LM):
         place = None if device == _USUAL and not torch.cuda.is_available() else device
         self.decoder = SpeculativeDecoder.from_pretrained(*models, profile, device=place, **settings)
         self.tokenizer = self.decoder.tokenizer
-        if followed is not None:
-            _LOG.warning("model fsd: %s", following(followed, profile, self.decoder))
+        if (line := self.decoder.announcement()) is not None:
+            _LOG.warning("model fsd: %s", line)
         self._arguments = PromptOptions(chat_template_kwargs).template_arguments
         if followed is not None and followed.prompt is not None and chat_template_kwargs is None:
             self._arguments = followed.prompt.template_arguments
