@@ -222,7 +222,7 @@ class SpeculativeDecoder:
         self.threshold, self.draft_length = resolved.threshold, resolved.draft_length
         self.sampling, self.seed, self.tree = config.sampling, config.seed, resolved.tree
         self.stop_policy, self.threshold_policy = resolved.stop_policy, resolved.threshold_policy
-        self._announced = False
+        self._announced: bool = False
         self._made = None if self.coverage is None else self.setting  # attributes may be assigned later
 
     @property

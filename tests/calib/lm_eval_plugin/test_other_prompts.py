@@ -49,7 +49,7 @@ def test_what_chat_templates_cannot_have_is_refused(tmp_path: Path) -> None:
     for case, folder in ((THINKING, thinking), (PLAIN, plain)):
         folder.mkdir()
         case.profile(folder).save(folder / "profile.json")
-    reserved = {"chat_template_kwargs": {"tokenize": True}}
+    reserved: dict[str, Any] = {"chat_template_kwargs": {"tokenize": True}}
     message = usage_error(lambda: FsdLM(profile=str(thinking), device="cpu", **reserved))
     assert message.startswith("chat_template_kwargs has 'tokenize'")
     without = FsdLM(profile=str(plain), device="cpu")
