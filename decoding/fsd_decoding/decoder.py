@@ -96,6 +96,7 @@ class SpeculativeDecoder:
         self.draft: Any = draft.load(target) if isinstance(draft, Eagle) else draft
         self.coverage, self.drift = coverage, drift
         self._followed: ThresholdProfile | None = None
+        self._announced = False
         self._configure(config)
 
     @classmethod
@@ -222,7 +223,7 @@ class SpeculativeDecoder:
         self.threshold, self.draft_length = resolved.threshold, resolved.draft_length
         self.sampling, self.seed, self.tree = config.sampling, config.seed, resolved.tree
         self.stop_policy, self.threshold_policy = resolved.stop_policy, resolved.threshold_policy
-        self._announced: bool = False
+        self._announced = False
         self._made = None if self.coverage is None else self.setting  # attributes may be assigned later
 
     @property

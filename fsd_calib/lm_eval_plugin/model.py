@@ -78,9 +78,9 @@ class FsdLM(LM):
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """See `LM.generate_until`; requests with the same settings share batches."""
-        if self._followed is not None and not self.decoder.setting.lossless:
-            if (differing := departure(self._followed, self.tokenizer, requests)) is not None:
-                _LOG.warning("model fsd: %s", differing)
+        followed = None if self.decoder.setting.lossless else self._followed
+        if followed is not None and (differing := departure(followed, self.tokenizer, requests)):
+            _LOG.warning("model fsd: %s", differing)
         groups: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             groups[json.dumps(request.args[1], sort_keys=True, default=str)].append(index)
