@@ -43,7 +43,7 @@ def render_chat(
             f"{' and '.join(dict.fromkeys(role for role, _ in turns))} ({reason_of(error)}); repair it, or ask by "
             "other messages"
         ) from error
-    if lost := next((turn for turn in turns if turn[1].strip() not in text), None):
+    if (lost := _lost(turns, text)) is not None:
         role, content = lost
         way = (
             "leave the system message out (--system ''), or put it into the user's message (a task in YAML: prompt)"
@@ -55,6 +55,16 @@ def render_chat(
             f"{content!r:.60}, so the model would not read it; {way}"
         )
     return text
+
+
+def _lost(turns: Sequence[Turn], text: str) -> Turn | None:
+    """The first turn, the longest one first, that a text lacks: what occurs within another turn is not enough."""
+    for turn in sorted(turns, key=lambda each: len(each[1]), reverse=True):
+        content = turn[1].strip()
+        if content not in text:
+            return turn
+        text = text.replace(content, "\0", 1)
+    return None
 
 
 def rejects_system(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:

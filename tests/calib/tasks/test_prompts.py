@@ -15,6 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from fsd_calib.tasks import Task, load_task
 from fsd_data.problems import part_of
 from fsd_data.tokenizer import build_tokenizer
+from fsd_decoding.profile.chat_template import render_chat
 from fsd_decoding.profile.prompt import PromptForm, PromptInfo, literal
 from fsd_decoding.profile.rendering import PromptRenderer, request_of
 from fsd_decoding.requests import prompt_tokens
@@ -31,6 +32,7 @@ from support.calibration.task_files import (
     tokenizer_of,
     write_file,
 )
+from support.messages import usage_error
 
 
 def test_arithmetic_prompts_without_a_tokenizer_match_the_bundled_template() -> None:
@@ -196,6 +198,12 @@ def test_a_template_that_leaves_a_message_out_or_changes_it_is_refused() -> None
         "{% for m in messages %}{{ m.content if m.role == 'system' else m.content | upper }}{% endfor %}"
     )
     assert "leaves out or changes the user message" in load_refusal("arithmetic", limit=1, tokenizer=loud)
+
+
+def test_a_message_that_occurs_within_another_one_alone_is_left_out() -> None:
+    last, turns = tokenizer_of("{{ messages[-1].content }}"), [("system", "Add."), ("user", "Add. 1 + 1?")]
+    assert "leaves out or changes the system message 'Add.'" in usage_error(lambda: render_chat(last, turns, {}))
+    assert render_chat(tokenizer_of(QWEN), turns, {}).count("Add.") == 2
 
 
 @given(st.text())
