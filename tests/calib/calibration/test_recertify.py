@@ -22,7 +22,8 @@ from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.calibration.profiles import profile
+from support.calibration.profiles import SLOWER, profile
+from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
 from support.models.tiny_models import word_tokenizer
@@ -89,6 +90,16 @@ def test_engines_in_turn_have_one_attempt_and_a_folder_each(tmp_path: Path) -> N
     assert [(one.attempt, one.delta) for one in plans] == [first, first]
     other = certification(tmp_path, profile({**FOUND, "threshold": 0.68}), out=tmp_path / "other")
     assert other.run().certificate.attempt == 2
+
+
+def test_a_certified_setting_that_is_slower_than_sd_can_be_certified_elsewhere() -> None:
+    found = {**FOUND, **SLOWER, "estimate.threshold": FOUND["threshold"]}
+    slower = profile(found)
+    assert setting_of(slower) == setting_of(profile(FOUND))
+    assert slower.estimate is not None
+    elsewhere = slower.estimate.model_copy(update={"draft": "other"})
+    refused = slower.model_copy(update={"estimate": elsewhere})
+    assert "drafts with 'other', and decoders of the profile with" in usage_error(lambda: setting_of(refused))
 
 
 def test_models_are_loaded_as_the_profile_recorded_them() -> None:
