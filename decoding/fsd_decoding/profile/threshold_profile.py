@@ -40,6 +40,10 @@ class ThresholdProfile(ProfileContent):
     _folder: Path | None = PrivateAttr(default=None)
     _file: Path | None = PrivateAttr(default=None)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the contents are the same, wherever they are."""
+        return isinstance(other, ThresholdProfile) and self.__dict__ == other.__dict__
+
     @property
     def file(self) -> Path | None:
         """The file that it was loaded from, or last saved to; None: neither."""
