@@ -132,8 +132,7 @@ def test_what_engines_in_turn_cannot_do_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_what_has_no_threshold_cannot_be_certified() -> None:
-    none = {"outcome": "lossless", "threshold": None, "lossy": False, "certificate": {"certified": False}}
-    found = profile({}).model_copy(update=none)
+    found = profile({"outcome": "lossless", "threshold": None, "lossy": False, "certificate.certified": False})
     with pytest.raises(UsageError, match=r"has no threshold .*; calibrate instead"):
         setting_of(found)
 
