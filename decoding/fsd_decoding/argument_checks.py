@@ -45,7 +45,9 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> None:
-    """UsageError: a path holds a null character, which the system takes as its end."""
+    """UsageError: a path is empty, or holds a null character, which the system takes as its end."""
+    if value == "":
+        raise UsageError(f"{name} is empty, perhaps from a variable that is not set; give a path, or leave it out")
     if isinstance(value, str | os.PathLike) and "\0" in os.fspath(value):
         raise UsageError(f"{name} is {os.fspath(value)!r:.60}; a path has no null character, leave it out")
 

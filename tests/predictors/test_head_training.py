@@ -20,6 +20,7 @@ import torch
 from filelock import FileLock
 from transformers import GPT2Config, OPTConfig, Qwen3Config
 
+from fsd_decoding.atomic_files import intended_name, leftovers
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.checkpoint import files_of
 from fsd_decoding.eagle.loading import Eagle
@@ -227,13 +228,14 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(target: Any, tmp_path: P
 KILLED_FINISHING = """
 import os, signal, sys
 from pathlib import Path
+from fsd_decoding.atomic_files import intended_name
 from fsd_predictors.heads.folder import HeadFolder
 
 files = {{"model.safetensors": b"new weights", "training.json": b"{{}}"}}
 folder = HeadFolder(Path(sys.argv[1]), {{"recipe": {{"seed": 0}}}})
 
 def killed(event, arguments):
-    if event == {event!r} and os.path.basename(arguments[0]) == {name!r}:
+    if event == {event!r} and intended_name(os.path.basename(arguments[0])) == {name!r}:
         os.kill(os.getpid(), signal.SIGKILL)
 
 with folder.held():
@@ -263,8 +265,9 @@ def test_a_training_killed_as_it_cleans_up_leaves_nothing_to_another(name: str, 
 
 
 def test_a_training_killed_as_it_writes_the_head_is_continued(tmp_path: Path) -> None:
-    killed_finishing(tmp_path, "os.rename", "model.safetensors.tmp")
-    assert (tmp_path / "model.safetensors.tmp").exists()
+    killed_finishing(tmp_path, "os.rename", "model.safetensors")
+    (left,) = leftovers(tmp_path)
+    assert intended_name(left.name) == "model.safetensors"
     folder = HeadFolder(tmp_path, {"recipe": {"seed": 0}})
     with folder.held():
         assert folder.texts() == [([2], [3])]

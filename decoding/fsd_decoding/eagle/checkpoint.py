@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.eagle.head import Eagle3Head
 from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.hub import SMALL_FILES, fetch_files
@@ -92,7 +93,8 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files_of(head).items():
-        (folder / name).write_bytes(content)
+        with atomic_write(folder / name) as file:
+            file.write(content)
 
 
 def _values(folder: Path, name: str) -> dict[str, Any]:

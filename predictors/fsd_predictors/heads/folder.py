@@ -22,13 +22,14 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fsd_collectors.store.folder import TEMPORARY, atomic_write, sync
+from fsd_decoding.atomic_files import atomic_write, leftovers, sync
 from fsd_decoding.errors import UsageError
 from fsd_predictors.files import foreign_name
 
-UNFINISHED, FACTS, TEXTS, CHECKPOINT, LOCK = "unfinished", "facts.json", "texts.jsonl", "checkpoint.pt", ".lock"
+UNFINISHED, DISCARDED, FACTS, TEXTS = "unfinished", "unfinished.tmp", "facts.json", "texts.jsonl"
+CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
 CARD, TRAINING = "card.md", "training.json"
-_OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished"
+_OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished(\.tmp)?"
 _OURS_UNFINISHED = r"facts\.json|texts\.jsonl|checkpoint\.pt|\.lock"
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError)
 
@@ -47,7 +48,7 @@ class HeadFolder:
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path, self._facts = path, json.loads(json.dumps(facts))
         self._unfinished = path / UNFINISHED
-        self._discarded = path / (UNFINISHED + TEMPORARY)
+        self._discarded = path / DISCARDED
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -129,6 +130,8 @@ class HeadFolder:
             lock.acquire()
             if self._discarded.exists():
                 shutil.rmtree(self._discarded)
+            for unfinished in (*leftovers(self.path), *leftovers(self._unfinished)):
+                unfinished.unlink()
             self._check_facts()
         except Timeout as error:
             raise UsageError(
