@@ -22,7 +22,7 @@ import typer
 from fsd_calib.cli.failures import explanation
 from fsd_decoding.errors import UsageError
 from fsd_decoding.interrupts import noticed
-from fsd_decoding.terminal import discard, leave_closed_pipe, visible
+from fsd_decoding.terminal import discard, leave_closed_pipe, say_on, visible
 
 if TYPE_CHECKING:
     from fsd_calib.progress import Progress
@@ -76,14 +76,12 @@ def load_libraries(progress: Progress) -> None:
 
 def say(name: str, message: str) -> None:
     """Prints the message as one line on stderr, whatever line breaks and control characters it has."""
-    if sys.stderr is not None:  # None: it is closed, and print would take stdout
-        with contextlib.suppress(OSError):  # stderr is on a full disk: the exit code remains
-            print(_fitting(f"{name}: {visible(' '.join(message.split()))}"), file=sys.stderr)
+    say_on(sys.stderr, _fitting(f"{name}: {visible(' '.join(message.split()))}"))
 
 
 def _fitting(line: str) -> str:
     """Returns the line, on a terminal with breaks between words in place of the terminal's own within them."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return line
     width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
     return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)

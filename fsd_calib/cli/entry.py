@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import FrameType
@@ -29,7 +30,8 @@ def _run(module: str, name: str) -> None:
 def _leave(name: str, number: int = 0, frame: FrameType | None = None) -> NoReturn:
     """Ends the process at once: an exception might be caught, or made another, within the import of a library."""
     if sys.stderr is not None:
-        os.write(sys.stderr.fileno(), f"{name}: interrupted\n".encode())
+        with suppress(OSError):  # nobody reads it any more
+            os.write(sys.stderr.fileno(), f"{name}: interrupted\n".encode())
     os._exit(_INTERRUPTED)
 
 
