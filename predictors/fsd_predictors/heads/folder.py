@@ -12,7 +12,6 @@ unfinished.tmp                   the same, about to be removed, once the head is
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
 CARD, TRAINING = "card.md", "training.json"
 _OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished(\.tmp)?"
 _OURS_UNFINISHED = r"facts\.json|texts\.jsonl|checkpoint\.pt|\.lock"
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 Text = tuple[list[int], list[int]]
 """Tokens of a prompt and of the target's completion."""
@@ -102,7 +100,7 @@ class HeadFolder:
             yield
         except torch.OutOfMemoryError:
             raise
-        except _DAMAGE as error:
+        except Exception as error:  # what readers raise of damaged files is of all kinds
             reason = str(error).strip().split("\n")[0].rstrip(". ") or type(error).__name__
             raise UsageError(
                 f"{str(self._unfinished / name)!r} is damaged: {reason:.100}; remove {str(self._unfinished)!r} to "
