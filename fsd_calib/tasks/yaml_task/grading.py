@@ -79,6 +79,7 @@ def _own(file: Path, path: str) -> Grader:
 
 def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
     module, _, name = path.replace(":", ".").rpartition(".")
+    _refuse_standard(file, path, module)
     sys.path.insert(0, str(file.parent.resolve()))
     try:
         function = getattr(import_module(module), name)
@@ -89,6 +90,16 @@ def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
         ) from error
     finally:
         sys.path.pop(0)
+    _refuse_standard(file, path, str(getattr(function, "__module__", None) or ""))
     if not callable(function):
         raise UsageError(f"task file {file}: {path} is {function!r:.40}; it must be a function")
     return function  # type: ignore[no-any-return]
+
+
+def _refuse_standard(file: Path, path: str, module: str) -> None:
+    """UsageError: a module is of Python itself, as that of `builtins.eval` is, which would run texts and data."""
+    if module.partition(".")[0] in {*sys.stdlib_module_names, "builtins"}:
+        raise UsageError(
+            f"task file {file}: function {path} is of Python's own module {module}; name one in a file beside this "
+            "one, or in a package that you installed"
+        )
