@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "busy.json")
     options = parser.parse_args()
     began, machine, size = time.perf_counter(), machine_facts(), Size.quick() if options.quick else Size()
-    numbers = sorted({0, *options.busy})
+    numbers = sorted({0, *options.busy}, reverse=True)
     seeds = range(1 if options.quick else options.seeds)
     runs = [run(seed, busy, size, options.runs) for seed in seeds for busy in numbers]
     forecast = PooledForecast.read(Pool.read())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -50,12 +51,15 @@ from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.draft_shapes import Drafts, DraftsByRule
 from fsd_decoding.profile.drift import Drift, watch
+from fsd_decoding.profile.following import following
 from fsd_decoding.profile.settings import config_of, profile_config
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.requests import Prompt, requests_for
 from fsd_decoding.text import StopStrings, TextStream
 from fsd_decoding.tree_support import check_drafter, check_tree
 from fsd_decoding.trees.shape import without_chain
+
+logger = logging.getLogger(__name__)
 
 
 class SpeculativeDecoder:
@@ -91,6 +95,8 @@ class SpeculativeDecoder:
         self.target, self.tokenizer = target, tokenizer
         self.draft: Any = draft.load(target) if isinstance(draft, Eagle) else draft
         self.coverage, self.drift = coverage, drift
+        self._followed: ThresholdProfile | None = None
+        self._announced = False
         self._configure(config)
 
     @classmethod
@@ -117,7 +123,8 @@ class SpeculativeDecoder:
             target: hub id, path, or loaded model (then `tokenizer` is needed), on any device or devices.
             draft: the same, `NGram()`, which drafts from the text itself, or `Eagle(…)`, a head of the target.
             profile: path of a profile, or a `ThresholdProfile`; sets what no keyword gives. Where decoding then
-                differs from what the profile certified, a warning names the difference.
+                differs from what the profile certified, a warning names the difference. What is followed is logged
+                once, as a warning, which Python shows on stderr by default; see `announcement`.
             decoding: how tokens are accepted and drawn; not beside a profile, which sets all of it.
             device: by default "cuda" if available, else "cpu". Loaded models are not moved.
             dtype: by default the checkpoint's own. Loaded models are not converted.
@@ -166,6 +173,7 @@ class SpeculativeDecoder:
         decoder = cls(
             models[0], models[1], shared, config, compile=compile, lean=lean, coverage=own.coverage, drift=own.drift
         )
+        decoder._followed = followed
         _warn(own.warnings(decoder.setting), stacklevel=3)
         return decoder
 
@@ -197,12 +205,25 @@ class SpeculativeDecoder:
         """How a text is decoded where a call overrides nothing."""
         return DecodingSetting.of(self.settings(), self.threshold, self.draft_length)
 
+    def announcement(self) -> str | None:
+        """Returns in one line what is followed, LOSSY or lossless, which the first text logs otherwise; None: nothing
+        is, or it was said."""
+        if self._followed is None or self._announced:
+            return None
+        self._announced = True
+        return following(self._followed, self)
+
+    def _announce(self) -> None:
+        if (line := self.announcement()) is not None:
+            logger.warning(line)
+
     def _configure(self, config: DecodingConfig) -> None:
         resolved = resolve(config)
         self.decoding, self.rule, self.criterion = config, resolved.rule.name, resolved.criterion
         self.threshold, self.draft_length = resolved.threshold, resolved.draft_length
         self.sampling, self.seed, self.tree = config.sampling, config.seed, resolved.tree
         self.stop_policy, self.threshold_policy = resolved.stop_policy, resolved.threshold_policy
+        self._announced = False
         self._made = None if self.coverage is None else self.setting  # attributes may be assigned later
 
     @property
@@ -284,6 +305,7 @@ class SpeculativeDecoder:
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
         asked = self._asked_otherwise(settings, requests, prompts, max_new_tokens, stop)
+        self._announce()
         _warn([*self._departures(settings, requests), asked], stacklevel=3)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
@@ -318,6 +340,7 @@ class SpeculativeDecoder:
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
         asked = self._asked_otherwise(settings, requests, [prompt], max_new_tokens, stop)
+        self._announce()
         _warn([*self._departures(settings, requests), asked], stacklevel=3)
         with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)

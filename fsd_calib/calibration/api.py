@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Unpack
 
 from fsd_calib.calibration import output_folder
@@ -220,8 +221,13 @@ class Calibration:
         return self.target, drafts_of(self.draft)[0]
 
     def plan(self) -> Plan:
-        """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them."""
-        with showing_whole(self.config.reporter, Outlook()), self._prepared() as ready:
+        """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them.
+
+        Reads what an earlier run of the same left in `out`, and leaves nothing in the folder of none.
+        """
+        out = self.config.path("out")
+        kept = out if out is not None and output_folder.is_own(out, self) else None
+        with showing_whole(self.config.reporter, Outlook()), self._prepared(kept) as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
@@ -230,32 +236,26 @@ class Calibration:
         Args:
             show_plan: receives the plan before the long work.
         """
-        outlook = Outlook()
-        with showing_whole(self.config.reporter, outlook), self._prepared() as ready:
+        outlook, out = Outlook(), self.config.path("out")
+        made = nullcontext() if out is None else output_folder.made(out)
+        with made, showing_whole(self.config.reporter, outlook), self._prepared(out) as ready:
+            if out is not None:
+                output_folder.claim(out, self)
             show_plan(ready.plan)
             findings = find(ready, outlook)
-            profile, out = to_profile(findings), self.config.path("out")
+            profile = to_profile(findings)
             if out is not None and output_folder.save(profile, out, self):
                 save_pages(findings, profile, out)
         return profile
 
     @contextmanager
-    def _prepared(self) -> Iterator[Prepared]:
-        out = self.config.path("out")
-        if out is not None:
-            output_folder.check_own(out, self)
-        with nullcontext() if out is None else output_folder.made(out), self._ready() as ready:
-            if out is not None:
-                output_folder.claim(out, self)
-            yield ready
-
-    @contextmanager
-    def _ready(self) -> Iterator[Prepared]:
-        began = time.monotonic()
-        check_storage(self.config.study_storage)
-        config = replace(
-            self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state()
-        )
+    def _prepared(self, out: Path | None) -> Iterator[Prepared]:
+        """What is ready for the long work, which writes to `out`."""
+        began, asked = time.monotonic(), self.config
+        if (folder := asked.path("out")) is not None:
+            output_folder.check_own(folder, self)
+        check_storage(asked.study_storage)
+        config = replace(asked, out=out, cache=asked.cache or default_cache(), state=asked.state or default_state())
         with self.opened(config) as (session, engines, memory), session.threads_for(session.batch_size):
             for line in other_models(self.fixed, session.engine.pair) if self.fixed else ():
                 config.reporter.note(line)

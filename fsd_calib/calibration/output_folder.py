@@ -1,9 +1,9 @@
 """The output folder of a calibration: whose it is, and that no calibration writes over another's profile.
 
 A folder belongs to the run that `asked.json` in it names. The same run is the same task, problems, models, goal, search
-space and engine, however it is scheduled, timed and stored; only it, or --replace, goes on there. And a certified
-profile is only ever replaced by a certified one: what a run that certifies nothing found is `not-certified.json`
-beside it.
+space and engine, however it is scheduled, timed and stored; only it, or --replace, goes on there. And a profile that
+certifies something, a setting or points of a front, is only ever replaced by one that does: what a run that certifies
+nothing found is `not-certified.json` beside it.
 """
 
 from __future__ import annotations
@@ -93,10 +93,15 @@ def own_folder(base: Path, asked: Asked, engines: Sequence[str]) -> Path:
     return longer.with_name(f"{longer.name}-{identity_of(asked)[:_SHORT]}")
 
 
+def is_own(folder: Path, asked: Asked) -> bool:
+    """Returns whether the folder is this run's."""
+    return _owner(folder) == identity_of(asked)
+
+
 def check_own(folder: Path, asked: Asked) -> None:
     """Raises UsageError where the folder holds the profile of another run, unless that is to be replaced."""
     file = folder / FILE_NAME
-    if asked.config.replace or not file.exists() or _owner(folder) == identity_of(asked):
+    if asked.config.replace or not file.exists() or is_own(folder, asked):
         return
     raise UsageError(
         f"--out {str(folder)!r} holds a profile of another run ({_contents(file)}); give another --out, or --replace "
@@ -128,33 +133,20 @@ def claim(folder: Path, asked: Asked) -> None:
 def save(profile: ThresholdProfile, folder: Path, asked: Asked) -> bool:
     """Saves a profile, and returns whether as profile.json.
 
-    What certifies nothing is written beside a certified one; and so is anything, under its run's name, where another
-    run with the same folder has come first.
+    What certifies nothing is written beside one that certifies something; and so is anything, under its run's name,
+    where another run with the same folder has come first.
     """
     identity, final = identity_of(asked), folder / FILE_NAME
-    if not profile.certificate.certified and _holds_certified(final):
+    if not profile.certifies and _certifies(final):
         profile.save(folder / NOT_CERTIFIED)
         return False
     if final.exists() and _owner(folder) != identity and not asked.config.replace:
-        profile.save(folder / _of_run(identity))
+        profile.save(folder / f"profile-{identity[:_SHORT]}.json")
         return False
     profile.save(final)
     if _owner(folder) != identity:
         _mark(folder, identity)
     return True
-
-
-def saved_as(profile: ThresholdProfile, folder: Path, asked: Asked) -> Path:
-    """Returns the file that `save` wrote a profile to."""
-    for name in (NOT_CERTIFIED, _of_run(identity_of(asked))):
-        with suppress(UsageError):
-            if ThresholdProfile.load(folder / name, allow_edited=True).digest == profile.digest:
-                return folder / name
-    return folder / FILE_NAME
-
-
-def _of_run(identity: str) -> str:
-    return f"profile-{identity[:_SHORT]}.json"
 
 
 def _mark(folder: Path, identity: str) -> None:
@@ -169,10 +161,9 @@ def _owner(folder: Path) -> str | None:
         return "" if (folder / FILE_NAME).exists() else None
 
 
-def _holds_certified(file: Path) -> bool:
+def _certifies(file: Path) -> bool:
     with suppress(UsageError):
-        profile = ThresholdProfile.load(file, allow_edited=True)
-        return profile.certificate.certified and profile.bound
+        return ThresholdProfile.load(file).certifies
     return False
 
 

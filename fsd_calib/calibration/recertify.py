@@ -19,15 +19,22 @@ from fsd_decoding.sampling import Sampling
 
 
 def setting_of(profile: ThresholdProfile) -> Configuration:
-    """Returns the setting of a profile.
+    """Returns the setting of a profile: the certified one, even where decoders do not run it as it is slower than `sd`.
 
     Raises:
-        UsageError: It has no threshold, or ends drafts by a predictor, which is not part of a setting.
+        UsageError: It has none, or one with another draft than decoders have, or ends drafts by a predictor, which is
+            not part of a setting.
     """
-    if profile.threshold is None:
+    arm, threshold = profile.configuration
+    if threshold is None:
         raise UsageError(
             f"the profile of {profile.task!r} has no threshold (its outcome is {profile.outcome}), so there is nothing "
             "to certify; calibrate instead"
+        )
+    if (draft := arm[4]) is not None:
+        raise UsageError(
+            f"the setting of the profile of {profile.task!r} drafts with {draft!r}, and decoders of the profile with "
+            f"{profile.draft.id!r}; calibrate with the first alone instead"
         )
     if profile.early_stop is not None:
         raise UsageError(
@@ -35,7 +42,7 @@ def setting_of(profile: ThresholdProfile) -> Configuration:
             "calibrate with --predictor instead"
         )
     policy = None if profile.policy is None else profile.policy.identity
-    return Configuration(profile.rule, profile.divergence, profile.draft_length, profile.threshold, policy,
+    return Configuration(profile.rule, profile.divergence, profile.draft_length, threshold, policy,
                          tree=profile.tree)  # fmt: skip
 
 

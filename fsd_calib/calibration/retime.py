@@ -29,7 +29,7 @@ from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.costs import COMPILE, Speed
 from fsd_decoding.profile.drafts import draft_of
-from fsd_decoding.profile.io import file_of
+from fsd_decoding.profile.io import FILE_NAME, file_of
 from fsd_decoding.profile.outcome import Outcome, follows, timed_outcome
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -65,28 +65,25 @@ def retime(
     found = ThresholdProfile.load(file)
     if found.digest is None:
         raise UsageError(found.digest_doubt() or "")
-    lossy = _with_setting(found)
-    calibration = _calibration(lossy, _run_file(file), timing, device, progress)
+    _check_setting(found)
+    calibration = _calibration(found, _run_file(file), timing, device, progress)
     config = replace(calibration.config, cache=None, state=None)
     with calibration.opened(config) as (session, _, _):
-        _check_same(lossy, session)
-        written = _timed_again(found, lossy, session, calibration, 60 * minutes)
+        _check_same(found, session)
+        written = _timed_again(found, session, calibration, 60 * minutes)
     _save(written, file)
     return written
 
 
-def _with_setting(profile: ThresholdProfile) -> ThresholdProfile:
-    """Returns the profile with the threshold whose speed matters, which may be that of its estimate."""
+def _check_setting(profile: ThresholdProfile) -> None:
+    """Raises UsageError where there is no setting whose speed matters, or several drafts."""
     estimate, name = profile.estimate, f"the profile of {profile.task!r}"
-    if profile.certificate.certified and estimate is not None:
-        profile = profile.model_copy(update={"threshold": estimate.threshold})
-    if profile.threshold is None:
+    if profile.configuration[1] is None:
         raise UsageError(
             f"{name} has the outcome {profile.outcome}, and no setting that speed decides on; calibrate instead"
         )
     if profile.sd_draft or (estimate and estimate.draft):
         raise UsageError(f"{name} compares settings with different drafts, which retime does not load; calibrate again")
-    return profile
 
 
 def _run_file(profile: Path) -> RunFile:
@@ -145,16 +142,15 @@ def _check_same(profile: ThresholdProfile, session: Session) -> None:
 
 
 def _timed_again(
-    profile: ThresholdProfile, lossy: ThresholdProfile, session: Session, calibration: Calibration, seconds: float
+    profile: ThresholdProfile, session: Session, calibration: Calibration, seconds: float
 ) -> ThresholdProfile:
     """Returns the profile with new speeds.
 
     Args:
-        lossy: the same with the threshold that is timed.
         seconds: for timing.
     """
     session.decode.call_rounds(COMPILE[profile.compile or "off"])
-    alone, chosen = session.configuration("target"), setting_of(lossy)
+    alone, chosen = session.configuration("target"), setting_of(profile)
     sd = replace(
         session.configuration("sd", profile.sd_draft_length or profile.draft_length), tree=profile.sd_tree
     )  # fmt: skip
@@ -182,7 +178,7 @@ def _timed_again(
     granted = follows(
         outcome, intervals[0], certified=profile.certificate.certified, lossless_meets=_lossless_meets(profile)
     )  # fmt: skip
-    return _with_outcome(profile, lossy, outcome, granted, Speed.model_validate(speed))
+    return _with_outcome(profile, outcome, granted, Speed.model_validate(speed))
 
 
 def _lossless_meets(profile: ThresholdProfile) -> bool:
@@ -196,13 +192,11 @@ def _lossless_meets(profile: ThresholdProfile) -> bool:
     return not other_texts and certificate.wanted <= profile.accuracy.target
 
 
-def _with_outcome(
-    profile: ThresholdProfile, lossy: ThresholdProfile, outcome: Outcome, granted: bool, speed: Speed
-) -> ThresholdProfile:
+def _with_outcome(profile: ThresholdProfile, outcome: Outcome, granted: bool, speed: Speed) -> ThresholdProfile:
     """Returns the profile with another speed, and its threshold where it is granted, else as an estimate."""
     changes: dict[str, Any] = {
         "outcome": outcome, "speed": speed, "lossy": granted,
-        "threshold": lossy.threshold if granted else None,
+        "threshold": profile.configuration[1] if granted else None,
         "estimate": None if granted else profile.estimate or _estimate(profile),
         "acceptance": profile.acceptance if granted else None,  # that of what decoders run
     }  # fmt: skip
@@ -224,6 +218,8 @@ def _save(profile: ThresholdProfile, file: Path) -> None:
     run = load_run(file)
     profile.save(file)
     record = run.record
+    if record is None and file.name != FILE_NAME:
+        return  # what is beside it is of another profile
     if record is not None:  # the draft alone was timed with the other speeds
         draft = record.draft_alone and record.draft_alone.model_copy(update={"speed": None, "speed_interval": None})
         record = record.model_copy(update={"profile": profile.digest, "draft_alone": draft})

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fsd_calib.calibration.drafts import drafts_of, models_among
-from fsd_calib.calibration.output_folder import Asked, saved_as
+from fsd_calib.calibration.output_folder import Asked
 from fsd_calib.calibration.predictor import AUTO
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_file import NAME, DecodingSection, GoalSection, RunFile, RunSection, SamplingSection
@@ -59,7 +59,7 @@ def save_run(
         engines: several that certify it in turn; by default the calibration's own.
     """
     folder = calibration.config.path("out")
-    if folder is None or (profile is not None and saved_as(profile, folder, calibration).name != FILE_NAME):
+    if folder is None or (profile is not None and profile.file is not None and profile.file.name != FILE_NAME):
         return
     try:
         content = _content(calibration, certify, engines)

@@ -26,6 +26,7 @@ from fsd_decoding.terminal import discard, leave_closed_pipe, say_on, visible
 
 if TYPE_CHECKING:
     from fsd_calib.progress import Progress
+    from fsd_decoding.decoder import SpeculativeDecoder
 
 FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130
 
@@ -163,6 +164,13 @@ def _refuse_null_characters(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if "\0" in argument:
             raise UsageError(f"argument {argument!r} holds a null character; leave it out")
+
+
+def announce(name: str, decoder: SpeculativeDecoder, *, quiet: bool) -> None:
+    """Says what a decoder follows, unless quiet, in place of its own log."""
+    line = decoder.announcement()
+    if line is not None and not quiet:
+        say(name, line)
 
 
 def check_at_least_one(values: Mapping[str, int | None]) -> None:

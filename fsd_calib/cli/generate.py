@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsd_calib.cli.console import leave, load_libraries, reply, say
+from fsd_calib.cli.console import announce, leave, load_libraries, reply, say
 from fsd_calib.cli.drafters import check_one, given
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import grouped
@@ -102,7 +102,6 @@ def command(
 
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
-    from fsd_decoding.profile.following import following
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
     from fsd_decoding.trees.shape import read_shape
 
@@ -116,8 +115,7 @@ def command(
         target or followed.target.id, drafts, profile=followed, device=device, dtype=dtype,
         model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **settings,
     )  # fmt: skip
-    if not output.quiet:
-        say(NAME, following(followed, profile, decoder))
+    announce(NAME, decoder, quiet=output.quiet)
     made = prompts_of_profile(followed, decoder.tokenizer, raw)
     started = time.perf_counter()
     asked, most = [prompt_of(made, prompt) for prompt in wanted], max_new_tokens or made.max_new_tokens

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn
-from fsd_calib.calibration.output_folder import saved_as
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.console import print_report
 from fsd_calib.report.plan import print_plan
@@ -26,12 +25,10 @@ class Done:
 
     Attributes:
         profiles: of those engines that were reached.
-        files: where they are.
         untested: the engines that were not reached.
     """
 
     profiles: Sequence[ThresholdProfile]
-    files: Sequence[Path | None]
     untested: Sequence[str]
 
     @property
@@ -45,7 +42,7 @@ class Done:
         calibrations = [
             {"outcome": profile.outcome, "met": profile.met, "file": file and str(file.absolute()),
              "page": _page(file), "profile": profile.model_dump(mode="json")}
-            for profile, file in zip(self.profiles, self.files, strict=True)
+            for profile in self.profiles for file in (profile.file,)
         ]  # fmt: skip
         return {"met": self.met, "calibrations": calibrations, "untested_engines": list(self.untested)}
 
@@ -85,17 +82,15 @@ def run(calibration: Calibration, engines: Sequence[str], *, plan: bool, report:
         report: whether reports are printed, on stdout.
     """
     profiles: list[ThresholdProfile] = []
-    files: list[Path | None] = []
     console, on_stderr = LiteralConsole(), LiteralConsole(stderr=True)
 
     def one_engine(one: Calibration) -> int | None:
         profile = one.run(lambda made: print_plan(made, on_stderr) if plan else None)
-        found, folder = profile.certificate, one.config.path("out")
+        found = profile.certificate
         profiles.append(profile)
-        files.append(folder and saved_as(profile, folder, one))
         if report:
             _print_turn(one, found.attempt, console)
-            print_report(profile, files[-1], console)
+            print_report(profile, profile.file, console)
         return found.attempt if found.certified else None
 
     untested = in_turn(calibration, engines, one_engine)
@@ -103,7 +98,7 @@ def run(calibration: Calibration, engines: Sequence[str], *, plan: bool, report:
         console.print(
             literal(f"Not tested: {engine}. The sequence ends with the first engine that does not pass a test.")
         )
-    return Done(profiles, files, untested)
+    return Done(profiles, untested)
 
 
 def _for_programs(plan: Plan) -> dict[str, Any]:

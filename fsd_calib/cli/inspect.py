@@ -11,7 +11,7 @@ import typer
 
 from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import one_of, tasks
-from fsd_calib.cli.console import leave, load_libraries, reply
+from fsd_calib.cli.console import announce, leave, load_libraries, reply
 from fsd_calib.cli.drafters import check_one, given
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import OptionGroup, grouped
@@ -175,6 +175,8 @@ def command(
         "model_kwargs": loading.target, "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
     }  # fmt: skip
     decoders = _decoders(followed, target, draft, head, thresholds, keywords)
+    for decoder in decoders:
+        announce(NAME, decoder, quiet=output.quiet)
     tokenizer = decoders[0].tokenizer
     if followed is None and kind is None and target is None:
         kind = task_kind(_BUNDLED)

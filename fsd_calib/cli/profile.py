@@ -126,7 +126,8 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
 
     profile = ThresholdProfile.load(path, allow_edited=allow_edited)
     command = serve_command(profile, file_of(path))
-    for doubt in filter(None, [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm")]):
+    doubts = [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm"), profile.clock_doubt()]
+    for doubt in filter(None, doubts):
         say(NAME, f"warning: {doubt}")
     reply("\n".join([command, *request_notes(profile)]))
 

@@ -21,8 +21,8 @@ from fsd_calib.tasks.harness.chat import chat_renderer
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.chat_template import check_arguments, has_chat_template
 from fsd_decoding.profile.drafts import draft_of
-from fsd_decoding.profile.following import following
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import SETTINGS
 
@@ -60,6 +60,7 @@ class FsdLM(LM):
         **settings: Any,
     ) -> None:
         super().__init__()
+        self._arguments = PromptOptions(chat_template_kwargs).template_arguments
         followed = self._followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
         models = _models(target, draft, head, followed)
         automatic = str(batch_size).startswith("auto")
@@ -68,15 +69,17 @@ class FsdLM(LM):
         place = None if device == _USUAL and not torch.cuda.is_available() else device
         self.decoder = SpeculativeDecoder.from_pretrained(*models, profile, device=place, **settings)
         self.tokenizer = self.decoder.tokenizer
-        if followed is not None:
-            _LOG.warning("model fsd: %s", following(followed, profile, self.decoder))
-        self._arguments = PromptOptions(chat_template_kwargs).template_arguments
+        if (line := self.decoder.announcement()) is not None:
+            _LOG.warning("model fsd: %s", line)
+        if has_chat_template(self.tokenizer):
+            check_arguments(self.tokenizer, self._arguments)
         if followed is not None and followed.prompt is not None and chat_template_kwargs is None:
             self._arguments = followed.prompt.template_arguments
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """See `LM.generate_until`; requests with the same settings share batches."""
-        if self._followed is not None and (differing := departure(self._followed, self.tokenizer, requests)):
+        followed = None if self.decoder.setting.lossless else self._followed
+        if followed is not None and (differing := departure(followed, self.tokenizer, requests)):
             _LOG.warning("model fsd: %s", differing)
         groups: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
@@ -110,7 +113,12 @@ class FsdLM(LM):
 
     @cached_property
     def apply_chat_template(self) -> Any:
-        """See `LM.apply_chat_template`."""
+        """See `LM.apply_chat_template`. UsageError: there is no chat template."""
+        if not has_chat_template(self.tokenizer):
+            raise UsageError(
+                f"model fsd: the tokenizer {self.tokenizer.name_or_path!r} has no chat template; leave "
+                "--apply_chat_template out"
+            )
         return chat_renderer(self.tokenizer, self._arguments)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

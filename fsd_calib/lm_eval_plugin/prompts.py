@@ -23,11 +23,22 @@ def departure(profile: ThresholdProfile, tokenizer: Any, requests: Sequence[Inst
         return None
     try:
         kind = task_kind(profile.task)
-        assert isinstance(kind, HarnessKind)
+        if not isinstance(kind, HarnessKind):
+            raise UsageError("it is none of lm-eval's")
         asking = Asking(tokenizer, recorded=profile.prompt)
         first = [request for request in requests if request.doc_id == 0]
-        if all(request.args[0] == kind.first_prompt(asking, request.doc) for request in first):
+        if all(request.args[0] == _first_prompt(kind, asking, request.doc) for request in first):
             return None
     except UsageError as error:
         return f"prompts cannot be compared with those of the profile of {profile.task!r} ({error})"
     return f"prompts are not made as in the calibration: the profile of {profile.task!r} certifies nothing of that"
+
+
+def _first_prompt(kind: HarnessKind, asking: Asking, document: Any) -> str | None:
+    """The prompt of the first document; None: the task has none for it, as the document is another task's."""
+    try:
+        return kind.first_prompt(asking, document)
+    except UsageError:
+        raise
+    except Exception:  # of the task's own code and templates
+        return None

@@ -67,10 +67,10 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
     command = f"fsd-generate --profile {shlex.quote(str(path))} 'your question'\n\n"
     by_question = profile.prompt is not None and profile.prompt.form is not None
     asked = (
-        f"prompts = ThresholdProfile.load({str(path)!r}).prompts(decoder.tokenizer)  # only they are certified\n"
+        f"prompts = ThresholdProfile.load({str(path)!r}).prompts(decoder.tokenizer)  # as the calibration made them\n"
         "results = decoder.generate([prompts.prompt('your question')], prompts.max_new_tokens, stop=prompts.stop)"
         if by_question
-        else "# prompts as the task writes them, see fsd_calib.load_task: the certificate covers only such\n"
+        else "# prompts as the task writes them, see fsd_calib.load_task: the profile is of no others\n"
         "results = decoder.generate(['your prompt'])"
     )
     return (

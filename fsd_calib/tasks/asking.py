@@ -83,11 +83,15 @@ class Asking:
         if not self.chats and (chosen.system is not None or chosen.chat_template_kwargs is not None):
             given = "system" if chosen.system is not None else "chat_template_kwargs"
             raise UsageError(f"{given} is for chat templates, and the target's tokenizer has none; leave it out")
+        if self.chats:
+            from fsd_decoding.profile.chat_template import check_arguments
+
+            check_arguments(self.tokenizer, chosen.template_arguments)
 
     @property
     def chats(self) -> bool:
         """Whether prompts are chats."""
-        from fsd_decoding.profile.rendering import has_chat_template
+        from fsd_decoding.profile.chat_template import has_chat_template
 
         return has_chat_template(self.tokenizer)
 
@@ -129,20 +133,29 @@ class Asking:
         return self._for_template(made) if self.chats else made
 
     def _for_template(self, made: PromptInfo) -> PromptInfo:
-        from fsd_decoding.profile.rendering import rejects_system, render_chat, template_digest
+        from fsd_decoding.profile.chat_template import reads_clock, rejects_system, render_chat, template_digest
         from fsd_decoding.requests import prompt_tokens
 
-        arguments = self.options.template_arguments
+        arguments = self._template_arguments
         begins = render_chat(self.tokenizer, [("user", "x")], arguments)
+        folds = rejects_system(self.tokenizer, arguments)
+        says_more = made.form is not None and bool(made.form.system) and not folds
         assert self.tokenizer is not None
         bare = self.tokenizer(begins, add_special_tokens=False)["input_ids"]
         found = {
             "template": template_digest(self.tokenizer),
             "template_arguments": arguments,
-            "system_before_user": rejects_system(self.tokenizer, arguments),
+            "clock": reads_clock(self.tokenizer, arguments, ("system", "user") if says_more else ("user",)),
+            "system_before_user": folds,
             "special_tokens": prompt_tokens(self.tokenizer, begins) != bare,
         }  # fmt: skip
         return PromptInfo.model_validate(made.model_dump() | found)
+
+    @property
+    def _template_arguments(self) -> dict[str, Any]:
+        from fsd_decoding.profile.chat_template import with_day
+
+        return with_day(self.tokenizer, self.options.template_arguments)
 
     def _with_system(self, form: PromptForm | None) -> PromptForm | None:
         system = self.options.system
@@ -171,7 +184,7 @@ class Asking:
         said = None if form is None or form.text is not None else "\n\n".join(each.content for each in form.system)
         differing = {
             "chat_template_kwargs": (
-                None if chosen.chat_template_kwargs is None else chosen.template_arguments, recorded.template_arguments,
+                None if chosen.chat_template_kwargs is None else self._template_arguments, recorded.template_arguments,
             ),
             "system": (chosen.system and literal(chosen.system), said),
             "max_new_tokens": (chosen.max_new_tokens, recorded.max_new_tokens),

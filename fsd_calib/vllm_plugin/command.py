@@ -53,13 +53,13 @@ def request_notes(profile: ThresholdProfile) -> list[str]:
     if profile.prompt is None or profile.prompt.form is None:
         return [
             "# Prompts of this profile are made by its task's own code: send them, rendered, to /v1/completions;",
-            f"# the certificate of the profile of {profile.task!r} is for no others.",
+            f"# the profile of {profile.task!r} is of no others.",
         ]
     body = request_of(profile.prompt)
     path = "chat/completions" if "messages" in body else "completions"
     return [
-        f"# The certificate is for the prompts that this body of /v1/{path} asks for, with a question in place of",
-        f"# {QUESTION}:",
+        f"# The calibration's prompts, and no others, are asked for by this body of /v1/{path}, with a question in",
+        f"# place of {QUESTION}:",
         f"# {json.dumps(body, ensure_ascii=False)}",
     ]
 

@@ -46,7 +46,7 @@ def follow(config: Any) -> None:
     _choose_worker(config)
     request_checks.install()
     by_request = " (unless a request sets fsd_threshold)" if profile.threshold is None else ""
-    logger.info("fsd: %s%s", following(profile, settings.profile), by_request)
+    logger.info("fsd: %s%s", following(profile), by_request)
     for doubt in doubts:
         logger.warning("fsd: %s", doubt)
 

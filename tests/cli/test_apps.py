@@ -334,7 +334,7 @@ def test_generate_says_what_it_follows(
 ) -> None:
     profile(tiny_profile).save(tmp_path / "profile.json")
     common = ["--profile", str(tmp_path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
-    whose = f"following profile {str(tmp_path)!r} of task {tiny_profile.get('task', 'arithmetic')!r}"
+    whose = f"following profile {str(tmp_path / 'profile.json')!r} of task {tiny_profile.get('task', 'arithmetic')!r}"
     for more, line in (([], f"{whose}: LOSSY, drafted tokens"), (["--threshold", "-1"], f"lossless: {whose}, with")):
         assert generate(*common, *more) == 0
         assert f"fsd-generate: {line}" in capsys.readouterr().err

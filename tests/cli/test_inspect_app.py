@@ -124,7 +124,9 @@ def test_a_profile_gives_models_task_and_settings(tmp_path: Path, capsys: pytest
     found = profile(known)
     found.save(tmp_path / "profile.json")
     assert inspect("--profile", str(tmp_path), "--table", *SHORT) == 0
-    lines = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    assert shown.err.startswith("fsd-inspect: following profile ")
+    lines = shown.out.splitlines()
     assert lines[0] == f"T = {found.threshold:.4g}"
     assert lines[1].startswith(f"{found.rule}, D is {found.divergence}, L = {found.draft_length}")
     assert sum(line.split()[:1] == ["19"] for line in lines) == 1

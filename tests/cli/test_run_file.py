@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Calibration]:
 
     def only_note(calibration: Calibration, engines: Sequence[str], **_: Any) -> Done:
         found.append(replace(calibration, config=replace(calibration.config, progress=None)))
-        return Done([], [], ())
+        return Done([], ())
 
     monkeypatch.setattr(in_turn, "run", only_note)
     monkeypatch.chdir(tmp_path)

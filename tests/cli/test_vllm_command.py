@@ -62,6 +62,13 @@ def test_it_serves_the_models_at_the_draft_length_and_sampling_of_the_profile(tm
     }
 
 
+def test_prompts_that_a_server_dates_otherwise_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for dated in (False, True):
+        profile({"prompt.clock": dated}).save(tmp_path / "profile.json")
+        assert app(tmp_path) == 0
+        assert ("a server writes today's" in capsys.readouterr().err) == dated
+
+
 def settings(arguments: list[str], option: str) -> Any:
     return json.loads(arguments[arguments.index(option) + 1])
 

@@ -140,7 +140,7 @@ def _decoder(
     decoder = decoder.reconfigured(configured("fsd_generate", None, keywords, base))
     for message in followed.warnings(decoder.setting):
         warnings.warn(message, stacklevel=level_of_user())
-    _say_once(following(followed.profile, None if profile is followed.profile else profile, decoder))
+    _say_once(following(followed.profile, decoder))
     return decoder
 
 

@@ -108,9 +108,10 @@ class Coverage:
         """
         if self.prompt is None:
             return None
-        changed = [f"{name} is {_shown(name, now)} instead of {_shown(name, then)}" for name, now, then in
-                   (("max_new_tokens", max_new_tokens, self.prompt.max_new_tokens),
-                    ("stop", tuple(stop), self.prompt.stop)) if now != then]  # fmt: skip
+        most, ends = self.prompt.max_new_tokens, self.prompt.stop
+        changed = [] if max_new_tokens == most else [f"max_new_tokens is {max_new_tokens} instead of {most}"]
+        if set(stop) != set(ends):  # in any order
+            changed.append(f"stop is {_shown('stop', tuple(stop))} instead of {_shown('stop', ends)}")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         with suppress(UsageError):  # only a question is told from what surrounds it
             asked = PromptRenderer(self.prompt, tokenizer, "prompts")

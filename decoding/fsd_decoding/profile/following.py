@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
-def following(profile: ThresholdProfile, source: str | os.PathLike[str] | None, decoder: Any = None) -> str:
+def following(profile: ThresholdProfile, decoder: Any = None) -> str:
     """Returns whether decoding is lossless or LOSSY, by which threshold, and what is certified of that.
 
     Args:
-        source: the profile's file or folder; None: it has none.
         decoder: the `SpeculativeDecoder` that follows it, whose setting may be another; None: the profile's is run.
     """
-    whose = f"profile {'' if source is None else f'{os.fspath(source)!r} '}of task {profile.task!r}"
+    whose = f"profile {'' if profile.file is None else f'{str(profile.file)!r} '}of task {profile.task!r}"
     own = decoder is None or decoder.coverage.covers(decoder.setting)
     if (profile.threshold is None) if own else decoder.setting.lossless:
         why = "which has no threshold" if profile.threshold is None else "with another setting than its own"

@@ -90,6 +90,9 @@ class PromptInfo(Part):
     """SHA-256 of the chat template that rendered the messages. null: prompts are plain texts."""
     template_arguments: dict[str, JsonValue] = Field(default={})
     """What the chat template was given besides messages, such as enable_thinking."""
+    clock: bool = False
+    """Whether the chat template writes the day into prompts and takes it from no argument: it is 26 July 2024 in these,
+    and in a server's the day on which they are sent."""
     system_before_user: bool = False
     """Whether what the system says precedes the first user message in that message, as the chat template rejects the
     role."""

@@ -6,18 +6,35 @@ prompt has none.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from jinja2 import DebugUndefined, Environment, StrictUndefined, Template, TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.chat_template import (
+    FAILURES,
+    Turn,
+    name_of,
+    reason_of,
+    render_chat,
+    system_before_user,
+    template_digest,
+)
 from fsd_decoding.profile.prompt import LETTERS, QUESTION, Message, PromptForm, PromptInfo, WorkedExample
+from fsd_decoding.requests import prompt_tokens
 
-Turn = tuple[str, str]  # role and text of a message
+_USUAL = {"answer": "", "choices": [], "letters": LETTERS}  # variables of templates beside the question
+_PROBES: tuple[tuple[str, dict[str, Any]], ...] = (  # questions that have nothing in common
+    ("?", {"answer": "?", "choices": ["?"] * 2}),
+    ("\ufffc" * 300, {"answer": "\ufffc", "choices": ["\ufffc"] * 5}),
+    (" \n0\n ", {"answer": "0", "choices": ["0"] * 3}),
+)
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
 _SKETCHING = ImmutableSandboxedEnvironment(undefined=DebugUndefined)  # leaves what it does not know
 
@@ -72,17 +89,39 @@ class PromptRenderer:
 
     def asks(self, prompt: str) -> bool | None:
         """Whether a prompt is one of these, whatever it asks; None: that cannot be told, as questions have columns."""
-        return None if self._frame is None else prompt.startswith(self._frame[0]) and prompt.endswith(self._frame[1])
+        if self._frame is None:
+            return None
+        (before, behind), text = self._frame, self._unstarted(prompt)
+        return (text.startswith(before) and text.endswith(behind)) or text in self._of_examples
 
     @cached_property
     def _frame(self) -> tuple[str, str] | None:
-        """What stands before and behind a question."""
-        marker = "\ufffcquestion\ufffc"
+        """What all prompts begin and end with, but those that ask what a worked example asks."""
+        if self._asked.needs_columns:
+            return None
         try:
-            before, _, behind = self.prompt(marker).rpartition(marker)
+            made = [self.prompt(*probe) for probe in _PROBES]
         except UsageError:
             return None
-        return before, behind
+        if self._asked.adds_nothing and self.info.template is not None:  # whole chats may be asked, as in `agreement`
+            with suppress(UsageError):
+                made.append(self.render([("system", "?"), ("user", "?")]))
+        texts = [self._unstarted(prompt) for prompt in made]
+        before, behind = (commonprefix(each) for each in (texts, [text[::-1] for text in texts]))  # noqa: RUF071  of texts
+        return before, behind[::-1]
+
+    @cached_property
+    def _of_examples(self) -> list[str]:
+        """The prompts that ask what a worked example asks, which is left out of them."""
+        examples = self.info.form.examples if self.info.form is not None else ()
+        return [self._unstarted(self.prompt(each.question, _of(each))) for each in examples]
+
+    def _unstarted(self, prompt: str) -> str:
+        """A prompt without the start token that the tokenizer adds where it is missing."""
+        start = getattr(self._tokenizer, "bos_token", None)
+        bare = prompt.removeprefix(start or "")
+        same = bare != prompt and prompt_tokens(self._tokenizer, prompt) == prompt_tokens(self._tokenizer, bare)
+        return bare if same else prompt
 
 
 def check_template(info: PromptInfo, tokenizer: Any, where: str) -> None:
@@ -90,7 +129,7 @@ def check_template(info: PromptInfo, tokenizer: Any, where: str) -> None:
     if info.template is None or info.template == (found := template_digest(tokenizer)):
         return
     raise UsageError(
-        f"{where} were rendered by the chat template {info.template[:12]}, and the tokenizer {_name(tokenizer)} has "
+        f"{where} were rendered by the chat template {info.template[:12]}, and the tokenizer {name_of(tokenizer)} has "
         f"{'none' if found is None else found[:12]}; load the tokenizer that the calibration had"
     )
 
@@ -121,6 +160,18 @@ class _Asked:
     def __init__(self, form: PromptForm, where: str, environment: Environment) -> None:
         self._form, self._where, self._environment = form, where, environment
 
+    @property
+    def needs_columns(self) -> bool:
+        """Whether templates use more of a problem than its question, answer and choices."""
+        sources = (self._form.text or "", *(message.content for message in self._form.messages))
+        used = set[str]().union(*(find_undeclared_variables(self._environment.parse(each)) for each in sources))
+        return not used <= {"question", self._form.question, *_USUAL}
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether a chat is a user's message, which is the question."""
+        return self._form.messages == (Message(role="user", content=QUESTION),) and not self._form.examples
+
     def text(self, question: str, columns: Mapping[str, Any]) -> str:
         """Returns a plain prompt."""
         worked = (f"{self._text(each.question, _of(each))} {each.answer}\n\n" for each in self._examples(question))
@@ -145,98 +196,21 @@ class _Asked:
 
     def _rendered(self, source: str, key: str, question: str, columns: Mapping[str, Any]) -> str:
         asked = {"question": question, self._form.question: question}
-        variables = {"answer": "", "choices": [], "letters": LETTERS, **columns, **asked}
+        variables = {**_USUAL, **columns, **asked}
         try:
             return self._template(source, key).render(variables)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, OverflowError) as error:
+        except FAILURES as error:
             known = ", ".join(variables)
             raise UsageError(
-                f"{self._where}, {key}: cannot be rendered ({_reason(error)}); its variables are {known}"
+                f"{self._where}, {key}: cannot be rendered ({reason_of(error)}); its variables are {known}"
             ) from None
 
     def _template(self, source: str, key: str) -> Template:
         try:
             return self._environment.from_string(source)
         except TemplateError as error:
-            raise UsageError(f"{self._where}, {key}: no Jinja template ({_reason(error)}); repair it") from None
-
-
-def render_chat(
-    tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], add_generation_prompt: bool = True
-) -> str:
-    """Returns the text of a chat, up to the beginning of the assistant's answer, or within the answer that it ends in.
-
-    Raises:
-        UsageError: the template cannot render the messages, or what it renders lacks the text of one.
-    """
-    try:
-        text = _apply(tokenizer, turns, arguments, add_generation_prompt)
-    except (TemplateError, ValueError, TypeError) as error:
-        raise UsageError(
-            f"chat template of tokenizer {_name(tokenizer)}: cannot render messages of "
-            f"{' and '.join(dict.fromkeys(role for role, _ in turns))} ({_reason(error)}); repair it, or ask by other "
-            "messages"
-        ) from error
-    if lost := next((turn for turn in turns if turn[1].strip() not in text), None):
-        role, content = lost
-        way = (
-            "leave the system message out (--system ''), or put it into the user's message (a task in YAML: prompt)"
-            if role == "system"
-            else "repair it, or ask by other messages"
-        )
-        raise UsageError(
-            f"chat template of tokenizer {_name(tokenizer)}: leaves out or changes the {role} message {content!r:.60}, "
-            f"so the model would not read it; {way}"
-        )
-    return text
-
-
-def rejects_system(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether a chat template rejects messages of the system (Gemma, early Mistral)."""
-    try:
-        _apply(tokenizer, [("system", "x"), ("user", "x")], arguments, True)
-    except (TemplateError, ValueError):
-        return True
-    return False
-
-
-def system_before_user(turns: Sequence[Turn]) -> list[Turn]:
-    """Returns a chat in which what the system says precedes the first user message, in that message."""
-    said = [content for role, content in turns if role == "system"]
-    others = [turn for turn in turns if turn[0] != "system"]
-    if said and others and others[0][0] == "user":
-        others[0] = ("user", "\n\n".join([*said, others[0][1]]))
-    return others
-
-
-def has_chat_template(tokenizer: Any) -> bool:
-    """Whether prompts for a tokenizer's model are chats; None has no template."""
-    return tokenizer is not None and bool(tokenizer.chat_template)
-
-
-def template_digest(tokenizer: Any) -> str | None:
-    """Returns the SHA-256 (hex) of a tokenizer's chat template; None: it has none."""
-    if not has_chat_template(tokenizer):
-        return None
-    return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
-
-
-def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], begins: bool) -> str:
-    text = tokenizer.apply_chat_template(
-        [{"role": role, "content": content} for role, content in turns], tokenize=False, add_generation_prompt=begins,
-        continue_final_message=not begins, **arguments,
-    )  # fmt: skip
-    assert isinstance(text, str)
-    return text
+            raise UsageError(f"{self._where}, {key}: no Jinja template ({reason_of(error)}); repair it") from None
 
 
 def _of(example: WorkedExample) -> dict[str, Any]:
     return {**example.columns, "answer": example.answer}
-
-
-def _name(tokenizer: Any) -> str:
-    return getattr(tokenizer, "name_or_path", None) or "in hand"
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -16,6 +16,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.notebook import html_of
+from fsd_decoding.profile.chat_template import DAY
 from fsd_decoding.profile.content import ProfileContent
 from fsd_decoding.profile.digest import digest_of, edited_message
 from fsd_decoding.profile.io import file_of, first_problem, read, upgrade, write_atomically
@@ -37,6 +38,16 @@ class ThresholdProfile(ProfileContent):
     """
 
     _folder: Path | None = PrivateAttr(default=None)
+    _file: Path | None = PrivateAttr(default=None)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the contents are the same, wherever they are."""
+        return isinstance(other, ThresholdProfile) and self.__dict__ == other.__dict__
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it was loaded from, or last saved to; None: neither."""
+        return self._file
 
     @property
     def folder(self) -> Path | None:
@@ -52,6 +63,12 @@ class ThresholdProfile(ProfileContent):
     def bound(self) -> bool:
         """Whether the digest shows that the content is what the calibration wrote. If not, nothing is certified."""
         return self.digest is not None and not self.edited
+
+    @property
+    def certifies(self) -> bool:
+        """Whether anything is certified: the chosen setting, points of a front, or lossless decoding itself."""
+        front, lossless = any(p.simultaneous for p in self.curve), self.outcome == "lossless"
+        return self.bound and (self.certificate.certified or front or (lossless and self.certificate.lossless))
 
     @property
     def edited(self) -> bool:
@@ -95,6 +112,7 @@ class ThresholdProfile(ProfileContent):
         """
         folder = Path(path).absolute().parent
         write_atomically(Path(path), self._relative_to(folder).model_dump_json(indent=2) + "\n")
+        self._file = Path(path)
         if self.early_stop is None or self._folder is None:
             self._folder = folder
 
@@ -126,13 +144,23 @@ class ThresholdProfile(ProfileContent):
 
     def prompt_doubt(self, tokenizer: Any) -> str | None:
         """Returns a warning where chats are rendered by another template than the profile's prompts were; else None."""
-        from fsd_decoding.profile.rendering import template_digest
+        from fsd_decoding.profile.chat_template import template_digest
 
         if self.prompt is None or self.prompt.template in (None, template_digest(tokenizer)):
             return None
         return (
             f"the tokenizer's chat template is not the one that rendered the prompts of the profile of {self.task!r}: "
             "the certificate is for no prompts of this one"
+        )
+
+    def clock_doubt(self) -> str | None:
+        """Returns a warning for a server, where the prompts of each day would be others; else None."""
+        if self.prompt is None or not self.prompt.clock:
+            return None
+        return (
+            "the chat template writes the day into each prompt: a server writes today's, and the prompts of the "
+            f"profile of {self.task!r} have {DAY:%d %B %Y}; send them, as profile.prompts(tokenizer) makes them, to "
+            "/v1/completions"
         )
 
     @classmethod
@@ -155,7 +183,7 @@ class ThresholdProfile(ProfileContent):
             raise UsageError(f"{name} is not valid: {first_problem(error)}") from error
         if content.get("digest") == digest_of(content):
             profile = profile.sealed()  # this version may have fields that the file has not
-        profile._folder = file.absolute().parent
+        profile._file, profile._folder = file, file.absolute().parent
         if not allow_edited:
             profile.require_unedited(name)
         return profile

@@ -20,17 +20,19 @@ from fsd_calib.calibration.output_folder import (
     made,
     own_folder,
     save,
-    saved_as,
 )
 from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.calibration.saved_run import save_run
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.fixed_speeds import fix_speeds
-from support.calibration.profiles import UNCERTIFIED, profile
+from support.calibration.profiles import FRONT, LOSSLESS, UNCERTIFIED, VALUES, profile
 from support.messages import usage_error
 from support.models import tiny_calibration
+from support.models.tiny_calibration import far_apart
+from support.models.tiny_models import word_tokenizer
 
 ASKED = Calibration("gsm8k", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-0.5B", Goal(min_acc=0.9))
 OTHER_GOAL = replace(ASKED, goal=Goal(min_acc=0.95))
@@ -105,12 +107,37 @@ def test_a_certified_profile_is_replaced_by_certified_ones_alone(tmp_path: Path)
     assert save(certified, tmp_path, ASKED)
     for asked in (ASKED, replacing):
         assert not save(failed, tmp_path, asked)
-        assert saved_as(failed, tmp_path, asked) == tmp_path / NOT_CERTIFIED
+        assert failed.file == tmp_path / NOT_CERTIFIED
         assert ThresholdProfile.load(tmp_path) == certified
         check_own(tmp_path, ASKED)
     assert save(later, tmp_path, replacing)
-    assert saved_as(later, tmp_path, replacing) == tmp_path / "profile.json"
+    assert later.file == tmp_path / "profile.json"
     assert usage_error(lambda: check_own(tmp_path, ASKED))
+
+
+@pytest.mark.parametrize("certifying", [FRONT, {**LOSSLESS, "certificate.lossless": True}], ids=["front", "lossless"])
+def test_what_certifies_without_a_chosen_setting_is_replaced_by_certified_ones_alone(
+    certifying: dict[str, Any], tmp_path: Path
+) -> None:
+    kept, replacing = profile(certifying), replace(OTHER_GOAL, config=RunConfig(replace=True))
+    assert save(kept, tmp_path, ASKED)
+    for failed in (profile(UNCERTIFIED), profile({**FRONT, "curve": VALUES["curve"][:4]})):
+        assert not save(failed, tmp_path, replacing)
+        assert ThresholdProfile.load(tmp_path) == kept
+    assert save(profile(FRONT), tmp_path, replacing)
+
+
+def test_what_was_asked_for_is_saved_where_its_profile_is(tmp_path: Path) -> None:
+    """Of several engines, too, each of which has a folder of its own."""
+    asked = changed(out=tmp_path)
+    kept, failed = profile(), profile(UNCERTIFIED)
+    assert save(kept, tmp_path / "vllm", asked)
+    save_run(asked, kept, engines=("vllm", "fsd-calib"))
+    before = (tmp_path / "run.yaml").read_bytes()
+    other = replace(asked, goal=Goal(min_acc=0.95))
+    assert not save(failed, tmp_path / "vllm", other)
+    save_run(other, failed, engines=("vllm", "fsd-calib"))
+    assert (tmp_path / "run.yaml").read_bytes() == before
 
 
 def test_of_two_runs_in_one_folder_the_second_to_end_writes_beside_the_first(tmp_path: Path) -> None:
@@ -120,7 +147,9 @@ def test_of_two_runs_in_one_folder_the_second_to_end_writes_beside_the_first(tmp
     assert save(first, tmp_path, ASKED)
     assert not save(second, tmp_path, OTHER_GOAL)
     assert ThresholdProfile.load(tmp_path) == first
-    assert ThresholdProfile.load(saved_as(second, tmp_path, OTHER_GOAL)) == second
+    assert second.file is not None
+    assert second.file.name == f"profile-{identity_of(OTHER_GOAL)[:6]}.json"
+    assert ThresholdProfile.load(second.file) == second
 
 
 def test_a_folder_that_was_made_for_nothing_is_removed(tmp_path: Path) -> None:
@@ -134,6 +163,18 @@ def test_a_folder_that_was_made_for_nothing_is_removed(tmp_path: Path) -> None:
     with made(tmp_path / "there" / "a"):
         (tmp_path / "there" / "a" / "file").touch()
     assert (tmp_path / "there" / "a" / "file").exists()
+
+
+@pytest.mark.slow
+def test_a_plan_leaves_no_folder(tmp_path: Path) -> None:
+    target, draft = far_apart()
+    settings = RunConfig(out=tmp_path / "out", cache=tmp_path / "cache", state=tmp_path / "state")
+    asked = Calibration(
+        tiny_calibration.task(240), target, draft, Goal(min_acc=0.5), DecodingConfig(divergence="js", draft_length=4),
+        settings, word_tokenizer(),
+    )  # fmt: skip
+    asked.plan()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

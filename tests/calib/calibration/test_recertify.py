@@ -22,7 +22,8 @@ from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.calibration.profiles import profile
+from support.calibration.profiles import SLOWER, profile
+from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
 from support.models.tiny_models import word_tokenizer
@@ -91,6 +92,16 @@ def test_engines_in_turn_have_one_attempt_and_a_folder_each(tmp_path: Path) -> N
     assert other.run().certificate.attempt == 2
 
 
+def test_a_certified_setting_that_is_slower_than_sd_can_be_certified_elsewhere() -> None:
+    found = {**FOUND, **SLOWER, "estimate.threshold": FOUND["threshold"]}
+    slower = profile(found)
+    assert setting_of(slower) == setting_of(profile(FOUND))
+    assert slower.estimate is not None
+    elsewhere = slower.estimate.model_copy(update={"draft": "other"})
+    refused = slower.model_copy(update={"estimate": elsewhere})
+    assert "drafts with 'other', and decoders of the profile with" in usage_error(lambda: setting_of(refused))
+
+
 def test_models_are_loaded_as_the_profile_recorded_them() -> None:
     recorded = profile(FOUND)
     quantised = recorded.target.model_copy(update={"quantization": "torchao-int8wo", "revision": "abc"})
@@ -121,8 +132,7 @@ def test_what_engines_in_turn_cannot_do_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_what_has_no_threshold_cannot_be_certified() -> None:
-    none = {"outcome": "lossless", "threshold": None, "lossy": False, "certificate": {"certified": False}}
-    found = profile({}).model_copy(update=none)
+    found = profile({"outcome": "lossless", "threshold": None, "lossy": False, "certificate.certified": False})
     with pytest.raises(UsageError, match=r"has no threshold .*; calibrate instead"):
         setting_of(found)
 

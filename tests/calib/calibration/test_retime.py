@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,17 @@ def test_the_record_and_the_page_agree_with_the_new_speeds(folder: Path, monkeyp
     assert run_now.record.draft_alone is not None
     assert run_now.record.draft_alone.speed is None
     assert "3.25x" in (folder / "report.html").read_text()
+
+
+def test_what_is_beside_another_profile_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = {name: (folder / name).read_bytes() for name in ("profile.json", "run.json", "report.html", "run.yaml")}
+    file = folder / "profile-0123ab.json"
+    found = ThresholdProfile.load(folder)
+    found.model_copy(update={"created": datetime.now(UTC)}).sealed().save(file)
+    fix_speeds(monkeypatch, 3.25)
+    retime(file, minutes=0.2)
+    assert ThresholdProfile.load(file).speed.over_sd == pytest.approx(3.25)
+    assert {name: (folder / name).read_bytes() for name in beside} == beside
 
 
 def test_it_is_a_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,15 @@ from tokenizers.processors import TemplateProcessing
 from fsd_calib.tasks import Task, load_task
 from fsd_data.problems import part_of
 from fsd_data.tokenizer import build_tokenizer
+from fsd_decoding.profile.chat_template import render_chat
 from fsd_decoding.profile.prompt import PromptForm, PromptInfo, literal
 from fsd_decoding.profile.rendering import PromptRenderer, request_of
 from fsd_decoding.requests import prompt_tokens
 from support.calibration.profiles import profile
 from support.calibration.task_files import (
+    CLOCK,
     GEMMA,
+    LLAMA,
     PROBLEMS,
     QWEN,
     THINKING,
@@ -29,6 +32,7 @@ from support.calibration.task_files import (
     tokenizer_of,
     write_file,
 )
+from support.messages import usage_error
 
 
 def test_arithmetic_prompts_without_a_tokenizer_match_the_bundled_template() -> None:
@@ -110,6 +114,30 @@ def test_a_model_thinks_only_where_that_is_asked_for() -> None:
     assert prompt() == prompt(chat_template_kwargs=asked["on"]) + "<think>\n\n</think>\n\n"
 
 
+def test_prompts_are_the_same_every_day() -> None:
+    def task(template: str, **options: Any) -> Task:
+        return load_task("arithmetic", limit=1, tokenizer=tokenizer_of(template), **options)
+
+    dated = task(LLAMA)
+    assert dated.prompt is not None
+    assert "Today Date: 26 Jul 2024\n" in dated.problems[0].prompt
+    assert dated.prompt.template_arguments == {"enable_thinking": False, "date_string": "26 Jul 2024"}  # a server's too
+    followed = profile({"prompt": dated.prompt.model_dump(mode="json")})
+    again = load_task(followed, limit=1, tokenizer=tokenizer_of(LLAMA), chat_template_kwargs={"enable_thinking": False})
+    assert (again.prompt, again.problems) == (dated.prompt, dated.problems)
+    mine = task(LLAMA, chat_template_kwargs={"date_string": "1 May 2020"})
+    assert "Today Date: 1 May 2020\n" in mine.problems[0].prompt
+    stopped = task(CLOCK)
+    assert stopped.problems[0].prompt.startswith("Current date: 2024-07-26 (26)\n")
+    assert [each.prompt is not None and each.prompt.clock for each in (dated, mine, stopped)] == [False, False, True]
+
+
+@pytest.mark.parametrize("name", ["tokenize", "messages", "conversation", "tools", "chat_template", "strftime_now"])
+def test_arguments_that_are_not_the_users_are_refused(name: str) -> None:
+    message = load_refusal("arithmetic", limit=1, tokenizer=tokenizer_of(QWEN), chat_template_kwargs={name: "x"})
+    assert message.startswith(f"chat_template_kwargs has {name!r}, which prompts are rendered with already")
+
+
 def test_what_follows_the_thought_is_graded_where_the_model_thinks() -> None:
     def task(template: str | None = THINKING, **options: Any) -> Task:
         return load_task("arithmetic", limit=1, tokenizer=tokenizer_of(template), **options)
@@ -170,6 +198,12 @@ def test_a_template_that_leaves_a_message_out_or_changes_it_is_refused() -> None
         "{% for m in messages %}{{ m.content if m.role == 'system' else m.content | upper }}{% endfor %}"
     )
     assert "leaves out or changes the user message" in load_refusal("arithmetic", limit=1, tokenizer=loud)
+
+
+def test_a_message_that_occurs_within_another_one_alone_is_left_out() -> None:
+    last, turns = tokenizer_of("{{ messages[-1].content }}"), [("system", "Add."), ("user", "Add. 1 + 1?")]
+    assert "leaves out or changes the system message 'Add.'" in usage_error(lambda: render_chat(last, turns, {}))
+    assert render_chat(tokenizer_of(QWEN), turns, {}).count("Add.") == 2
 
 
 @given(st.text())

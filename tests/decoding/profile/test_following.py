@@ -11,6 +11,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.following import following
 from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import UNCERTIFIED, UNTESTED, profile
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
@@ -30,13 +31,17 @@ OWN = "following profile 'p.json' of task 'arithmetic': LOSSY, drafted tokens wi
         (UNCERTIFIED, "lossless: following profile 'p.json' of task 'arithmetic', which has no threshold"),
     ],
 )
-def test_a_line_says_whether_texts_may_change_and_what_is_certified(changes: dict[str, Any], line: str) -> None:
-    assert following(profile({"divergence": "js"} | changes), Path("p.json")).startswith(line)
+def test_a_line_says_whether_texts_may_change_and_what_is_certified(
+    changes: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile({"divergence": "js"} | changes).save("p.json")
+    assert following(ThresholdProfile.load("p.json")).startswith(line)
 
 
 def test_an_edited_profile_certifies_nothing() -> None:
     edited = profile().model_copy(update={"draft_length": 2})
-    assert following(edited, None).endswith("nothing is certified")
+    assert following(edited).endswith("nothing is certified")
 
 
 @pytest.mark.parametrize(
@@ -52,8 +57,34 @@ def test_an_edited_profile_certifies_nothing() -> None:
     ],
 )  # fmt: skip
 def test_a_line_is_of_what_the_decoder_runs(changes: dict[str, Any], line: str) -> None:
+    own, decoder = followed()
+    assert following(own, decoder.reconfigured(decoder.decoding.override(changes))).startswith(line)
+
+
+def followed() -> tuple[ThresholdProfile, SpeculativeDecoder]:
     target, draft = related(seed=1, spread=0.05)
     info = {role: ModelInfo.of(m).model_dump() for role, m in (("target", target), ("draft", draft))}
-    own = profile({"divergence": "js", "tokenizer": tokenizer_fingerprint(word_tokenizer()), **info})
-    decoder = SpeculativeDecoder.from_pretrained(target, draft, own, tokenizer=word_tokenizer())
-    assert following(own, None, decoder.reconfigured(decoder.decoding.override(changes))).startswith(line)
+    own = profile({"divergence": "js", "prompt": None, "tokenizer": tokenizer_fingerprint(word_tokenizer()), **info})
+    return own, SpeculativeDecoder.from_pretrained(target, draft, own, tokenizer=word_tokenizer())
+
+
+def test_each_decoder_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    own, decoder = followed()
+    for _ in range(2):
+        decoder.generate([[1, 2]], 3)
+        list(decoder.stream([1, 2], 3))
+    assert caplog.messages == [following(own, decoder)]
+    lossless = decoder.with_config(threshold=-1.0)
+    list(lossless.stream([1, 2], 3))
+    assert caplog.messages[1:] == [following(own, lossless)]
+    told = decoder.with_config(draft_length=decoder.draft_length)
+    assert told.announcement() == following(own, told)
+    told.generate([[1, 2]], 3)
+    assert told.announcement() is None
+    assert len(caplog.messages) == 2
+
+
+def test_without_a_profile_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), threshold=0.3)
+    decoder.generate([[1, 2]], 3)
+    assert caplog.messages == []

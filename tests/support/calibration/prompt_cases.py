@@ -23,7 +23,7 @@ from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from support.calibration.harness_tasks import write_task
 from support.calibration.profiles import profile
-from support.calibration.task_files import GEMMA, QWEN, THINKING
+from support.calibration.task_files import GEMMA, LLAMA, QWEN, THINKING
 
 TARGET, DRAFT = pair_paths()
 _ROWS = [{"asked": p.question, "solution": p.answer} for p in islice(generate(5), 3)]
@@ -111,6 +111,7 @@ CASES = [
         "thinking", THINKING, {"chat_template_kwargs": {"enable_thinking": True}, "max_new_tokens": 300},
         harness={"description": STEP_BY_STEP},
     ),
+    PromptCase("a day", LLAMA, harness={"description": STEP_BY_STEP}),
     PromptCase("no system role", GEMMA, harness={"description": STEP_BY_STEP}),
     PromptCase(
         "a task in YAML", QWEN, described={"instruction": "Think in {{braces}}."},

@@ -37,6 +37,15 @@ GEMMA = (  # rejects system messages, and writes the start token itself
     "{{ '<end_of_turn>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
 )
+LLAMA = (  # as Llama 3's: the day is an argument, or else the clock's
+    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{% if messages[0].role == 'system' %}{% set said = messages[0].content | trim %}{% set messages = messages[1:] %}"
+    "{% else %}{% set said = '' %}{% endif %}"
+    "{{ '<|start|>system<|end|>Today Date: ' + date_string + '\n\n' + said + '<|eot|>' }}"
+    "{% for message in messages %}{{ '<|start|>' + message.role + '<|end|>' + message.content | trim + '<|eot|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>' }}{% endif %}"
+)
+CLOCK = "Current date: {{ strftime_now('%Y-%m-%d (%-d)') }}\n" + LLAMA.partition("<|eot|>' }}")[2]  # as gpt-oss'
 THINKING = (  # as Qwen3's: an empty thought where the model is told not to think
     "{%- for message in messages %}"
     "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}"
