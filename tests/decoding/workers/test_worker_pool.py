@@ -293,7 +293,7 @@ def test_closed_streams_are_no_obstacle(tmp_path: Path, closed: str) -> None:
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     process, workers = started(tmp_path)
     process.kill()
-    process.communicate(timeout=30)
+    assert process.communicate(timeout=30)[1] == ""  # no word of semaphores, which are removed
     for worker in workers:
         wait_until_ended(worker)
 
