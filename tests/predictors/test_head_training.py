@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -361,12 +362,25 @@ def another_state(_: bytes) -> bytes:
         ("facts.json", lambda _: b"[1]"),
         ("texts.jsonl", lambda content: b"[[2], [3\n" + content),
         ("texts.jsonl", lambda content: b"\xff\n" + content),
+        ("texts.jsonl", lambda content: re.sub(rb"\d+", b"5", content, count=1)),
+        ("texts.jsonl", lambda content: content.partition(b"\n")[2]),
         ("checkpoint.pt", half),
         ("checkpoint.pt", lambda _: b""),
         ("checkpoint.pt", lambda _: b"no checkpoint"),
         ("checkpoint.pt", another_state),
     ],
-    ids=["half facts", "other facts", "torn text", "no text", "half state", "empty state", "no state", "other state"],
+    ids=[
+        "half facts",
+        "other facts",
+        "torn text",
+        "no text",
+        "another text",
+        "a missing text",
+        "half state",
+        "empty state",
+        "no state",
+        "other state",
+    ],
 )
 def test_damaged_files_of_an_unfinished_training_are_named(
     name: str, damaged: Callable[[bytes], bytes], interrupted: Path, target: Any, tmp_path: Path
