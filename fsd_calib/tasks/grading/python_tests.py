@@ -19,7 +19,7 @@ STOP = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(")  # begin what follows 
 
 # A fence closes at the margin or where its block began, so that one within a docstring does not.
 _BLOCK = re.compile(
-    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[^\n`]*\n(?P<code>.*?)(?:^(?:(?P=indent))?(?P=fence)(?![ \t]*\w)|\Z)",
+    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}+|~{3,}+)[^\n`]*\n(?P<code>.*?)(?:^(?:(?P=indent))?(?P=fence)(?![ \t]*\w)|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 _CODE = re.compile(
