@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,12 +18,15 @@ _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 _NOBODY = "65534"
 
 
-def sandbox_command(bwrap: Path, limits: Limits, report: int, system_calls: int | None) -> list[str]:
+def sandbox_command(
+    bwrap: Path, limits: Limits, report: int, system_calls: int | None, pipes: Sequence[int] = ()
+) -> list[str]:
     """Returns the command that runs the program on stdin.
 
     Args:
         report: File descriptor for the report; see `inside.py`.
         system_calls: File descriptor of the filter of system calls; None: there is none for this machine.
+        pipes: File descriptors for the program, as `PIPES`.
     """
     python = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     prefix = Path(os.path.realpath(sys.base_prefix))
@@ -41,7 +44,7 @@ def sandbox_command(bwrap: Path, limits: Limits, report: int, system_calls: int 
         "--size", str(limits.disk), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp",
         *(() if system_calls is None else ("--seccomp", str(system_calls))),
         "--", str(python), "-s", "-P", "-S", "-B", "-u", "-X", "utf8", "-c", _inside(),
-        *map(str, (report, limits.cpu, limits.memory, limits.disk, threads, limits.files)),
+        *map(str, (report, limits.cpu, limits.memory, limits.disk, threads, limits.files, *pipes)),
     ]  # fmt: skip
 
 

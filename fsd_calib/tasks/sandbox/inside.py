@@ -6,7 +6,7 @@ and the sandbox has none.
 
 The report is `+`, written before the program starts, and after its last line a secret that came with it. A program that
 exits, by `sys.exit` or `os._exit`, or prints what it likes, reports no success. One that searches the interpreter's
-frames for the secret can: code and tests share a process.
+frames for the secret can, so tests that decide a grade are a program of their own where that is possible.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ import sys
 import types
 
 
-def main(report: int, cpu: int, memory: int, disk: int, threads: int, files: int) -> None:
-    """Runs the program on stdin, whose first line is the secret."""
+def main(report: int, cpu: int, memory: int, disk: int, threads: int, files: int, *pipes: int) -> None:
+    """Runs the program on stdin, whose first line is the secret.
+
+    Args:
+        pipes: What it reads of another program, and writes to it; it finds both in `PIPES`.
+    """
     secret, _, program = sys.stdin.buffer.read().partition(b"\n")
     os.close(0)  # else the secret could be read again
     os.open("/dev/null", os.O_RDONLY)
@@ -33,6 +37,7 @@ def main(report: int, cpu: int, memory: int, disk: int, threads: int, files: int
         resource.setrlimit(limit, (value, value))
     module = types.ModuleType("program")  # whose `__main__` blocks do not run
     sys.modules["program"] = module  # dataclasses look their module up
+    module.__dict__["PIPES"] = pipes
     write, end, complain = os.write, os._exit, sys.__excepthook__  # the program may replace them
     write(report, b"+")
     try:

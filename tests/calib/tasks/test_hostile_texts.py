@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from fsd_calib.tasks.base import Grader, Problem, Task
 from fsd_calib.tasks.checking import faults
 from fsd_calib.tasks.grading.graders import contains, near_number, same_choice, same_number, same_text, similar
-from fsd_calib.tasks.grading.python_tests import program_of
+from fsd_calib.tasks.grading.python_tests import parts_of
 from support.sandboxes import PROBLEM
 
 GRADERS: dict[str, Grader] = {
     "same_number": same_number, "near_number": near_number(0.01), "same_choice": same_choice, "same_text": same_text,
     "contains": contains, "similar": similar(0.9),
-    "program_of": lambda problem, text: not program_of(PROBLEM, text),
+    "parts_of": lambda problem, text: not parts_of(PROBLEM, text),
 }  # fmt: skip
 PROBLEMS = [
     Problem(1, "", "", reference, None, ("1 1 2", "the mall", "A, B"))
