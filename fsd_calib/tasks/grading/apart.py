@@ -65,6 +65,12 @@ class Apart:
         return _verdict(self, texts).value
 
 
+def renew() -> None:
+    """Ends the graders' process and drops all verdicts: the files that graders are made of may have changed."""
+    _PROCESS.renew()
+    _verdict.cache_clear()
+
+
 class _Broken:
     """How many texts broke a grader in this process."""
 
@@ -134,6 +140,11 @@ class _Process:
         if time.monotonic() >= deadline:
             return {"late": f"it took more than {seconds:g} s"}
         return {"ended": f"its process ended with status {status}"}
+
+    def renew(self) -> None:
+        """Ends the child, once nobody waits for it."""
+        with self._lock:
+            self.end()
 
     def end(self) -> int:
         """Ends the child; returns its status."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from fsd_calib.tasks.base import Grader, Problem
 from fsd_calib.tasks.grading import graders
-from fsd_calib.tasks.grading.apart import Apart
+from fsd_calib.tasks.grading.apart import Apart, renew
 from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.python_tests import passes_tests
 from fsd_calib.tasks.sandbox.preflight import checked_bwrap
@@ -67,6 +67,7 @@ def _grader(file: Path, description: Description) -> Grader:
 def _own(file: Path, path: str) -> Grader:
     """A grader that calls the user's function with the reference and the text."""
     _imported(file, path)  # before anything is decoded that could not be graded
+    renew()  # its file may have changed
     call = Apart(f"{__name__}:own_function", (str(file.resolve()), path), _OWN_SECONDS)
 
     def own(problem: Problem, text: str) -> bool:

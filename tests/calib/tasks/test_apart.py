@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fsd_calib.tasks import load_task
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.grading import apart, expressions
 from fsd_calib.tasks.grading.apart import Apart, broken_texts
@@ -22,6 +23,7 @@ from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.graders import extracting, same_text
 from fsd_decoding.errors import UsageError
 from lib.common.forked_programs import environment
+from support.calibration.harness_tasks import write_task
 
 DEEDS = Apart("support.crude_graders:deeds", seconds=0.5)
 
@@ -179,3 +181,34 @@ def test_an_expression_that_backtracks_is_wrong() -> None:
     with pytest.warns(UserWarning, match="took more than 5 s of CPU time"):
         assert not grader(with_reference("a"), "a" * 60 + "b")
     assert grader(with_reference("a"), "ba")
+
+
+def test_a_filter_of_lm_eval_that_backtracks_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setattr("fsd_calib.tasks.harness.metric._SECONDS", 1.0)
+    filters = [{"name": "end", "filter": [{"function": "regex", "regex_pattern": "#### (?:a|aa)*(\\d+)$"},
+                                          {"function": "take_first"}]}]  # fmt: skip
+    task = load_task(f"lm-eval:{write_task(tmp_path, changes={'filter_list': filters})}")
+    problem = task.problems[0]
+    with pytest.warns(UserWarning, match="took more than 1 s of CPU time"):
+        assert not task.grade(problem, f"#### {'a' * 60}b")
+    assert not task.grade(problem, "no")
+
+
+def test_a_function_that_changed_grades_anew(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "Q", "answer": "A"}\n')
+    description = tmp_path / "task.yaml"
+    description.write_text("data: rows.jsonl\ngrader: python\nfunction: changing_grader.same\n")
+    for right in (True, False):
+        (tmp_path / "changing_grader.py").write_text(
+            f"def same(reference, text):\n    return {right}  # {'x' * right}\n"
+        )
+        task = load_task(str(description))
+        assert task.grade(task.problems[0], "A") == right
+
+
+def test_graders_that_end_on_any_text_need_no_process() -> None:
+    apart.renew()
+    task = load_task("arithmetic", limit=20)
+    assert all(task.grade(problem, problem.reference) for problem in task.problems)
+    assert apart._PROCESS._child is None
