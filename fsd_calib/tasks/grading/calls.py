@@ -108,7 +108,7 @@ class Foreign:
         self.kind = kind
 
 
-_COLLECTIONS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_COLLECTIONS: dict[str, type[Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 def plain(value: Any) -> Any:
