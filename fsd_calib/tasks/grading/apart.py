@@ -106,20 +106,35 @@ class _Process:
 
     def ask(self, grader: Apart, texts: tuple[str, ...]) -> _Verdict:
         """Returns a grader's verdict. UsageError: there is no such grader."""
-        request = json.dumps([grader.make, grader.settings, texts, grader.seconds, _MEMORY]).encode() + b"\n"
         with self._lock:
-            known = grader in self._made
-            reply = self._reply(grader, request)
-            if "ended" in reply and known:  # by what others left in it, or by somebody else: a new one has none of that
-                reply = self._reply(grader, request)
-        if "refused" in reply:
-            raise UsageError(reply["refused"])
-        return _Verdict(reply.get("value"), reply.get("raised") or reply.get("late") or reply.get("ended") or "")
+            used = self._make(grader)
+            reply = self._reply(grader, texts)
+            if "ended" in reply and used:  # by what others left in it, or by somebody else: a new one has none of that
+                self._make(grader)
+                reply = self._reply(grader, texts)
+        return _Verdict(reply.get("value"), "".join(reply.get(how, "") for how in ("raised", "late", "ended")))
 
-    def _reply(self, grader: Apart, request: bytes) -> dict[str, Any]:
-        """Returns the child's reply, or `{"late": "why"}` or `{"ended": "why"}` where there is none."""
-        child = self._running()
-        seconds = _PATIENCE * grader.seconds + (0 if grader in self._made else _TO_START)
+    def _make(self, grader: Apart) -> bool:
+        """Has the child make a grader; returns whether it had. UsageError: it cannot."""
+        self._run()
+        if grader in self._made:
+            return True
+        reply = self._reply(grader, None)
+        if "value" not in reply:
+            why = reply.get("refused") or f"grader {grader.make}: {reply.get('late') or reply.get('ended')}"
+            raise UsageError(why)
+        self._made.add(grader)
+        return False
+
+    def _reply(self, grader: Apart, texts: tuple[str, ...] | None) -> dict[str, Any]:
+        """Returns the child's reply, or `{"late": "why"}` or `{"ended": "why"}` where there is none.
+
+        Args:
+            texts: None: it only makes the grader.
+        """
+        request = json.dumps([grader.make, grader.settings, texts, grader.seconds, _MEMORY]).encode() + b"\n"
+        child, seconds = self._child, _TO_START if texts is None else _PATIENCE * grader.seconds
+        assert child is not None
         deadline = time.monotonic() + seconds
         timer = threading.Timer(seconds, child.kill)
         timer.daemon = True
@@ -132,7 +147,6 @@ class _Process:
         finally:
             timer.cancel()
         if line:
-            self._made.add(grader)
             return json.loads(line)  # type: ignore[no-any-return]
         status = self.end()
         if status == -getattr(signal, "SIGPROF", 0):
@@ -159,7 +173,8 @@ class _Process:
         child.stdout.close()
         return child.wait()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _run(self) -> None:
+        """Starts a child where none runs."""
         if self._child is None or self._child.poll() is not None:  # somebody ended it
             self.end()
             self._child = subprocess.Popen(
@@ -169,7 +184,6 @@ class _Process:
                 bufsize=0,
                 start_new_session=True,  # Ctrl-C is for this process
             )
-        return self._child
 
     def forget(self) -> None:
         """Leaves the child to the process that this one was forked from."""

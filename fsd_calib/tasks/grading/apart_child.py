@@ -1,8 +1,9 @@
 """What runs in the graders' own process; see `apart.py`.
 
-A request is a line of JSON: the function that makes a grader, its settings, the texts to grade, and the seconds of CPU
-time and bytes of memory that these may take. A reply is one too: `{"value": …}`, `{"raised": "why"}` where the texts
-broke the grader, or `{"refused": "why"}` where there is no such grader. Texts that take too long end the process.
+A request is a line of JSON: the function that makes a grader, its settings, the texts to grade (or null: it is only
+made), and the seconds of CPU time and bytes of memory that these may take. A reply is one too: `{"value": …}`,
+`{"raised": "why"}` where the texts broke the grader, or `{"refused": "why"}` where there is no such grader. Texts that
+take too long end the process.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ def serve() -> None:
 
 
 def _reply(
-    stdin: int, make: str, settings: Sequence[Any], texts: Sequence[str], seconds: float, memory: int
+    stdin: int, make: str, settings: Sequence[Any], texts: Sequence[str] | None, seconds: float, memory: int
 ) -> dict[str, Any]:
     try:
         grade = _made(make, *settings)
     except UsageError as error:
         return {"refused": str(error)}
+    except (Exception, SystemExit) as error:
+        return {"refused": f"grader {make} cannot be made ({type(error).__name__}: {error})"}
+    if texts is None:
+        return {"value": None}
     try:
         with _limited(seconds, memory), _ending_with(stdin):
             return {"value": grade(*texts)}

@@ -62,7 +62,7 @@ def test_a_text_that_breaks_a_grader_is_wrong_and_told(text: str, why: str) -> N
 
 
 def test_a_text_that_waits_is_ended_by_the_clock() -> None:
-    assert DEEDS("say warm") == "warm"
+    apart.renew()
     began = time.monotonic()
     assert DEEDS("sleep 600") is None
     assert time.monotonic() - began < 60
@@ -94,6 +94,19 @@ def test_a_grader_that_does_not_exist_is_refused() -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match=r"nowhere\.same cannot be imported"):
             refusing("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        ("support.crude_graders:nothing", "cannot be made .AttributeError"),
+        ("os:abort", "its process ended with status -6"),
+    ],
+)
+def test_a_process_that_cannot_make_its_grader_blames_no_text(make: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"grader {make}:? .*{why}"):
+        Apart(make)("a text")
+    assert broken_texts() == 0
 
 
 def test_a_process_that_was_ended_meanwhile_is_replaced() -> None:
