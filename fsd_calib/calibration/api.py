@@ -38,6 +38,7 @@ from fsd_calib.search.study import check_storage
 from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.base import Task
+from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import RULES, rule_named
@@ -236,13 +237,15 @@ class Calibration:
         Args:
             show_plan: receives the plan before the long work.
         """
-        outlook, out = Outlook(), self.config.path("out")
+        outlook, before, out = Outlook(), broken_texts(), self.config.path("out")
         made = nullcontext() if out is None else output_folder.made(out)
         with made, showing_whole(self.config.reporter, outlook), self._prepared(out) as ready:
             if out is not None:
                 output_folder.claim(out, self)
             show_plan(ready.plan)
             findings = find(ready, outlook)
+            if broken := broken_texts() - before:
+                self.config.reporter.note(f"texts that broke the grader, and count as wrong: {broken}")
             profile = to_profile(findings)
             if out is not None and output_folder.save(profile, out, self):
                 save_pages(findings, profile, out)

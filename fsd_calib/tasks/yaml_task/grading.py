@@ -13,11 +13,14 @@ from typing import Any
 
 from fsd_calib.tasks.base import Grader, Problem
 from fsd_calib.tasks.grading import graders
+from fsd_calib.tasks.grading.apart import Apart, renew
 from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.python_tests import passes_tests
 from fsd_calib.tasks.sandbox.preflight import checked_bwrap
 from fsd_calib.tasks.yaml_task.schema import Description
 from fsd_decoding.errors import UsageError
+
+_OWN_SECONDS = 20.0  # CPU time of one call of the user's function
 
 
 def grader_of(file: Path, description: Description) -> Grader:
@@ -63,18 +66,20 @@ def _grader(file: Path, description: Description) -> Grader:
 
 def _own(file: Path, path: str) -> Grader:
     """A grader that calls the user's function with the reference and the text."""
-    function = _imported(file, path)
+    _imported(file, path)  # before anything is decoded that could not be graded
+    renew()  # its file may have changed
+    call = Apart(f"{__name__}:own_function", (str(file.resolve()), path), _OWN_SECONDS)
 
     def own(problem: Problem, text: str) -> bool:
-        try:
-            return bool(function(problem.reference, text))
-        except (Exception, SystemExit) as error:
-            raise UsageError(
-                f"grader {path} of task file {file} failed on problem {problem.id} ({type(error).__name__}: {error}); "
-                "it is called with the reference and the text, and returns whether the text is right"
-            ) from error
+        return bool(call(problem.reference, text))
 
     return own
+
+
+def own_function(file: str, path: str) -> Callable[[str, str], bool]:
+    """Returns the user's function, for the graders' process. UsageError: it cannot be imported."""
+    function = _imported(Path(file), path)
+    return lambda reference, text: bool(function(reference, text))
 
 
 def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
