@@ -64,6 +64,10 @@ class Apart:
         """
         return _verdict(self, texts).value
 
+    def broken_by(self, *texts: str) -> str:
+        """Returns why texts break the grader, without counting them; empty: they do not. UsageError: there is none."""
+        return _PROCESS.ask(self, texts).broken
+
 
 def renew() -> None:
     """Ends the graders' process and drops all verdicts: the files that graders are made of may have changed."""

@@ -19,6 +19,7 @@ from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows
 from fsd_calib.tasks.yaml_task.grading import grader_of, grading_of
 from fsd_calib.tasks.yaml_task.schema import Description, read_description, read_description_file
+from fsd_calib.tasks.yaml_task.trial import check_renders
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.prompt import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 
@@ -54,7 +55,10 @@ class YamlTask:
         grader, grading = grader_of(self.file, self.description), grading_of(self.file, self.description)
         examples, source = self._read(seed, limit, data)
         info = self.prompts(asking)
-        renderer = asking.renderer(info, f"task file {self.file}")
+        where = f"task file {self.file}"
+        assert info.form is not None
+        check_renders(info.form, examples[0], where)
+        renderer = asking.renderer(info, where)
         problems = [problem_of(example, prompt_of(renderer, example)) for example in examples]
         return task_of(self.name, problems, info, source, grader, grading=grading)
 

@@ -18,6 +18,10 @@ TASK = 'grader: exact\ndata: rows.jsonl\nprompt: "{{ question }}"\n'
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
 )
+_LOOPS = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(99) %}{% endfor %}{% endfor %}" + (
+    "{% endfor %}{{ question }}"
+)
+_RING = "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}{{ question }}"
 HOSTILE = {
     "yes": (TASK + "max_new_tokens: yes", "key 'max_new_tokens' is True; input should be a valid integer"),
     "octal": (TASK + "max_new_tokens: 010", "line 4: not YAML (010 is no plain whole number of at most 18 digits"),
@@ -37,6 +41,19 @@ HOSTILE = {
     "eval": (TASK.replace("exact", "python") + "function: builtins.eval", "builtins.eval is of Python's own module"),
     "operator": (TASK.replace("exact", "python") + "function: operator.eq", "operator.eq is of Python's own module"),
     "passed on": (TASK.replace("exact", "python") + "function: mine.system", "mine.system is of Python's own module"),
+    "loops": (TASK.replace("{{ question }}", _LOOPS), "its prompts cannot be rendered (it took more than 5 s of CPU"),
+    "a text of terabytes": (
+        TASK.replace("{{ question }}", "{{ question * 10 ** 13 }}"),
+        "cannot be rendered (MemoryErr",
+    ),
+    "a large number": (
+        TASK.replace("{{ question }}", "{{ question }}{{ 10 ** 5000 }}"),
+        "key 'prompt': cannot be rend",
+    ),
+    "a ring of macros": (TASK.replace("{{ question }}", _RING), "key 'prompt': cannot be rendered (maximum recursion"),
+    "a random text": (TASK.replace("{{ question }}", "{{ question }}{{ lipsum() }}"), "'lipsum' is undefined"),
+    "a random choice": (TASK.replace("{{ question }}", "{{ question | random }}"), "No filter named 'random'"),
+    "half a prompt": (TASK.replace("{{ question }}", "{{ question }}{{ '\\\\uD800' }}"), "cannot be rendered ('utf-8'"),
     "single braces": (TASK.replace("{{ question }}", "{question}"), "its prompts name no column, so all are the same"),
 }
 
