@@ -46,6 +46,7 @@ from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
+from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
@@ -287,6 +288,8 @@ class Calibration:
         context = context_of(models, config.dtype)
         self._check_sizes(len(tokenizer), context)
         task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
+        for line in _code_of_others(task, loading):
+            config.reporter.note(line)
         parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
         problems = (*parts.tuning, *parts.certification)
         capacity = capacity_of(problems, memory, config.batch_size or MOST_AT_ONCE)
@@ -399,3 +402,12 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _listed(policies: Sequence[PolicyChoice]) -> str:
     return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in policies)
+
+
+def _code_of_others(task: Task, loading: Loading) -> Iterator[str]:
+    """Yields a line for whatever runs code that neither this package nor its libraries bring."""
+    if task.runs:
+        yield f"task {task.name} runs code: its grader is the function {task.runs}"
+    for role, options in (("target", loading.target), ("draft", loading.draft)):
+        if options.others.get("trust_remote_code"):
+            yield f"the {role} runs code: that of its own folder (trust_remote_code)"

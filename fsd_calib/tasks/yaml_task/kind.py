@@ -60,7 +60,7 @@ class YamlTask:
         check_renders(info.form, examples[0], where)
         renderer = asking.renderer(info, where)
         problems = [problem_of(example, prompt_of(renderer, example)) for example in examples]
-        return task_of(self.name, problems, info, source, grader, grading=grading)
+        return task_of(self.name, problems, info, source, grader, grading=grading, runs=self.description.function or "")
 
     def prompts(self, asking: Asking) -> PromptInfo:
         """See `Kind.prompts`. Worked examples precede a prompt, and in a chat they are earlier turns; one that asks
@@ -98,7 +98,7 @@ class YamlTask:
             found, source = [self._example(row, part) for row, part in hub.rows(self.name)], str(hub)
         else:
             raise UsageError(f"task file {self.file}: it names no problems; give it data or hub, or give --data")
-        runs = f", graded by running {described.function}" if described.grader == "python" else ""
+        runs = f", graded by running {described.function}" if described.function else ""
         return pick(found, seed, limit), source + runs
 
     @property
