@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jinja2 import Environment, TemplateSyntaxError
-from jinja2.meta import find_undeclared_variables
+from jinja2 import Environment, TemplateSyntaxError, nodes
 from pydantic import Field, field_validator, model_validator
 
 from fsd_calib.strict_yaml import Strict, checked_yaml, read_text
@@ -111,12 +110,12 @@ class Description(Strict):
 
     @property
     def _asks_nothing(self) -> bool:
-        """Whether no template has a variable; one that is no template is told when it is rendered."""
+        """Whether no template has a name in it; one that is no template is told when it is rendered."""
         asked = (self.prompt,) if self.messages is None else (self.prompt, *(each.content for each in self.messages))
         written = asked if "prompt" in self.model_fields_set or self.messages is None else asked[1:]
         try:
-            return not any(find_undeclared_variables(Environment().parse(each)) for each in written)
-        except TemplateSyntaxError:
+            return not any(Environment().parse(each).find(nodes.Name) for each in written)
+        except (TemplateSyntaxError, RecursionError):
             return False
 
 

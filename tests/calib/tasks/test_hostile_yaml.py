@@ -50,6 +50,10 @@ HOSTILE = {
         TASK.replace("{{ question }}", "{{ question }}{{ 10 ** 5000 }}"),
         "key 'prompt': cannot be rend",
     ),
+    "a power": (
+        TASK.replace("{{ question }}", "{{ question }}{{ 9 ** (9 ** 9) }}"),
+        "cannot be rendered (it took more",
+    ),
     "a ring of macros": (TASK.replace("{{ question }}", _RING), "key 'prompt': cannot be rendered (maximum recursion"),
     "a random text": (TASK.replace("{{ question }}", "{{ question }}{{ lipsum() }}"), "'lipsum' is undefined"),
     "a random choice": (TASK.replace("{{ question }}", "{{ question | random }}"), "No filter named 'random'"),
