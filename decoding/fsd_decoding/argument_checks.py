@@ -38,6 +38,38 @@ def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]
             raise UsageError(f"threshold is {shown}; it must be a number (negative is lossless)")
 
 
+TRUNCATIONS = ("top_k", "top_p", "min_p")
+"""Settings of sampling that greedy decoding has no use for."""
+LEAST_TEMPERATURE = 1e-6
+"""Below it, logits divided by it overflow fp32."""
+
+
+def check_sampling(temperature: object, top_k: object = None, top_p: object = None, min_p: object = None) -> None:
+    """UsageError: a setting of sampling is of the wrong type or out of range, or is combined with temperature 0."""
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    for name, value in given.items():
+        check_kind(name, value, Integral if name == "top_k" else Real)
+    if temperature != 0.0 and not LEAST_TEMPERATURE <= temperature < math.inf:  # type: ignore[operator]
+        raise UsageError(
+            f"temperature is {temperature}; it must be 0 (greedy) or a finite number >= {LEAST_TEMPERATURE:g}"
+        )
+    if top_k is not None and top_k < 1:  # type: ignore[operator]
+        raise UsageError(f"top_k is {top_k}; it must be at least 1, or None")
+    for name, share in (("top_p", top_p), ("min_p", min_p)):
+        if share is not None and not 0.0 < share <= 1.0:  # type: ignore[operator]
+            raise UsageError(f"{name} is {share}; it must be in (0, 1], or None")
+    for name in TRUNCATIONS:
+        if temperature == 0.0 and given[name] is not None:
+            raise UsageError(f"{name} is {given[name]} at temperature 0, which is greedy; set a temperature above 0")
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """UsageError: `value` is neither None nor a number of a kind (a bool is not)."""
+    if isinstance(value, bool) or not isinstance(value, kind | None):
+        whole = "whole " if kind is Integral else ""
+        raise UsageError(f"{name} is {value!r}; it must be a {whole}number")
+
+
 def check_flag(name: str, value: object) -> None:
     """UsageError: `value` is neither True nor False."""
     if not isinstance(value, bool):
@@ -45,7 +77,9 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> None:
-    """UsageError: a path holds a null character, which the system takes as its end."""
+    """UsageError: a path is empty, or holds a null character, which the system takes as its end."""
+    if value == "":
+        raise UsageError(f"{name} is empty, perhaps from a variable that is not set; give a path, or leave it out")
     if isinstance(value, str | os.PathLike) and "\0" in os.fspath(value):
         raise UsageError(f"{name} is {os.fspath(value)!r:.60}; a path has no null character, leave it out")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from fsd_decoding.argument_checks import check_path
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError, in_one_line
@@ -125,7 +126,8 @@ def keywords_of(loading: Loading, target: Any, draft: Any) -> LoadingKeywords:
 
 
 def _check_given(role: str, model: Any, given: ModelKwargs | None, options: ModelOptions) -> None:
-    """UsageError: options are given for a loaded model, or a revision for a local folder."""
+    """UsageError: a source is empty, options are given for a loaded model, or a revision for a local folder."""
+    check_path(role, model)
     if not is_source(model):
         if ModelOptions.of(given) != USUAL:
             raise UsageError(

@@ -16,7 +16,17 @@ def check_regular(path: Path) -> os.stat_result:
     return status
 
 
-def read_regular(path: Path) -> bytes:
-    """Returns the content of a regular file. Raises OSError if it cannot be read, or is of another kind."""
-    check_regular(path)
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """Returns the content of a regular file.
+
+    Args:
+        path: the file.
+        most: the most bytes that are read; None: any number.
+
+    Raises:
+        OSError: it cannot be read, is of another kind, or has more bytes.
+    """
+    size = check_regular(path).st_size
+    if most is not None and size > most:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most:,} are read", str(path))
     return path.read_bytes()

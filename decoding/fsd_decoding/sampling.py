@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from fsd_decoding import noise
+from fsd_decoding.argument_checks import TRUNCATIONS, check_kind, check_sampling
 from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels.dispatch import kernels_support
 from fsd_decoding.tensors import argmax
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """The numbers of a `Sampling`, by name: all but its processors."""
-_TRUNCATIONS = ("top_k", "top_p", "min_p")  # which greedy decoding has no use for
-_LEAST_TEMPERATURE = 1e-6  # below this, logits divided by it overflow fp32
 _COLD = 1e-3  # temperature below which fp32 loses the noise that is added to logits / temperature
 
 
@@ -62,25 +61,12 @@ class Sampling:
     _warpers: LogitsProcessorList = field(init=False, repr=False, compare=False)  # depend on the logits alone
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            _check_kind(name, getattr(self, name), Real)
-        _check_kind("top_k", self.top_k, Integral)
-        if self.temperature != 0.0 and not _LEAST_TEMPERATURE <= self.temperature < math.inf:
-            raise UsageError(
-                f"temperature is {self.temperature}; it must be 0 (greedy) or a finite number >= {_LEAST_TEMPERATURE:g}"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k is {self.top_k}; it must be at least 1, or None")
-        for name, share in (("top_p", self.top_p), ("min_p", self.min_p)):
-            if share is not None and not 0.0 < share <= 1.0:
-                raise UsageError(f"{name} is {share}; it must be in (0, 1], or None")
+        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        check_kind("repetition_penalty", self.repetition_penalty, Real)
         if not (self.repetition_penalty > 0.0 and math.isfinite(self.repetition_penalty)):
             raise UsageError(
                 f"repetition_penalty is {self.repetition_penalty}; it must be a positive number (1 is no penalty)"
             )
-        for name in _TRUNCATIONS:
-            if self.greedy and (value := getattr(self, name)) is not None:
-                raise UsageError(f"{name} is {value} at temperature 0, which is greedy; set a temperature above 0")
         object.__setattr__(self, "_warpers", self._make_warpers())
 
     def changed(self, given: Mapping[str, Any]) -> Sampling:
@@ -89,7 +75,7 @@ class Sampling:
         Raises:
             UsageError: as for a new `Sampling`.
         """
-        off: dict[str, Any] = dict.fromkeys(_TRUNCATIONS) if given.get("temperature", self.temperature) == 0.0 else {}
+        off: dict[str, Any] = dict.fromkeys(TRUNCATIONS) if given.get("temperature", self.temperature) == 0.0 else {}
         return replace(self, **off | dict(given))
 
     @property
@@ -206,12 +192,6 @@ class Sampling:
         if race is None or race.dtype != warped.dtype:
             return noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
         return race
-
-
-def _check_kind(name: str, value: object, kind: type) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind | None):
-        whole = "whole " if kind is Integral else ""
-        raise UsageError(f"{name} is {value!r}; it must be a {whole}number")
 
 
 def _on_rows(processor: LogitsProcessor | LogitsProcessorList, logits: Tensor, prefixes: Tensor) -> Tensor:

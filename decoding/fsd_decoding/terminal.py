@@ -25,6 +25,23 @@ def visible(text: str) -> str:
     return _ACTING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def say_on(stream: IO[str] | None, line: str) -> None:
+    """Prints a line that work must not depend on: where it cannot be written, as to a pipe that nobody reads any more
+    or on a full disk, it is dropped.
+
+    Args:
+        stream: such as sys.stderr; None: it is closed.
+    """
+    if stream is None:
+        return
+    try:
+        print(line, file=stream, flush=True)
+    except BrokenPipeError:
+        discard(stream)
+    except OSError:  # the disk may have room for the next line
+        pass
+
+
 def leave_closed_pipe(stream: IO[str]) -> NoReturn:
     """Ends the process without a word, as a command does whose output nobody reads any more (`… | head`)."""
     discard(stream)

@@ -42,8 +42,10 @@ def _scripts() -> dict[str, str]:
 
 
 def _app(entry: str) -> Any:
-    """The command, or group of commands, of an entry point `module:main`."""
-    return typer.main.get_command(import_module(entry.partition(":")[0]).app)
+    """The command, or group of commands, of an entry point; see `fsd_calib.cli.entry`."""
+    place, _, name = entry.partition(":")
+    module = getattr(import_module(place), name).args[0]
+    return typer.main.get_command(import_module(f"fsd_calib.cli.{module}").app)
 
 
 def _page(name: str, app: Any) -> str:

@@ -38,6 +38,7 @@ from fsd_calib.search.study import check_storage
 from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.base import Task
+from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import RULES, rule_named
@@ -45,6 +46,7 @@ from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
+from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
@@ -236,13 +238,15 @@ class Calibration:
         Args:
             show_plan: receives the plan before the long work.
         """
-        outlook, out = Outlook(), self.config.path("out")
+        outlook, before, out = Outlook(), broken_texts(), self.config.path("out")
         made = nullcontext() if out is None else output_folder.made(out)
         with made, showing_whole(self.config.reporter, outlook), self._prepared(out) as ready:
             if out is not None:
                 output_folder.claim(out, self)
             show_plan(ready.plan)
             findings = find(ready, outlook)
+            if broken := broken_texts() - before:
+                self.config.reporter.note(f"texts that broke the grader, and count as wrong: {broken}")
             profile = to_profile(findings)
             if out is not None and output_folder.save(profile, out, self):
                 save_pages(findings, profile, out)
@@ -284,6 +288,8 @@ class Calibration:
         context = context_of(models, config.dtype)
         self._check_sizes(len(tokenizer), context)
         task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
+        for line in _code_of_others(task, loading):
+            config.reporter.note(line)
         parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
         problems = (*parts.tuning, *parts.certification)
         capacity = capacity_of(problems, memory, config.batch_size or MOST_AT_ONCE)
@@ -396,3 +402,12 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _listed(policies: Sequence[PolicyChoice]) -> str:
     return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in policies)
+
+
+def _code_of_others(task: Task, loading: Loading) -> Iterator[str]:
+    """Yields a line for whatever runs code that neither this package nor its libraries bring."""
+    if task.runs:
+        yield f"task {task.name} runs code: its grader is the function {task.runs}"
+    for role, options in (("target", loading.target), ("draft", loading.draft)):
+        if options.others.get("trust_remote_code"):
+            yield f"the {role} runs code: that of its own folder (trust_remote_code)"

@@ -62,8 +62,8 @@ class RunConfig:
         model_kwargs, draft_model_kwargs: how models are loaded, see `SpeculativeDecoder.from_pretrained`.
 
     Raises:
-        UsageError: a count is not a whole number of at least 1, `compile` is none of the four, a path holds a null
-            character, or models cannot be loaded so.
+        UsageError: a count is not a whole number of at least 1, `compile` is none of the four, a path is empty or
+            holds a null character, or models cannot be loaded so.
     """
 
     batch_size: int | None = None
@@ -108,7 +108,7 @@ class RunConfig:
         if "\0" in (self.storage or ""):
             raise UsageError(f"storage {without_password(self.storage)} holds a null character; leave it out")
         Loading.of(self.model_kwargs, self.draft_model_kwargs)
-        for name in ("data", "out", "cache", "state"):
+        for name in ("data", "out", "cache", "state", "storage"):
             check_path(name, getattr(self, name))
 
     def path(self, name: Literal["data", "out", "cache", "state"]) -> Path | None:

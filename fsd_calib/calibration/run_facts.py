@@ -29,6 +29,7 @@ from fsd_calib.progress import Progress, Silent, Waiting
 from fsd_calib.storage.sqlite_file import set_aside
 from fsd_calib.storage.system_errors import naming
 from fsd_collectors.replay.cost import CostModel
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import Amount, Natural, Part
 from fsd_decoding.strict_json import parse
@@ -177,9 +178,8 @@ def _in_ledger(holdout: Holdout, name: str) -> RunFacts | None:
 
 def _write(path: Path, facts: RunFacts) -> RunFacts:
     content = {**facts.model_dump(mode="json"), "digest": _digest(facts)}
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    with atomic_write(path) as file:
+        file.write(json.dumps(content, indent=2).encode() + b"\n")
     return facts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fsd_calib.calibration.goal import MAX_MIN_ACC, Acc, Guarantee, Test
 from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
@@ -39,10 +39,6 @@ _Several = Annotated[tuple[_One, ...], BeforeValidator(_listed), Field(min_lengt
 
 
 class _Section(Strict):
-    """Types are as written: "0.9" in quotes is no number, and `yes` is no number either."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     @property
     def given(self) -> dict[str, Any]:
         """The keys that are written, with their values."""

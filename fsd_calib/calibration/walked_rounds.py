@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -15,9 +14,10 @@ import numpy as np
 
 from fsd_calib.engines.base import DecodingRequest
 from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.storage.private_files import make_private_file, make_private_folder
+from fsd_calib.storage.private_files import make_private_folder
 from fsd_calib.storage.system_errors import naming
 from fsd_collectors.replay.walks import Walked, Walks
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 
 _WALKS_VERSION = 1  # of what is kept
@@ -64,7 +64,7 @@ def _read(file: Path, divergences: Sequence[str]) -> Walked | None:
 
 
 def _write(file: Path, walked: Walked) -> None:
-    walks, unfinished = walked.walks, file.with_suffix(f".{os.getpid()}")
+    walks = walked.walks
     entries: dict[str, Any] = {
         "exact": walks.exact, "drafted": walks.drafted,
         _FACTS: np.array([walked.tokens, walked.rounds, int(walks.chains)]),
@@ -72,7 +72,5 @@ def _write(file: Path, walked: Walked) -> None:
     }  # fmt: skip
     with naming("walked rounds", file):
         make_private_folder(file.parent)
-        make_private_file(unfinished)
-        with unfinished.open("wb") as stream:
+        with atomic_write(file) as stream:
             np.savez_compressed(stream, **entries)
-        unfinished.replace(file)

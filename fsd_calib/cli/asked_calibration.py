@@ -14,8 +14,7 @@ from fsd_calib.cli.requested import Requested
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.registry import load_task
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.divergence import check_name
-from fsd_decoding.loading import as_dtype, check_device, load_tokenizer
+from fsd_decoding.loading import check_device, load_tokenizer
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.trees.shape import read_shape
 
@@ -33,9 +32,6 @@ def calibration_of(asked: Requested, progress: Progress) -> Calibration:
     Raises:
         UsageError: a setting is unknown or cannot be used here, or settings contradict each other.
     """
-    for name in asked.of_decoding("divergence") or ():
-        check_name(name)
-    as_dtype(asked.of_run("dtype"))
     if asked.of_run("device") is not None:
         check_device(asked.of_run("device"))
     target, drafts = asked.target_and_drafts

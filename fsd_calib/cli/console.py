@@ -22,7 +22,7 @@ import typer
 from fsd_calib.cli.failures import explanation
 from fsd_decoding.errors import UsageError
 from fsd_decoding.interrupts import noticed
-from fsd_decoding.terminal import discard, leave_closed_pipe, visible
+from fsd_decoding.terminal import discard, leave_closed_pipe, say_on, visible
 
 if TYPE_CHECKING:
     from fsd_calib.progress import Progress
@@ -77,14 +77,12 @@ def load_libraries(progress: Progress) -> None:
 
 def say(name: str, message: str) -> None:
     """Prints the message as one line on stderr, whatever line breaks and control characters it has."""
-    if sys.stderr is not None:  # None: it is closed, and print would take stdout
-        with contextlib.suppress(OSError):  # stderr is on a full disk: the exit code remains
-            print(_fitting(f"{name}: {visible(' '.join(message.split()))}"), file=sys.stderr)
+    say_on(sys.stderr, _fitting(f"{name}: {visible(' '.join(message.split()))}"))
 
 
 def _fitting(line: str) -> str:
     """Returns the line, on a terminal with breaks between words in place of the terminal's own within them."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return line
     width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
     return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
@@ -131,29 +129,34 @@ def _flushed(name: str, code: int) -> int:
 
 def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
     """Runs an app on `arguments` (None: the process's own) and returns its exit code."""
-    try:
-        _refuse_null_characters(arguments or ())
-        code = app(arguments, prog_name=name, standalone_mode=False)
-    except UsageError as error:
-        say(name, f"error: {error}")
-        return BAD_INPUT
-    except typer.TyperException as error:
+    with noticed() as came:
+        try:
+            _refuse_null_characters(arguments or ())
+            code = app(arguments, prog_name=name, standalone_mode=False)
+        except RunInterruptedError as reason:
+            say(name, f"interrupted; {reason}")
+            return INTERRUPTED
+        except Exception as error:
+            if not came():
+                return _failed(name, error)
+            code = INTERRUPTED  # of which a library that was being imported may have made that error
+    if code == INTERRUPTED:  # what typer returns on Ctrl-C
+        say(name, "interrupted")
+    return int(code or FOUND)
+
+
+def _failed(name: str, error: Exception) -> int:
+    """Says in a line why a command failed, and returns its exit code. An error that nobody explains is raised again."""
+    if isinstance(error, typer.TyperException):
         message = error.format_message().rstrip(".") or "a command is missing"  # the help was printed then
         context = getattr(error, "ctx", None)  # knows which of a group's commands it was
         say(name, f"error: {message} (see {context.command_path if context else name} --help)")
         return error.exit_code
-    except RunInterruptedError as reason:
-        say(name, f"interrupted; {reason}")
-        return INTERRUPTED
-    except Exception as error:
-        known = explanation(error)
-        if known is None:
-            raise
-        say(name, f"error: {known}")
-        return BAD_INPUT
-    if code == INTERRUPTED:  # what typer returns on Ctrl-C
-        say(name, "interrupted")
-    return int(code or FOUND)
+    known = str(error) if isinstance(error, UsageError) else explanation(error)
+    if known is None:
+        raise error
+    say(name, f"error: {known}")
+    return BAD_INPUT
 
 
 def _refuse_null_characters(arguments: Sequence[str]) -> None:

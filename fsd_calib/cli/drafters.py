@@ -56,6 +56,11 @@ class Drafters:
         """Whether drafts of this kind are among what --drafter names, if it is given."""
         return self.auto or not self.named or kind in self.named
 
+    def check_pair(self, task: str, target: str | None) -> None:
+        """Raises UsageError where of a target and a draft model one is missing; see `with_target`."""
+        if "model" in self._kinds(bool(self.heads)):
+            given_or_default(task, target, self.models[0] if self.models else None)
+
     def with_target(self, task: str, target: str | None) -> tuple[str, list[Any]]:
         """Returns the target and the drafts, without repeats: those given, or the task's defaults.
 

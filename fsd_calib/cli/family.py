@@ -8,6 +8,10 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fsd_decoding.errors import UsageError
+
+_MAY_BE_EMPTY = {"system"}  # options whose empty value means something
+
 
 class Family(typer.Typer):
     """An app of typer's, with the settings that all commands share."""
@@ -24,10 +28,25 @@ class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _flags_without_type(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, options = self.make_parser(ctx).parse_args(list(args))
+        for option in options:
+            if option.opts and option.param_type_name == "option" and option.name not in _MAY_BE_EMPTY:
+                _refuse_empty(option.opts[0], given.get(option.name))
+        return super().parse_args(ctx, args)
+
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _flags_without_type(super().get_params(ctx))
+
+
+def _refuse_empty(option: str, value: Any) -> None:
+    """Raises UsageError where an option's value is empty, which as a path would be the current folder."""
+    if "" in (value if isinstance(value, list) else [value]):
+        raise UsageError(
+            f"{option} is empty, perhaps from a variable that is not set; give it a value, or leave it out"
+        )
 
 
 def _flags_without_type(parameters: list[Any]) -> list[Any]:

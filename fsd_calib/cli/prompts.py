@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.regular_file import read_regular
 from fsd_decoding.strict_json import parse
 
 STDIN = "-"
 _JSON_LINES = ".jsonl"
+_LARGEST = 1 << 28  # bytes of a file
 _KEYS = ("prompt", "question")
 
 
@@ -43,8 +45,8 @@ def _read_stdin() -> str:
 
 def _of_file(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_regular(path, _LARGEST).decode().replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"--file {str(path)!r} cannot be read ({reason}); give a text file as UTF-8, with a prompt a line, or a "

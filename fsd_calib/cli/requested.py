@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.cli.certify import models_of, profile_to_certify
+from fsd_calib.cli.choices import DIVERGENCES, DTYPES, ENGINES, POLICIES, RULES_WITH_T
 from fsd_calib.cli.console import check_at_least_one
 from fsd_calib.cli.drafters import AUTO_TREES, Drafters
 from fsd_calib.cli.goal_options import KINDS, GoalOptions
@@ -23,8 +25,10 @@ from fsd_calib.cli.task_options import (
     folder_name,
     named_task,
 )
+from fsd_decoding.argument_checks import check_sampling
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import Loading
+from fsd_decoding.trees.shape import read_shape
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.run_file import RunFile
@@ -183,6 +187,27 @@ class Requested:
             "--workers": self.processes.workers,
         })  # fmt: skip
         self._options  # noqa: B018
+        self._check_words()
+        if self.certified is None:
+            self.drafters.check_pair(self.task, self.target)
+        check_sampling(*self.sampling)
+
+    def _check_words(self) -> None:
+        """Raises UsageError where an option has a word that it does not take, which is known before torch is loaded."""
+        for option, words, known in (
+            ("--rule", self.of_decoding("rule"), RULES_WITH_T), ("--divergence", self._divergences, DIVERGENCES),
+            ("--threshold-policy", self.of_decoding("threshold_policy"), POLICIES), ("--engine", self.engines, ENGINES),
+            ("--dtype", (self.of_run("dtype") or DTYPES[0],), (*DTYPES, "float64")),
+        ):  # fmt: skip
+            if unknown := next((word for word in words or () if word not in known), None):
+                raise UsageError(f"{option} is {unknown!r}; it must be one of {', '.join(known)}")
+        for shape in self.of_decoding("tree") or ():
+            read_shape(shape)
+
+    @property
+    def _divergences(self) -> list[str]:
+        """The divergences without the number of tokens that they are over, where that is one."""
+        return [re.sub("@[1-9][0-9]*$", "", name) for name in self.of_decoding("divergence") or ()]
 
     def _check_drafters(self) -> None:
         stopped, policies = self.of_decoding("stop_policy"), self.of_decoding("threshold_policy") or ()

@@ -11,7 +11,7 @@ from typing import TextIO
 from fsd_calib.formatting import clock
 from fsd_calib.outlook import Outlook
 from fsd_calib.progress import Advance
-from fsd_decoding.terminal import visible
+from fsd_decoding.terminal import say_on, visible
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -64,12 +64,7 @@ class Lines:
             self._say(f"{title}: done, {time.monotonic() - started:.1f} s")
 
     def note(self, line: str) -> None:
-        try:
-            print(_one_line(line), file=self._stream, flush=True)
-        except BrokenPipeError:
-            raise
-        except OSError:  # a log that cannot grow, on a full disk, must not end hours of work
-            pass
+        say_on(self._stream, _one_line(line))
 
     def _say(self, line: str) -> None:
         self._printed = time.monotonic()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from fsd_calib.report.record import FILE_NAME, RunRecord
 from fsd_collectors.pages.files import write
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.digest import FIELD, digest_of
 from fsd_decoding.profile.io import file_of, first_problem
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.regular_file import read_regular
 from fsd_decoding.strict_json import parse
 
 PAGE = "report.html"
@@ -46,34 +50,45 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     name = file.absolute().parent.name
     if not record_file.exists():
         return Run(name, profile, lacks=f"there is no {FILE_NAME} beside the profile")
-    record = _load_record(record_file)
+    content = _read(record_file)
+    if content.pop(FIELD, None) != digest_of(content):
+        return Run(name, profile, lacks=f"the {FILE_NAME} beside the profile was changed after it was written")
+    record = _record_of(content, record_file)
     if record.profile != profile.digest:
         return Run(name, profile, lacks=f"the {FILE_NAME} beside the profile is of another profile")
     return Run(name, profile, record)
 
 
 def save_record(record: RunRecord, folder: Path) -> Path:
-    """Writes run.json, readable by the folder's readers, and returns its path. UsageError: it cannot be written."""
-    return write(folder / FILE_NAME, (record.model_dump_json(indent=1) + "\n").encode())
+    """Writes run.json with its digest, readable by the folder's readers, and returns its path.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    content = record.model_dump(mode="json")
+    return write(folder / FILE_NAME, json.dumps({**content, FIELD: digest_of(content)}, indent=1).encode() + b"\n")
 
 
-def _load_record(path: Path) -> RunRecord:
+def _read(path: Path) -> dict[str, Any]:
     name = f"record {str(path)!r}"
     try:
-        if path.stat().st_size > _LARGEST:
-            raise UsageError(f"{name} has {path.stat().st_size:,} bytes, too many for a record; remove it")
-        text = path.read_bytes().decode()
-        content = parse(text)
+        content = parse(read_regular(path, _LARGEST))
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}; repair it, or remove it") from error
     except ValueError as error:
         raise UsageError(f"{name} is not JSON: {error}; remove it, and pages leave out what it held") from error
-    version = content.get("version") if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise UsageError(f"{name} is not valid: it holds no object; remove it, and pages leave out what it held")
+    version = content.get("version")
     if isinstance(version, int) and version > 1:
         raise UsageError(f"{name} has version {version}, but this fsd-calib reads up to 1; upgrade fsd-calib")
+    return content
+
+
+def _record_of(content: dict[str, Any], path: Path) -> RunRecord:
     try:
-        return RunRecord.model_validate_json(text, strict=True)
+        return RunRecord.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         raise UsageError(
-            f"{name} is not valid: {first_problem(error)}; remove it, and pages leave out what it held"
+            f"record {str(path)!r} is not valid: {first_problem(error)}; remove it, and pages leave out what it held"
         ) from error

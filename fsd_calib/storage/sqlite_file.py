@@ -17,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from fsd_calib.storage.private_files import make_private_file, make_private_folder, private_lock
+from fsd_decoding.atomic_files import sync_folder, temporary_of
 from fsd_decoding.errors import UsageError
 from fsd_decoding.terminal import visible
 
@@ -90,7 +91,7 @@ def take_over_database(path: Path, schema: Schema) -> Iterator[sqlite3.Connectio
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             _move(path, chain([f"{path}.taken-over"], (f"{path}.taken-over-{n}" for n in itertools.count(2))))
-            _sync(path.parent)
+            sync_folder(path.parent)
 
 
 @contextmanager
@@ -134,13 +135,6 @@ def _move(path: Path, names: Iterable[str]) -> Path:
     return Path(new)
 
 
-def _sync(folder: Path) -> None:
-    """Makes the names in a folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-
 def _shorten(message: object) -> str:
     """Returns a short message: SQLite quotes whole schemas, damaged bytes included, and lists a hundred faults."""
     return textwrap.shorten(visible(str(message)), 100, placeholder=" …")
@@ -177,8 +171,7 @@ def _create_file(path: Path, schema: Schema) -> None:
 
     Without a write-ahead log, whose content is moved into the file when it is closed, where SQLite reports no error.
     """
-    new = path.with_name(f"{path.name}.new")
-    _remove(new)
+    new = temporary_of(path)
     make_private_file(new)  # SQLite gives its logs the mode of the file
     try:
         _create(str(new), replace(schema, settings=_SAFE)).close()
@@ -187,7 +180,7 @@ def _create_file(path: Path, schema: Schema) -> None:
         with suppress(OSError):
             _remove(new)
         raise
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def _remove(path: Path) -> None:

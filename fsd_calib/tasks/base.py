@@ -76,6 +76,7 @@ class Task:
     grading: str = ""  # what else tells graders apart on the same problems: settings, files, versions
     prompt: PromptInfo | None = None  # how the prompts were made; None: that is not known, so no profile says it
     answer_after: str | None = None  # see `PromptInfo`
+    runs: str = ""  # a user's function that grades
 
     def grade(self, problem: Problem, text: str, target_text: str | None = None) -> bool:
         """Returns whether `text`, a model's whole text, is right.

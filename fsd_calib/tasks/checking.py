@@ -10,7 +10,7 @@ from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.grading.phrases import last_box
 from fsd_decoding.profile.prompt import LETTERS
 
-_NUMBER = re.compile(r"\d+(?!.*\d)", re.DOTALL)
+_NUMBER = re.compile(r"\d{1,18}(?!\d)")  # or the end of one; Python reads no integers of more than 4300 digits
 _RETURN = re.compile(r"\breturn\b[ \t]*([^\n]*)")
 
 
@@ -49,7 +49,8 @@ def altered(problem: Problem) -> str:
         return _RETURN.sub(r"return [\1, None]", reference) if _RETURN.search(reference) else "    return None\n"
     if (boxed := last_box(reference)) is not None:
         return f"\\boxed{{{boxed} + 1}}"
-    if (number := _NUMBER.search(reference)) is not None:
+    if numbers := list(_NUMBER.finditer(reference)):
+        number = numbers[-1]
         return f"{reference[: number.start()]}{int(number[0]) + 1}{reference[number.end() :]}"
     return f"not {reference[::-1]}"
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsd_collectors.store.folder import TEMPORARY, atomic_write
+from fsd_decoding.atomic_files import atomic_write, intended_name
 from fsd_decoding.errors import UsageError
 from fsd_decoding.regular_file import read_regular
 from fsd_decoding.strict_json import parse
@@ -78,8 +78,7 @@ def foreign_name(folder: Path, ours: str) -> str | None:
         folder: it may be missing.
         ours: regular expression of our names.
     """
-    known = re.compile(f"({ours})({re.escape(TEMPORARY)})?")
-    return next((path.name for path in _contents(folder) if not known.fullmatch(path.name)), None)
+    return next((p.name for p in _contents(folder) if not re.fullmatch(ours, intended_name(p.name))), None)
 
 
 def read(folder: Path, schema_version: int) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -174,3 +175,22 @@ def _wait_for(portions: int, listing: Path, child: subprocess.Popen[str]) -> Non
         assert child.poll() is None, "ended before it could be killed"
         assert time.monotonic() < deadline, "nothing was written"
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["from the start", "after a line"])
+def test_a_run_does_not_end_because_nobody_reads_what_it_says(closed: str, tmp_path: Path) -> None:
+    """As of a pipe into a program that has ended."""
+    out = tmp_path / "traces"
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        [*COLLECT, *SMALL, "--workers", "1", "--json", "--out", str(out)], stdout=subprocess.PIPE, stderr=writer,
+        preexec_fn=(lambda: os.close(2)) if closed == "from the start" else None, text=True,
+    ) as collecting:  # fmt: skip
+        os.close(writer)
+        os.read(reader, 1)
+        os.close(reader)
+        told = json.loads(collecting.communicate()[0])
+    assert collecting.returncode == 0
+    assert told["result"]["folder"] == str(out)
+    assert verify(out) == []

@@ -53,7 +53,9 @@ def test_a_cache_on_a_full_disk_keeps_what_it_took(kilobytes: int, tmp_path: Pat
             for query, row in kept.values():
                 assert cache.find(KEY, [query], 0.2) == {0: row}
             cache.add(KEY, KeyedPrompt(-1, "new"), 0.2, result())
-        assert [file.name for file in path.parent.iterdir() if "damaged" in file.name or ".new" in file.name] == []
+        assert [
+            file.name for file in path.parent.iterdir() if "damaged" in file.name or file.name.endswith(".tmp")
+        ] == []
     assert kilobytes < 100 or kept
 
 

@@ -6,9 +6,11 @@ Numbers of problems are small; the thresholds found here mean nothing.
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from fsd_calib.cli import calibrate as calibrate_app
 from fsd_calib.cli import generate as generate_app
 from fsd_calib.cli.console import run
 from fsd_calib.tasks import load_task
+from fsd_calib.tasks.grading import apart
 from fsd_data import pair_paths
 from fsd_data.problems import generate
 from fsd_decoding.loading import load_tokenizer
@@ -99,3 +102,40 @@ def test_agreement_is_calibrated_and_its_report_says_what_it_claims(
     assert (made.task, made.accuracy.target) == ("agreement:0.5", 1.0)
     assert "to the target's own text for at least 30% of prompts" in said
     assert "stricter than, and different from, accuracy" in said or not made.certificate.problems
+
+
+NUMBERS = """
+from fsd_calib.tasks.grading.numbers import same_answer
+def same(reference, text):
+    if text.rstrip().endswith("7"):
+        raise ValueError("I do not like sevens")
+    return same_answer(reference, text)
+"""
+
+
+def test_texts_that_break_a_grader_end_no_calibration_and_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The graders' process takes at most 5 % of the time, though it is a short calibration."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"asked": problem.question, "solution": problem.answer} for problem in islice(generate(5), 60)]
+    Path("problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("sums.yaml").write_text(DESCRIPTION.replace("numeric", "python\nfunction: no_sevens.same"))
+    Path("no_sevens.py").write_text(NUMBERS)
+    seconds, ask = [], apart._PROCESS.ask
+
+    def timed(*request: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return ask(*request)
+        finally:
+            seconds.append(time.monotonic() - began)
+
+    monkeypatch.setattr(apart._PROCESS, "ask", timed)
+    monkeypatch.setattr(apart._Broken, "count", 0)
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="a text broke its grader .ValueError: I do not like sevens. and counts as"):
+        code = run(calibrate_app.app, calibrate_app.NAME, ["--task", "sums.yaml", "--min-acc", "0.6", *SMALL])
+    assert code in (0, 3)
+    assert sum(seconds) <= 0.05 * (time.monotonic() - began) + 2  # the start of the process, on a busy machine
+    assert "texts that broke the grader, and count as wrong: " in capsys.readouterr().err

@@ -60,10 +60,15 @@ def test_every_text_of_a_page_is_shown_literally() -> None:
 def test_markdown_keeps_cells_in_their_columns_and_texts_out_of_its_markup() -> None:
     cells = table(Sheet("", ("a", "b"), (("x|y", "two\nlines"),)))
     assert cells.splitlines()[2] == r"| x\|y | two lines |"
-    text = markdown(Page("*T*", (Section("s", "# S", "", (DOT, Paragraph("a_b"))),)), lambda chart: f"{chart.name}.svg")
+    sheet = Sheet("", ("*a*", "<b>"), (("_c_", "`d`"),))
+    text = markdown(
+        Page("*T*", (Section("s", "# S", "", (DOT, sheet, Paragraph("a_b"))),)), lambda chart: f"{chart.name}.svg"
+    )
     assert r"# \*T\*" in text
     assert "![A dot.](dot.svg)" in text
     assert r"a\_b" in text
+    assert "| \\*a\\* | \\<b\\> |" in text
+    assert "| \\_c\\_ | \\`d\\` |" in text
 
 
 def test_pictures_are_drawn_in_the_colours_of_their_theme() -> None:

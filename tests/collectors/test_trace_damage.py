@@ -20,6 +20,7 @@ from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.shard_file import checksum
 from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.verifying import notes, verify
+from fsd_decoding.atomic_files import temporary_of
 from support.messages import usage_error, usage_error_of
 from support.traces.rows import ON_POLICY, manifest, portion, replace_column, write
 
@@ -312,8 +313,9 @@ def test_a_problem_in_two_portions_is_found(folder: Path) -> None:
 def test_files_that_are_not_listed_are_named(folder: Path) -> None:
     lines = (folder / LISTED).read_text().splitlines(keepends=True)
     (folder / LISTED).write_text("".join(lines[:2]))
-    (folder / "tokens/00002.parquet.tmp").write_bytes(b"PAR1")
-    left = ["completions/00002.parquet", "rounds/00002.parquet", "tokens/00002.parquet", "tokens/00002.parquet.tmp"]
+    unfinished = temporary_of(folder / "tokens" / "00002.parquet")
+    unfinished.write_bytes(b"PAR1")
+    left = ["completions/00002.parquet", "rounds/00002.parquet", f"tokens/{unfinished.name}", "tokens/00002.parquet"]
     assert [note.split(" is left")[0] for note in notes(folder)] == ["2 of 4 portions are finished", *left]
     strange = [f"{table}/00003.parquet" for table in ("completions", "rounds", "tokens")]
     assert [fault.split(" is not listed")[0] for fault in verify(folder)] == strange

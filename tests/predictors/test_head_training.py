@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import torch
 from filelock import FileLock
 from transformers import GPT2Config, OPTConfig, Qwen3Config
 
+from fsd_decoding.atomic_files import intended_name, leftovers
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.checkpoint import files_of
 from fsd_decoding.eagle.loading import Eagle
@@ -227,13 +229,14 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(target: Any, tmp_path: P
 KILLED_FINISHING = """
 import os, signal, sys
 from pathlib import Path
+from fsd_decoding.atomic_files import intended_name
 from fsd_predictors.heads.folder import HeadFolder
 
 files = {{"model.safetensors": b"new weights", "training.json": b"{{}}"}}
 folder = HeadFolder(Path(sys.argv[1]), {{"recipe": {{"seed": 0}}}})
 
 def killed(event, arguments):
-    if event == {event!r} and os.path.basename(arguments[0]) == {name!r}:
+    if event == {event!r} and intended_name(os.path.basename(arguments[0])) == {name!r}:
         os.kill(os.getpid(), signal.SIGKILL)
 
 with folder.held():
@@ -263,8 +266,9 @@ def test_a_training_killed_as_it_cleans_up_leaves_nothing_to_another(name: str, 
 
 
 def test_a_training_killed_as_it_writes_the_head_is_continued(tmp_path: Path) -> None:
-    killed_finishing(tmp_path, "os.rename", "model.safetensors.tmp")
-    assert (tmp_path / "model.safetensors.tmp").exists()
+    killed_finishing(tmp_path, "os.rename", "model.safetensors")
+    (left,) = leftovers(tmp_path)
+    assert intended_name(left.name) == "model.safetensors"
     folder = HeadFolder(tmp_path, {"recipe": {"seed": 0}})
     with folder.held():
         assert folder.texts() == [([2], [3])]
@@ -358,12 +362,25 @@ def another_state(_: bytes) -> bytes:
         ("facts.json", lambda _: b"[1]"),
         ("texts.jsonl", lambda content: b"[[2], [3\n" + content),
         ("texts.jsonl", lambda content: b"\xff\n" + content),
+        ("texts.jsonl", lambda content: re.sub(rb"\d+", b"5", content, count=1)),
+        ("texts.jsonl", lambda content: content.partition(b"\n")[2]),
         ("checkpoint.pt", half),
         ("checkpoint.pt", lambda _: b""),
         ("checkpoint.pt", lambda _: b"no checkpoint"),
         ("checkpoint.pt", another_state),
     ],
-    ids=["half facts", "other facts", "torn text", "no text", "half state", "empty state", "no state", "other state"],
+    ids=[
+        "half facts",
+        "other facts",
+        "torn text",
+        "no text",
+        "another text",
+        "a missing text",
+        "half state",
+        "empty state",
+        "no state",
+        "other state",
+    ],
 )
 def test_damaged_files_of_an_unfinished_training_are_named(
     name: str, damaged: Callable[[bytes], bytes], interrupted: Path, target: Any, tmp_path: Path

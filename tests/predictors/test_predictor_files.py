@@ -193,7 +193,7 @@ def test_a_failed_save_leaves_the_earlier_predictor(tmp_path: Path, monkeypatch:
     def sync(file: Any) -> None:
         raise full
 
-    monkeypatch.setattr("fsd_collectors.store.folder.sync", sync)
+    monkeypatch.setattr("fsd_decoding.atomic_files.sync", sync)
     with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\); free space or choose"):
         predictor(seed=2).save(tmp_path)
     assert names(tmp_path) == before

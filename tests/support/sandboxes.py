@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fsd_calib.tasks.base import Problem
-from fsd_calib.tasks.grading.python_tests import program_of
+from fsd_calib.tasks.grading.python_tests import parts_of, shared_program
 from fsd_calib.tasks.sandbox.limits import Limits, Outcome
 from fsd_calib.tasks.sandbox.preflight import find_bwrap
 from fsd_calib.tasks.sandbox.run import run_python
@@ -62,9 +62,10 @@ def _no_namespaces() -> str:
 
 
 def outcome_of(body: str, limits: Limits = SMALL) -> Outcome:
-    """Runs the tests of `PROBLEM` on a function whose body is this code, with its lines at the left margin."""
+    """Runs the tests of `PROBLEM` on a function whose body is this code, with its lines at the left margin, in one
+    interpreter."""
     indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    return run_python(program_of(PROBLEM, indented), limits)
+    return run_python(shared_program(parts_of(PROBLEM, indented)), limits)
 
 
 def soon_gone(word: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsd_collectors.store.folder import atomic_write
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.errors import UsageError
 
 

@@ -39,9 +39,9 @@ def _block(block: Block, picture_of: Callable[[Chart], str]) -> Iterator[str]:
         case Chart():
             yield f"![{_escaped(block.alt)}]({picture_of(block)})"
         case Sheet():
-            escaped = (tuple(map(_without_markup, row)) for row in block.rows)
+            headings, *rows = (tuple(map(_without_markup, row)) for row in (block.headings, *block.rows))
             yield f"### {_escaped(block.title)}" if block.title else ""
-            yield table(Sheet(block.title, block.headings, tuple(escaped), block.note, block.names))
+            yield table(Sheet(block.title, headings, tuple(rows), block.note, block.names))
             yield _escaped(block.note)
         case Paragraph():
             yield _escaped(block.text)

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from fsd_collectors.store.folder import atomic_write
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.errors import UsageError
 from fsd_decoding.user_cache import default_cache
 

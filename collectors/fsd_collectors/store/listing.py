@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError
 
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import SCHEMA_VERSION
-from fsd_collectors.store.folder import LISTING, MANIFEST, file_of, sync
+from fsd_collectors.store.folder import LISTING, MANIFEST, file_of
+from fsd_decoding.atomic_files import sync
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import Count, Natural, Part
 from fsd_decoding.regular_file import read_regular

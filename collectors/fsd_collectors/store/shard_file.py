@@ -12,9 +12,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
-from fsd_collectors.store.folder import atomic_write, file_of
+from fsd_collectors.store.folder import file_of
 from fsd_collectors.store.listing import FileEntry
 from fsd_collectors.store.tables import difference
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.errors import UsageError
 
 CHECKED = ds.ParquetFragmentScanOptions(page_checksum_verification=True)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fsd_collectors.store.folder import file_of, leftovers
+from fsd_collectors.store.folder import file_of
 from fsd_collectors.store.listing import FileEntry, Listing, Shard, read_manifest
 from fsd_collectors.store.row_checks import ORDER, WHOSE, row_faults
 from fsd_collectors.store.shard_file import check_content, check_schema, check_size, read_file
 from fsd_collectors.store.tables import in_words, problems_in, schemas
+from fsd_decoding.atomic_files import leftovers
 from fsd_decoding.errors import UsageError
 
 
@@ -117,7 +118,8 @@ class _Folder:
 
     def unfinished(self, finished: int) -> list[str]:
         """Returns temporary files, and those of the portion that was being written."""
-        temporary = {path.relative_to(self._path).as_posix() for path in leftovers(self._path)}
+        left = (*leftovers(self._path), *leftovers(self._path, "*/*"))
+        temporary = {path.relative_to(self._path).as_posix() for path in left}
         return sorted(temporary | self._unlisted(finished) & self._portion(finished))
 
     def unlisted_files(self, finished: int) -> list[str]:

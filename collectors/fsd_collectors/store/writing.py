@@ -16,20 +16,12 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.store.folder import (
-    LISTING,
-    LOCK,
-    MANIFEST,
-    TEMPORARY,
-    atomic_write,
-    file_of,
-    open_as_private_as_folder,
-    sync_folder,
-)
+from fsd_collectors.store.folder import LISTING, LOCK, MANIFEST, file_of
 from fsd_collectors.store.listing import Listing, Shard, has_no_finished_portion, read_manifest
 from fsd_collectors.store.shard_file import check_size, write_file
 from fsd_collectors.store.tables import conform, in_words, problems_in, schemas
 from fsd_decoding.argument_checks import check_path
+from fsd_decoding.atomic_files import atomic_write, intended_name, leftovers, sync_folder
 from fsd_decoding.errors import UsageError
 
 
@@ -119,6 +111,8 @@ class TraceWriter:
             self._begin()
         for table in self._schemas:
             (self.folder / table).mkdir(self.folder.stat().st_mode & 0o777, exist_ok=True)
+        for unfinished in (*leftovers(self.folder), *leftovers(self.folder, "*/*")):
+            unfinished.unlink()
         self._listing = Listing(self.folder, tuple(self._schemas))
         _touch(self.folder / LISTING)  # before the first shard: a shard without one means that the listing was lost
         sync_folder(self.folder)
@@ -173,13 +167,13 @@ def _locked(folder: Path, option: str) -> Iterator[None]:
 
 
 def _touch(path: Path) -> None:
-    open(path, "ab", opener=open_as_private_as_folder).close()
+    """Creates a file that may be read and written by those who may its folder, unless there is one."""
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, path.parent.stat().st_mode & 0o666))
 
 
 def _refuse_other_files(folder: Path, option: str) -> None:
-    ours = {LOCK, MANIFEST + TEMPORARY}
-    other = sorted(path.name for path in folder.iterdir() if path.name not in ours)
-    if other and MANIFEST not in other:
+    other = sorted(path.name for path in folder.iterdir() if intended_name(path.name) not in (LOCK, MANIFEST))
+    if other and not (folder / MANIFEST).exists():
         raise UsageError(f"folder {str(folder)!r} holds {other[0]!r} and no {MANIFEST}; choose another {option}")
 
 

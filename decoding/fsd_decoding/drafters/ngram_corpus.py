@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from fsd_decoding.argument_checks import check_count
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.errors import UsageError
 from fsd_decoding.regular_file import read_regular
 
@@ -118,7 +119,8 @@ class NGramCorpus:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the counts into one file, in the format of safetensors."""
-        Path(path).write_bytes(save(self._parts(), metadata={"kind": "fsd-calib n-grams"}))
+        with atomic_write(Path(path)) as file:
+            file.write(save(self._parts(), metadata={"kind": "fsd-calib n-grams"}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NGramCorpus:

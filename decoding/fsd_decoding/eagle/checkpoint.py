@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.eagle.head import Eagle3Head
 from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.hub import SMALL_FILES, fetch_files
@@ -92,7 +93,8 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files_of(head).items():
-        (folder / name).write_bytes(content)
+        with atomic_write(folder / name) as file:
+            file.write(content)
 
 
 def _values(folder: Path, name: str) -> dict[str, Any]:
@@ -122,9 +124,15 @@ def _weights(folder: Path, name: str) -> dict[str, Tensor]:
         raise UsageError(
             f"EAGLE head {name!r}: {file.name} cannot be read: {in_one_line(error)}; fetch it anew"
         ) from error
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    if not isinstance(loaded, dict) or not all(map(_is_plain, loaded, loaded.values())):
         raise UsageError(
-            f"EAGLE head {name!r}: {file.name} must hold tensors by name and nothing else, and does not; fetch it "
-            f"anew, or save its tensors as {_SAFE}"
+            f"EAGLE head {name!r}: {file.name} must hold dense tensors by name and nothing else, and does not; "
+            f"fetch it anew, or save its tensors as {_SAFE}"
         )
     return loaded
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    """Whether an entry is a tensor that has its numbers in memory, by a name."""
+    dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+    return isinstance(name, str) and dense and not value.is_quantized and not value.is_meta

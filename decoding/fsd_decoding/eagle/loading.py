@@ -114,7 +114,7 @@ def _eagle1(found: Checkpoint, target: Any) -> EagleHead:
     """EAGLE-1 and EAGLE-2: `fc`, one layer, and perhaps a copy of the target's embeddings."""
     weights = {key.removeprefix(_FIRST_LAYER): value for key, value in found.weights.items()}
     weights.pop("embed_tokens.weight", None)
-    with told(found):
+    with told(found), torch.device("meta"):
         head = Eagle1Head(llama_config(found), target, bias="fc.bias" in weights)
     _fill(found, head, weights)
     return head
@@ -131,7 +131,7 @@ def _eagle3(found: Checkpoint, target: Any) -> EagleHead:
     if output is not None:
         weights["lm_head.weight"] = output[order]
     embeddings = None if "embed_tokens.weight" in weights else target.get_input_embeddings()
-    with told(found):
+    with told(found), torch.device("meta"):
         head = Eagle3Head(llama_config(found), _layers(found, target), len(known), embeddings, vocabulary)
     _fill(found, head, weights | {"known": known[order]})
     return head
@@ -210,7 +210,13 @@ def told(found: Checkpoint) -> Iterator[None]:
 
 
 def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor]) -> None:
-    """Copies weights into a head; refuses, by a UsageError, a key that is missing, left over, or of another shape."""
+    """Gives a head without memory, of the meta device, its weights.
+
+    Sizes in config.json may be anything, so nothing is allocated before shapes are compared.
+
+    Raises:
+        UsageError: a key is missing or left over, or of another shape or kind, or its numbers are not finite.
+    """
     wanted = head.state_dict()
     for key in sorted(wanted.keys() | weights.keys()):
         if key not in weights:
@@ -222,4 +228,8 @@ def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor]) -> 
                 f"{key!r} is of {tuple(weights[key].shape)}, and {tuple(wanted[key].shape)} follows from its "
                 f"config.json and the target; {_ANOTHER}"
             )
-    head.load_state_dict(dict(weights))
+        if wanted[key].is_floating_point() != weights[key].is_floating_point():
+            raise found.error(f"{key!r} is of {str(weights[key].dtype).removeprefix('torch.')}; fetch it anew")
+        if not weights[key].float().isfinite().all():
+            raise found.error(f"{key!r} has numbers that are not finite; fetch it anew")
+    head.load_state_dict(dict(weights), assign=True)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import transformers
 from torch import nn
 
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.models.weights_digest import DIGEST_VERSION
 from fsd_decoding.user_cache import default_cache
 
@@ -74,9 +73,8 @@ def write_digest(key: str, digest: str) -> None:
         folder = default_cache() / "fingerprints"
         for path in (folder.parent, folder):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f"{key}.", delete=False) as file:
-            file.write(f"{digest} {_check(key, digest)}\n")
-        os.replace(file.name, folder / key)
+        with atomic_write(folder / key) as file:
+            file.write(f"{digest} {_check(key, digest)}\n".encode())
 
 
 def _check(key: str, digest: str) -> str:

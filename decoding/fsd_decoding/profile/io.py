@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from fsd_decoding.atomic_files import atomic_write
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile import digest
 from fsd_decoding.regular_file import check_regular
@@ -66,17 +66,13 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: 
 
 def write_atomically(final: Path, text: str, what: str = "profile") -> None:
     """Writes a file whole or not at all. Raises UsageError if it cannot be written; a previous file then remains."""
-    unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(final)
+        with atomic_write(final) as file:
+            file.write(text.encode())
     except (OSError, ValueError) as error:  # ValueError: the path holds a null byte
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"{what} {str(final)!r} cannot be written: {why}; free space or give another path") from error
-    finally:
-        with contextlib.suppress(OSError, ValueError):  # the folder is not writable, so there is nothing to remove
-            unfinished.unlink(missing_ok=True)
 
 
 def file_of(path: str | os.PathLike[str]) -> Path:

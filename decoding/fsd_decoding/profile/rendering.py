@@ -12,7 +12,7 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 
-from jinja2 import DebugUndefined, Environment, StrictUndefined, Template, TemplateError
+from jinja2 import DebugUndefined, Environment, StrictUndefined, Template, TemplateError, Undefined
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -35,8 +35,16 @@ _PROBES: tuple[tuple[str, dict[str, Any]], ...] = (  # questions that have nothi
     ("\ufffc" * 300, {"answer": "\ufffc", "choices": ["\ufffc"] * 5}),
     (" \n0\n ", {"answer": "0", "choices": ["0"] * 3}),
 )
-_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
-_SKETCHING = ImmutableSandboxedEnvironment(undefined=DebugUndefined)  # leaves what it does not know
+
+
+def _environment(undefined: type[Undefined]) -> Environment:
+    """Returns Jinja's sandbox without what makes another text each time."""
+    environment = ImmutableSandboxedEnvironment(undefined=undefined, keep_trailing_newline=False)
+    del environment.globals["lipsum"], environment.filters["random"]
+    return environment
+
+
+_ENVIRONMENT, _SKETCHING = _environment(StrictUndefined), _environment(DebugUndefined)  # which leaves what is unknown
 
 
 class PromptRenderer:
@@ -56,7 +64,7 @@ class PromptRenderer:
         if info.form is None:
             raise UsageError(f"{where} are made of whole documents by the task's own code, and a question is none")
         check_template(info, tokenizer, where)
-        self._asked = _Asked(info.form, where, _ENVIRONMENT)
+        self._asked = FormTemplates(info.form, where)
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -144,7 +152,7 @@ def request_of(info: PromptInfo) -> dict[str, Any]:
     """
     if info.form is None:
         raise UsageError("prompts are made of whole documents by the task's own code; send them as /v1/completions")
-    asked = _Asked(info.form, "the prompts", _SKETCHING)
+    asked = FormTemplates(info.form, "the prompts", _SKETCHING)
     ends = {"max_tokens": info.max_new_tokens, **({"stop": list(info.stop)} if info.stop else {})}
     if info.template is None:
         return {"prompt": asked.text(QUESTION, {}), **ends}
@@ -154,23 +162,28 @@ def request_of(info: PromptInfo) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in sent], **begins, **ends}
 
 
-class _Asked:
-    """Fills in the templates of a form."""
+class FormTemplates:
+    """The templates of a form, to be filled in.
 
-    def __init__(self, form: PromptForm, where: str, environment: Environment) -> None:
-        self._form, self._where, self._environment = form, where, environment
+    Args:
+        form: how prompts are made.
+        where: whose prompts they are, for messages.
+    """
+
+    def __init__(self, form: PromptForm, where: str, environment: Environment = _ENVIRONMENT) -> None:
+        self.form, self._where, self._environment = form, where, environment
 
     @property
     def needs_columns(self) -> bool:
         """Whether templates use more of a problem than its question, answer and choices."""
-        sources = (self._form.text or "", *(message.content for message in self._form.messages))
+        sources = (self.form.text or "", *(message.content for message in self.form.messages))
         used = set[str]().union(*(find_undeclared_variables(self._environment.parse(each)) for each in sources))
-        return not used <= {"question", self._form.question, *_USUAL}
+        return not used <= {"question", self.form.question, *_USUAL}
 
     @property
     def adds_nothing(self) -> bool:
         """Whether a chat is a user's message, which is the question."""
-        return self._form.messages == (Message(role="user", content=QUESTION),) and not self._form.examples
+        return self.form.messages == (Message(role="user", content=QUESTION),) and not self.form.examples
 
     def text(self, question: str, columns: Mapping[str, Any]) -> str:
         """Returns a plain prompt."""
@@ -179,27 +192,29 @@ class _Asked:
 
     def chat(self, question: str, columns: Mapping[str, Any]) -> list[Turn]:
         """Returns the messages that ask a question."""
-        turns = [self._turn(message, question, columns) for message in self._form.system]
+        turns = [self._turn(message, question, columns) for message in self.form.system]
         for each in self._examples(question):
-            turns += [self._turn(message, each.question, _of(each)) for message in self._form.asking]
+            turns += [self._turn(message, each.question, _of(each)) for message in self.form.asking]
             turns.append(("assistant", each.answer))
-        return turns + [self._turn(message, question, columns) for message in self._form.asking]
+        return turns + [self._turn(message, question, columns) for message in self.form.asking]
 
     def _examples(self, question: str) -> Iterator[WorkedExample]:
-        return (each for each in self._form.examples if each.question != question)
+        return (each for each in self.form.examples if each.question != question)
 
     def _turn(self, message: Message, question: str, columns: Mapping[str, Any]) -> Turn:
         return message.role, self._rendered(message.content, f"{message.role} message", question, columns)
 
     def _text(self, question: str, columns: Mapping[str, Any]) -> str:
-        return self._rendered(self._form.text or "", "key 'prompt'", question, columns)
+        return self._rendered(self.form.text or "", "key 'prompt'", question, columns)
 
     def _rendered(self, source: str, key: str, question: str, columns: Mapping[str, Any]) -> str:
-        asked = {"question": question, self._form.question: question}
+        asked = {"question": question, self.form.question: question}
         variables = {**_USUAL, **columns, **asked}
         try:
-            return self._template(source, key).render(variables)
-        except FAILURES as error:
+            text = self._template(source, key).render(variables)
+            text.encode()  # a template can write half a character
+            return text
+        except (*FAILURES, RecursionError) as error:
             known = ", ".join(variables)
             raise UsageError(
                 f"{self._where}, {key}: cannot be rendered ({reason_of(error)}); its variables are {known}"
@@ -208,7 +223,7 @@ class _Asked:
     def _template(self, source: str, key: str) -> Template:
         try:
             return self._environment.from_string(source)
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:
             raise UsageError(f"{self._where}, {key}: no Jinja template ({reason_of(error)}); repair it") from None
 
 

@@ -8,6 +8,7 @@ result before the last one, and deals work out in turn, to busy workers too.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from fsd_decoding.interrupts import held_back, kept_from_children
 from fsd_decoding.workers.serving import Served, open_standard_streams, prepare, serve
 
+_REMOVED = "ignore:resource_tracker:UserWarning"
 _TAKING = 2.0  # seconds that loky's thread has to take work: it takes milliseconds
 
 
@@ -79,7 +81,7 @@ class _Process:
         with held_back():
             from joblib.externals.loky import ProcessPoolExecutor
 
-            resource_tracker.ensure_running()  # which would let Ctrl-C through again if it began in `send`
+            _start_trackers()  # which would let Ctrl-C through again if they began in `send`
             self._executor = ProcessPoolExecutor(
                 max_workers=1, env=dict(environment), initializer=prepare, initargs=(os.getpid(),)
             )
@@ -98,6 +100,18 @@ class _Process:
         deadline = time.monotonic() + _TAKING
         while self._latest and not (self._latest.running() or self._latest.done()) and time.monotonic() < deadline:
             time.sleep(0.001)
+
+
+def _start_trackers() -> None:
+    """Starts the processes that remove the semaphores of a killed process. They need not warn that they do."""
+    from joblib.externals.loky.backend import resource_tracker as of_loky
+
+    sys.warnoptions.append(_REMOVED)
+    try:
+        of_loky.ensure_running()
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(_REMOVED)
 
 
 class RayWorkers:

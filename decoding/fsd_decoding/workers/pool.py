@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -18,17 +20,22 @@ Piece = TypeVar("Piece")
 Returned = TypeVar("Returned")
 
 _DEATHS = 3  # in a row, of the worker that has the same piece of work
+_LOOK = 5.0  # seconds between looks at workers that do not answer
+_PATIENCE = 10.0  # times the longest piece so far, after which a worker is taken for stopped
+_LEAST = 60.0  # seconds that it has in any case
 _LENGTH = 200  # characters of a library's error that are shown: Ray's may be a paragraph
 
 
 @dataclass
 class _Handed(Generic[Piece]):
-    """A piece of work, how many workers have died of it, and how the last of them did."""
+    """A piece of work, how many workers have died of it, how the last of them did, and for how many seconds its worker
+    has had it."""
 
     piece: Piece
     request: bytes
     deaths: int = 0
     death: BaseException | None = None
+    seconds: float = 0.0
 
 
 class _Waiting(Generic[Piece]):
@@ -69,15 +76,19 @@ def _reason(death: BaseException | None) -> str:
 class WorkerPool:
     """Worker processes that are started by the first work; a context manager that ends them.
 
+    A worker that does not answer for much longer than any piece has taken is stopped, perhaps by a debugger: it is
+    ended, and its piece goes to another.
+
     Args:
         workers: how many.
         backend: where they run.
-        note: receives a line where a worker has died.
+        note: receives a line where a worker has died, or does not answer.
     """
 
     def __init__(self, workers: int, backend: Backend, note: Callable[[str], None] = lambda line: None) -> None:
         self.workers, self._backend, self._note = workers, backend, note
         self._started: dict[int, Worker] = {}
+        self._longest = 0.0  # seconds that a piece has taken
 
     def run(
         self, work: Callable[[Piece], Returned], pieces: Iterable[Piece | None]
@@ -99,12 +110,12 @@ class WorkerPool:
         try:
             self._hand_out(waiting, running)
             while running:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                done = self._first_done(running, waiting)
                 finished, failed = [], None
                 for future in done:
                     number, handed = running.pop(future)
                     if isinstance(death := future.exception(), self._backend.deaths):
-                        self._bury(number, handed, death)
+                        self._bury(number, handed, death, "a worker process was killed")
                         waiting.again.append(handed)
                     elif (served := future.result()).error is not None:
                         failed = served.error
@@ -121,6 +132,28 @@ class WorkerPool:
             for number, _ in running.values():
                 if number in self._started:  # or `close` was first: a generator may end after the pool
                     self._started.pop(number).stop()
+
+    def _first_done(
+        self, running: dict[Future[Served], tuple[int, _Handed[Piece]]], waiting: _Waiting[Piece]
+    ) -> set[Future[Served]]:
+        """Waits for work that is done, and returns it; none, where a worker that does not answer was ended."""
+        while True:
+            began = time.monotonic()
+            done, _ = wait(running, timeout=_LOOK, return_when=FIRST_COMPLETED)
+            passed = min(time.monotonic() - began, 2 * _LOOK)  # this process may have been stopped, too
+            for future, (_, handed) in running.items():
+                handed.seconds += passed
+                if future in done:
+                    self._longest = max(self._longest, handed.seconds)
+            patience = max(_LEAST, _PATIENCE * self._longest) if self._longest else math.inf
+            stopped = [future for future, (_, handed) in running.items() if handed.seconds > patience]
+            for future in stopped if not done else ():
+                number, handed = running.pop(future)
+                why = f"a worker process has not answered for {handed.seconds:.0f} s"
+                self._bury(number, handed, TimeoutError(why), why)
+                waiting.again.append(handed)
+            if done or stopped:
+                return done
 
     def close(self) -> None:
         """Ends all workers."""
@@ -151,9 +184,9 @@ class WorkerPool:
             self._started.pop(number).stop()
             return self._send(number, request)
 
-    def _bury(self, number: int, handed: _Handed[Piece], death: BaseException) -> None:
-        """Forgets a dead worker."""
+    def _bury(self, number: int, handed: _Handed[Piece], death: BaseException, why: str) -> None:
+        """Ends what is left of a worker, and forgets it."""
         self._started.pop(number).stop()
-        handed.deaths, handed.death = handed.deaths + 1, death
+        handed.deaths, handed.death, handed.seconds = handed.deaths + 1, death, 0.0
         if handed.deaths < _DEATHS:
-            self._note(f"a worker process was killed; {handed.piece} begins again in another")
+            self._note(f"{why}; {handed.piece} begins again in another")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,6 +13,7 @@ from typing import Any
 
 from fsd_decoding.errors import UsageError
 
+_OWN = "local"  # the address of a cluster that is started for this process
 _ANY = "auto"  # the address of whichever cluster there is
 _CLIENT = "ray://"  # before the address of a cluster that is reached through Ray's client
 _ANSWER = 5.0  # seconds to wait for one
@@ -25,6 +29,8 @@ def connected(address: str) -> Iterator[Any]:
     Raises:
         UsageError: Ray is not installed, there is no cluster at the address, or this process is connected to another.
     """
+    if address == _OWN:
+        _ask_for_tokens()
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
@@ -43,6 +49,17 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _ask_for_tokens() -> None:
+    """Has a cluster that this process starts serve whoever has its token, which its own processes inherit.
+
+    It listens on all addresses of this machine, and whoever may use it can run commands as its user. Ray reads these
+    variables when it is imported; what the user has set is kept.
+    """
+    if "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def _check_answers(address: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from fractions import Fraction
 
 from fsd_calib.tasks.base import Grader, Problem
+from fsd_calib.tasks.grading.apart import Apart
 from fsd_calib.tasks.grading.choices import final_choice
 from fsd_calib.tasks.grading.numbers import final_number, same_answer
 from fsd_decoding.profile.prompt import LETTERS
@@ -110,17 +112,28 @@ def _line_break(space: str) -> str:
 def extracting(pattern: str, grader: Grader) -> Grader:
     """Returns a grader of what a regular expression last finds in a text: its first group, or all of it.
 
-    A text in which it finds nothing is wrong. The reference itself needs no such place, and is graded whole first.
+    A text in which it finds nothing, or does not end (`Apart`), is wrong. The reference itself needs no such place, and
+    is graded whole first.
     """
-    expression = re.compile(pattern, re.MULTILINE | re.DOTALL)
+    find = Apart(f"{__name__}:finder", (pattern,))
 
     def of_extract(problem: Problem, text: str) -> bool:
         if text.strip() == problem.reference.strip() and grader(problem, text):
             return True
-        found = list(expression.finditer(text))
-        if not found:
-            return False
-        last = found[-1]
-        return grader(problem, (last[1] if expression.groups else last[0]) or "")
+        found = find(text)
+        return found is not None and grader(problem, found)
 
     return of_extract
+
+
+def finder(pattern: str) -> Callable[[str], str | None]:
+    """Returns a function that gives what a regular expression last finds in a text; see `extracting`."""
+    expression = re.compile(pattern, re.MULTILINE | re.DOTALL)
+
+    def last(text: str) -> str | None:
+        found = None
+        for found in expression.finditer(text):  # noqa: B007
+            pass
+        return None if found is None else found[min(expression.groups, 1)] or ""
+
+    return last

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, Task, pick, problem_of, task_of
+from fsd_calib.tasks.grading.apart import renew
 from fsd_calib.tasks.harness.metric import MetricGrader, grader_of
 from fsd_calib.tasks.harness.prompts import Document, Prompts, stop_of
 from fsd_calib.tasks.harness.source import NAME, Source, check_installed, harness_task
@@ -72,6 +73,7 @@ class HarnessKind:
     def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
         """See `Kind.load`."""
         harness_task.cache_clear()  # its files may have changed
+        renew()
         source = Source(self.argument, None if data is None else str(data))
         task, grader = harness_task(source), grader_of(source, self.filters)
         asked: dict[str, str] = {}  # a question that is repeated is asked with the same worked examples

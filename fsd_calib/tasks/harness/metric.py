@@ -1,13 +1,21 @@
-"""Right or wrong by a metric of lm-evaluation-harness: a text through a task's filters, and its document's value."""
+"""Right or wrong by a metric of lm-evaluation-harness: a text through a task's filters, and its document's value.
+
+That is code of the task, which a text may break: it runs in the graders' own process, which loads the task once more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fsd_calib.tasks.base import Problem
+from fsd_calib.tasks.grading.apart import Apart
 from fsd_calib.tasks.harness.source import Source, harness_task
+
+_SECONDS = 20.0  # CPU time of the filters and metrics of one text
 
 
 @dataclass(frozen=True)
@@ -23,13 +31,31 @@ class MetricGrader:
     metric: str
 
     def __call__(self, problem: Problem, text: str) -> bool:
-        value = values(self.source, self.filter, problem.row, text).get(self.metric)
-        if not _is_right_or_wrong(value):
+        value_of = Apart(f"{__name__}:valuation", (*self.source, self.filter, self.metric), _SECONDS)
+        document = base64.b64encode(pickle.dumps(dict(problem.row))).decode()
+        value = value_of(document, text)
+        if isinstance(value, str):
             raise self.source.refused(
-                f"{self.metric} of document {problem.id} is {value!r}, and must be 0 or 1; give a task with a metric "
+                f"{self.metric} of document {problem.id} is {value}, and must be 0 or 1; give a task with a metric "
                 "that is, such as exact_match"
             )
         return bool(value)
+
+
+def valuation(argument: str, data: str | None, chosen: str, metric: str) -> Callable[[str, str], bool | str]:
+    """Returns a function of a pickled document and a text: whether it is right, or the value that does not say so.
+
+    Raises:
+        UsageError: See `harness_task`.
+    """
+    source = Source(argument, data)
+    harness_task(source)
+
+    def value_of(document: str, text: str) -> bool | str:
+        value = values(source, chosen, pickle.loads(base64.b64decode(document)), text).get(metric)
+        return bool(value) if _is_right_or_wrong(value) else repr(value)
+
+    return value_of
 
 
 def grader_of(source: Source, wanted: str | None) -> MetricGrader:

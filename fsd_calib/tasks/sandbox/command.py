@@ -1,14 +1,15 @@
 """The command line of bubblewrap: which namespaces, files and privileges a program has.
 
 The file system is empty but for the interpreter, its library folder and the system's libraries, all read-only, and a
-/tmp of limited size. There is no /proc, /etc or home folder: of an interpreter below one, only its own files are there.
+/tmp of limited size, which `inside.py` mounts before it gives up the privilege to. There is no /proc, /etc or home
+folder: of an interpreter below one, only its own files are there.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,12 +19,15 @@ _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 _NOBODY = "65534"
 
 
-def sandbox_command(bwrap: Path, limits: Limits, report: int, system_calls: int | None) -> list[str]:
+def sandbox_command(
+    bwrap: Path, limits: Limits, report: int, system_calls: int | None, pipes: Sequence[int] = ()
+) -> list[str]:
     """Returns the command that runs the program on stdin.
 
     Args:
         report: File descriptor for the report; see `inside.py`.
         system_calls: File descriptor of the filter of system calls; None: there is none for this machine.
+        pipes: File descriptors for the program, as `PIPES`.
     """
     python = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     prefix = Path(os.path.realpath(sys.base_prefix))
@@ -31,17 +35,18 @@ def sandbox_command(bwrap: Path, limits: Limits, report: int, system_calls: int 
     threads = limits.threads if system_calls is not None else 1  # without the filter new threads may be processes
     return [
         str(bwrap), "--unshare-all", "--unshare-user",  # the latter: never go on without a user namespace
-        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--uid", _NOBODY, "--gid", _NOBODY,
+        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN",
+        "--uid", _NOBODY, "--gid", _NOBODY,
         "--hostname", "sandbox",
         "--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "LD_LIBRARY_PATH", f"{prefix}/lib",
         "--setenv", "PYTHONHASHSEED", "0",  # the order of a set is part of a verdict; -I would ignore this
         *(word for folder in folders if os.path.isdir(folder) for word in ("--ro-bind", folder, folder)),
         *(word for folder in _installed(folders) for word in ("--tmpfs", folder, "--remount-ro", folder)),
         "--ro-bind", str(python), str(python), "--dev-bind", "/dev/null", "/dev/null",
-        "--size", str(limits.disk), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp",
+        "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/",
         *(() if system_calls is None else ("--seccomp", str(system_calls))),
         "--", str(python), "-s", "-P", "-S", "-B", "-u", "-X", "utf8", "-c", _inside(),
-        *map(str, (report, limits.cpu, limits.memory, limits.disk, threads, limits.files)),
+        *map(str, (report, limits.cpu, limits.memory, limits.disk, limits.names, threads, limits.files, *pipes)),
     ]  # fmt: skip
 
 

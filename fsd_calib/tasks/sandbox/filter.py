@@ -2,7 +2,8 @@
 
 It refuses what could reach beyond the sandbox or its limits, and all calls newer than its table, which the kernel then
 seems not to have. New processes are refused, so that limits on a process bind for the whole program; threads are
-allowed. Shared memory that is no part of an address space is refused for the same reason.
+allowed where the kernel limits their number. Shared memory that is no part of an address space is refused for the same
+reason, and so are attributes of files. `mount` is not: it makes /tmp, and the kernel refuses it afterwards.
 
 Layout of a filter and of `seccomp_data`: linux/filter.h, linux/seccomp.h; numbers: asm/unistd_64.h (x86_64) and
 asm-generic/unistd.h (aarch64).
@@ -24,7 +25,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None), "vfork": (58, None), "ptrace": (101, 117), "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "kcmp": (312, 272), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
     # namespaces and mounts
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
+    "unshare": (272, 97), "setns": (308, 268), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "quotactl": (179, 60),
@@ -34,6 +35,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     # memory outside of the address space
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
     "semget": (64, 190), "mq_open": (240, 180), "io_setup": (206, 0), "vmsplice": (278, 75),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
     # parts of the kernel with a history of holes
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280),
     "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
@@ -53,11 +55,12 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in `seccomp_data`;
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def system_call_filter(machine: str | None = None) -> bytes | None:
+def system_call_filter(machine: str | None = None, threads: bool = True) -> bytes | None:
     """Returns the filter for a machine, or None where this file has no numbers for it.
 
     Args:
         machine: As `platform.machine` names it; None: this one.
+        threads: Whether a program may start any.
     """
     if (machine or platform.machine()) not in _ARCHITECTURES:
         return None
@@ -74,7 +77,7 @@ def system_call_filter(machine: str | None = None) -> bytes | None:
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, refuse)]
     lines += [
         (_EQUAL, 1, 0, _CLONE[column]), (_RETURN, 0, 0, _ALLOW),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 1, 0, _CLONE_THREAD),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 1, 0, _CLONE_THREAD if threads else 0),
         (_RETURN, 0, 0, refuse), (_RETURN, 0, 0, _ALLOW),
     ]  # fmt: skip
     return b"".join(struct.pack("<HBBI", *line) for line in lines)

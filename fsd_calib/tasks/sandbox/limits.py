@@ -10,7 +10,7 @@ Ending = Literal["passed", "failed", "killed", "wall limit", "output limit"]
 
 
 class Limits(NamedTuple):
-    """What one program may use; it is one process, with threads.
+    """What one program may use; it is one process, with threads where their number can be limited.
 
     CPU time decides whether a program is too slow, so that a busy machine changes no verdict; the wall limit is far
     above it, and ends programs that wait.
@@ -20,6 +20,7 @@ class Limits(NamedTuple):
     cpu: int = 6  # seconds
     memory: int = 512 * _MIB  # bytes of address space
     disk: int = 16 * _MIB  # bytes in /tmp, and of its largest file
+    names: int = 1024  # files, folders and links in /tmp
     output: int = _MIB // 4  # bytes of stdout and stderr together
     threads: int = 32
     files: int = 64  # open at once

@@ -11,13 +11,14 @@ from fsd_calib.tasks.sandbox.limits import Limits
 from fsd_calib.tasks.sandbox.process import run_in
 from fsd_decoding.errors import UsageError
 
-_PROBE = """
-import os, socket
+_LIMITS = Limits()
+_PROBE = f"""
+import os, socket, threading, time
 
 def refused(call):
     try:
         call()
-    except OSError:
+    except (OSError, RuntimeError):
         return True
     return False
 
@@ -25,12 +26,24 @@ def fork():
     if os.fork() == 0:
         os._exit(1)
 
-for name, call in {
+def start_threads():
+    threading.stack_size(1 << 16)
+    for _ in range({_LIMITS.threads}):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+
+def make_files():
+    for n in range({_LIMITS.names}):
+        os.mkdir(f"/tmp/{{n}}")
+
+for name, call in {{
     "it starts processes, so that their number has no limit": fork,
     "it writes outside of /tmp": lambda: open("/file", "w"),
     "it reads /etc": lambda: os.listdir("/etc"),
     "it reaches the network": lambda: socket.create_connection(("192.0.2.1", 9), timeout=0.2),
-}.items():
+    "the number of its files has no limit": make_files,
+    "it sets attributes of files": lambda: os.setxattr("/tmp", "user.x", b""),
+    "the number of its threads has no limit": start_threads,
+}}.items():
     if not refused(call):
         os.write(1, name.encode())
         os._exit(1)
@@ -45,7 +58,7 @@ def checked_bwrap() -> Path:
         UsageError: There is none, it cannot make a sandbox here, or the sandbox does not contain a program.
     """
     bwrap = find_bwrap()
-    outcome = run_in(bwrap, _PROBE, Limits())
+    outcome = run_in(bwrap, _PROBE, _LIMITS)
     if not outcome.passed:
         reason = " ".join(outcome.output.split())[-300:] or outcome.ending
         raise UsageError(

@@ -7,10 +7,10 @@ import secrets
 import selectors
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from fsd_calib.tasks.sandbox.command import sandbox_command
 from fsd_calib.tasks.sandbox.filter import system_call_filter
@@ -33,33 +33,72 @@ _WAYS_OUT = {  # by what is said
 }
 
 
-def run_in(bwrap: Path, program: str, limits: Limits) -> Outcome:
+def run_in(bwrap: Path, program: str, limits: Limits, beside: str | None = None) -> Outcome:
     """Runs a program in the sandbox that this bubblewrap makes.
 
+    Args:
+        beside: Another program, which runs in a sandbox of its own until this one ends. Each finds in `PIPES` what it
+            reads of the other, and what it writes to it.
+
     Raises:
-        UsageError: The sandbox did not start, so that nothing is known about the program.
+        UsageError: A sandbox did not start, so that nothing is known about the program.
     """
-    begun, secret = time.monotonic(), secrets.token_hex(16).encode()
+    begun = time.monotonic()
     output, report = bytearray(), bytearray()
+    with ExitStack() as running:
+        pipes: list[IO[bytes]] = []
+        if beside is not None:
+            (its_input, to_it), (from_it, its_output) = _pipe(running), _pipe(running)
+            pipes = [from_it, to_it]
+            told = running.enter_context(_in_memory(b""))
+            other = running.enter_context(_started(bwrap, beside, limits, [its_input, its_output], told))
+        main = running.enter_context(_started(bwrap, program, limits, pipes, subprocess.PIPE))
+        assert main.process.stdout is not None
+        running.enter_context(main.process.stdout)
+        stopped = _watch({main.process.stdout: output, main.report: report}, begun + limits.wall, limits.output)
+        if beside is not None and other.process.poll() is not None and not other.report.read().startswith(_STARTED):
+            told.seek(0)
+            raise UsageError(_not_started(bwrap, told.read(limits.output).decode(errors="replace"), limits))
+    text = output[: limits.output].decode(errors="replace")
+    if not report.startswith(_STARTED):
+        raise UsageError(_not_started(bwrap, text, limits))
+    ending = stopped or _ending(report == _STARTED + main.secret, main.process.returncode)
+    return Outcome(ending, text, time.monotonic() - begun)
+
+
+class _Sandbox(NamedTuple):
+    process: subprocess.Popen[bytes]
+    report: IO[bytes]
+    secret: bytes
+
+
+@contextmanager
+def _started(
+    bwrap: Path, program: str, limits: Limits, pipes: Sequence[IO[bytes]], stdout: int | IO[bytes]
+) -> Iterator[_Sandbox]:
+    """Starts a program, to which the pipes belong from then on, and ends it."""
+    secret = secrets.token_hex(16).encode()
     with ExitStack() as files:
         source = files.enter_context(_in_memory(secret + b"\n" + program.encode(errors="replace")))
-        reading, writing = os.pipe()
-        report_file = files.enter_context(open(reading, "rb", buffering=0))
-        with open(writing, "wb", buffering=0):
-            process = _start(bwrap, limits, source, writing)
-        assert process.stdout is not None
-        files.enter_context(process.stdout)
+        report, reporting = _pipe(files)
+        process = _start(bwrap, limits, source, reporting, pipes, stdout)
+        for file in (reporting, *pipes):
+            file.close()
         try:
-            stopped = _watch({process.stdout: output, report_file: report}, begun + limits.wall, limits.output)
+            yield _Sandbox(process, report, secret)
         finally:
             if process.poll() is None:
                 process.kill()  # --die-with-parent: all that is in the sandbox goes with it
             process.wait()
-    text = output[: limits.output].decode(errors="replace")
-    if not report.startswith(_STARTED):
-        raise UsageError(_not_started(bwrap, text, limits))
-    ending = stopped or _ending(report == _STARTED + secret, process.returncode)
-    return Outcome(ending, text, time.monotonic() - begun)
+
+
+def _pipe(files: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """Returns the ends of a new pipe, to read and to write."""
+    reading, writing = os.pipe()
+    return (
+        files.enter_context(open(reading, "rb", buffering=0)),
+        files.enter_context(open(writing, "wb", buffering=0)),
+    )
 
 
 def _in_memory(content: bytes) -> IO[bytes]:
@@ -70,17 +109,22 @@ def _in_memory(content: bytes) -> IO[bytes]:
     return file
 
 
-def _start(bwrap: Path, limits: Limits, source: IO[bytes], report: int) -> subprocess.Popen[bytes]:
-    rules = system_call_filter()
+def _start(
+    bwrap: Path, limits: Limits, source: IO[bytes], report: IO[bytes], pipes: Sequence[IO[bytes]],
+    stdout: int | IO[bytes],
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    rules = system_call_filter(threads=os.geteuid() != 0)  # the number of root's has no limit
     with ExitStack() as files:
         system_calls = None if rules is None else files.enter_context(_in_memory(rules)).fileno()
+        numbers = [pipe.fileno() for pipe in pipes]
+        passed = [report.fileno(), *numbers]
         try:
             return subprocess.Popen(
-                sandbox_command(bwrap, limits, report, system_calls),
+                sandbox_command(bwrap, limits, report.fileno(), system_calls, numbers),
                 stdin=source,
-                stdout=subprocess.PIPE,
+                stdout=stdout,
                 stderr=subprocess.STDOUT,
-                pass_fds=[report] if system_calls is None else [report, system_calls],
+                pass_fds=passed if system_calls is None else [*passed, system_calls],
                 env={},
                 cwd="/",
                 start_new_session=True,  # Ctrl-C is for this process; a program stopped by it would count as wrong

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.regular_file import read_regular
 
 _UNPACK = "decompress it first"
 _OTHERS = {
@@ -23,6 +24,7 @@ _OTHERS = {
 }  # fmt: skip
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_LARGEST = 1 << 30  # bytes; rows of them take several times as many
 _SHOWN = 40  # characters of a value in a message
 
 
@@ -105,7 +107,7 @@ def read_rows(path: Path, header: Sequence[str] | None = None, lines: str | None
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, _LARGEST)
     except (OSError, ValueError) as error:  # ValueError: an invalid file name
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
@@ -117,9 +119,12 @@ def _unpacked(path: Path, content: bytes) -> bytes:
     if not content.startswith(_GZIP):
         return content
     try:
-        return gzip.decompress(content)
+        unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(_LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"data file {path}: damaged gzip ({error}); fetch it again") from None
+    if len(unpacked) > _LARGEST:
+        raise UsageError(f"data file {path}: it has more than {_LARGEST:,} bytes unpacked; give a part of it")
+    return unpacked
 
 
 def _refuse_other_formats(path: Path, content: bytes) -> None:

@@ -13,11 +13,14 @@ from typing import Any
 
 from fsd_calib.tasks.base import Grader, Problem
 from fsd_calib.tasks.grading import graders
+from fsd_calib.tasks.grading.apart import Apart, renew
 from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.python_tests import passes_tests
 from fsd_calib.tasks.sandbox.preflight import checked_bwrap
 from fsd_calib.tasks.yaml_task.schema import Description
 from fsd_decoding.errors import UsageError
+
+_OWN_SECONDS = 20.0  # CPU time of one call of the user's function
 
 
 def grader_of(file: Path, description: Description) -> Grader:
@@ -63,22 +66,25 @@ def _grader(file: Path, description: Description) -> Grader:
 
 def _own(file: Path, path: str) -> Grader:
     """A grader that calls the user's function with the reference and the text."""
-    function = _imported(file, path)
+    _imported(file, path)  # before anything is decoded that could not be graded
+    renew()  # its file may have changed
+    call = Apart(f"{__name__}:own_function", (str(file.resolve()), path), _OWN_SECONDS)
 
     def own(problem: Problem, text: str) -> bool:
-        try:
-            return bool(function(problem.reference, text))
-        except (Exception, SystemExit) as error:
-            raise UsageError(
-                f"grader {path} of task file {file} failed on problem {problem.id} ({type(error).__name__}: {error}); "
-                "it is called with the reference and the text, and returns whether the text is right"
-            ) from error
+        return bool(call(problem.reference, text))
 
     return own
 
 
+def own_function(file: str, path: str) -> Callable[[str, str], bool]:
+    """Returns the user's function, for the graders' process. UsageError: it cannot be imported."""
+    function = _imported(Path(file), path)
+    return lambda reference, text: bool(function(reference, text))
+
+
 def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
     module, _, name = path.replace(":", ".").rpartition(".")
+    _refuse_standard(file, path, module)
     sys.path.insert(0, str(file.parent.resolve()))
     try:
         function = getattr(import_module(module), name)
@@ -89,6 +95,16 @@ def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
         ) from error
     finally:
         sys.path.pop(0)
+    _refuse_standard(file, path, str(getattr(function, "__module__", None) or ""))
     if not callable(function):
         raise UsageError(f"task file {file}: {path} is {function!r:.40}; it must be a function")
     return function  # type: ignore[no-any-return]
+
+
+def _refuse_standard(file: Path, path: str, module: str) -> None:
+    """UsageError: a module is of Python itself, as that of `builtins.eval` is, which would run texts and data."""
+    if module.partition(".")[0] in {*sys.stdlib_module_names, "builtins"}:
+        raise UsageError(
+            f"task file {file}: function {path} is of Python's own module {module}; name one in a file beside this "
+            "one, or in a package that you installed"
+        )

@@ -19,6 +19,7 @@ from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows
 from fsd_calib.tasks.yaml_task.grading import grader_of, grading_of
 from fsd_calib.tasks.yaml_task.schema import Description, read_description, read_description_file
+from fsd_calib.tasks.yaml_task.trial import check_renders
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.prompt import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 
@@ -54,9 +55,12 @@ class YamlTask:
         grader, grading = grader_of(self.file, self.description), grading_of(self.file, self.description)
         examples, source = self._read(seed, limit, data)
         info = self.prompts(asking)
-        renderer = asking.renderer(info, f"task file {self.file}")
+        where = f"task file {self.file}"
+        assert info.form is not None
+        check_renders(info.form, examples[0], where)
+        renderer = asking.renderer(info, where)
         problems = [problem_of(example, prompt_of(renderer, example)) for example in examples]
-        return task_of(self.name, problems, info, source, grader, grading=grading)
+        return task_of(self.name, problems, info, source, grader, grading=grading, runs=self.description.function or "")
 
     def prompts(self, asking: Asking) -> PromptInfo:
         """See `Kind.prompts`. Worked examples precede a prompt, and in a chat they are earlier turns; one that asks
@@ -94,7 +98,7 @@ class YamlTask:
             found, source = [self._example(row, part) for row, part in hub.rows(self.name)], str(hub)
         else:
             raise UsageError(f"task file {self.file}: it names no problems; give it data or hub, or give --data")
-        runs = f", graded by running {described.function}" if described.grader == "python" else ""
+        runs = f", graded by running {described.function}" if described.function else ""
         return pick(found, seed, limit), source + runs
 
     @property
@@ -107,6 +111,8 @@ class YamlTask:
     def _example(self, row: Row, part: Any = None) -> Example:
         columns = self.description.columns
         stratum = str(row[columns.subject]) if columns.subject else ""
+        if self.description.grader == "python-tests":  # white space is part of a program
+            return Example(row.raw(columns.question), row.raw(columns.answer), part, (), stratum, dict(row.columns))
         question, listed = row.text(columns.question), None if columns.choices is None else row[columns.choices]
         if listed is None:
             return Example(question, _answer(row, columns.answer), part, (), stratum, dict(row.columns))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from jinja2 import Environment, TemplateSyntaxError, nodes
 from pydantic import Field, field_validator, model_validator
 
 from fsd_calib.strict_yaml import Strict, checked_yaml, read_text
@@ -65,7 +66,7 @@ class Description(Strict):
     messages: tuple[Message, ...] | None = Field(default=None, min_length=1)
     examples: tuple[dict[str, Any], ...] = ()
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ("\nQuestion:",)
-    max_new_tokens: int = Field(default=512, ge=1)
+    max_new_tokens: int = Field(default=512, ge=1, le=1 << 20)
     answer_after: Annotated[str, Field(min_length=1)] | None = None
     extract: str | None = None
     grader: GraderName
@@ -78,8 +79,8 @@ class Description(Strict):
     def _compiles(cls, pattern: str | None) -> str | None:
         try:
             re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"is no regular expression ({error})") from None
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"is no regular expression that can be used ({error})") from None
         return pattern
 
     @field_validator("function")
@@ -95,6 +96,8 @@ class Description(Strict):
             raise ValueError("data and hub are both given; leave one of them out")
         if self.messages is not None and self.instruction is not None:
             raise ValueError("messages and instruction are both given; put the instruction into a system message")
+        if self._asks_nothing:
+            raise ValueError("its prompts name no column, so all are the same; write {{ question }}, in double braces")
         if self.grader == "choice" and self.columns.choices is None:
             raise ValueError("grader choice needs the options: name their column in columns.choices")
         for key, grader in _SETTINGS.items():
@@ -104,6 +107,16 @@ class Description(Strict):
             if self.grader == grader and getattr(self, key) is None:
                 raise ValueError(f"grader {grader} needs {key}")
         return self
+
+    @property
+    def _asks_nothing(self) -> bool:
+        """Whether no template has a name in it; one that is no template is told when it is rendered."""
+        asked = (self.prompt,) if self.messages is None else (self.prompt, *(each.content for each in self.messages))
+        written = asked if "prompt" in self.model_fields_set or self.messages is None else asked[1:]
+        try:
+            return not any(Environment().parse(each).find(nodes.Name) for each in written)
+        except (TemplateSyntaxError, RecursionError):
+            return False
 
 
 def read_description(path: Path, content: str) -> Description:

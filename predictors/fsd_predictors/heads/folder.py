@@ -3,7 +3,7 @@
 config.json, model.safetensors   the head, once it is finished
 training.json, card.md           how it was trained, and how well it drafts
 unfinished/facts.json            what the training is of
-unfinished/texts.jsonl           the target's texts so far, one a line
+unfinished/texts.jsonl           the target's texts so far, one a line, each with a digest of it and its place
 unfinished/checkpoint.pt         head and optimiser after the last whole epoch
 unfinished/.lock                 held by the process that trains
 unfinished.tmp                   the same, about to be removed, once the head is finished
@@ -11,8 +11,8 @@ unfinished.tmp                   the same, about to be removed, once the head is
 
 from __future__ import annotations
 
+import hashlib
 import json
-import pickle
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fsd_collectors.store.folder import TEMPORARY, atomic_write, sync
+from fsd_decoding.atomic_files import atomic_write, leftovers, sync
 from fsd_decoding.errors import UsageError
 from fsd_predictors.files import foreign_name
 
-UNFINISHED, FACTS, TEXTS, CHECKPOINT, LOCK = "unfinished", "facts.json", "texts.jsonl", "checkpoint.pt", ".lock"
+UNFINISHED, DISCARDED, FACTS, TEXTS = "unfinished", "unfinished.tmp", "facts.json", "texts.jsonl"
+CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
 CARD, TRAINING = "card.md", "training.json"
-_OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished"
+_OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished(\.tmp)?"
 _OURS_UNFINISHED = r"facts\.json|texts\.jsonl|checkpoint\.pt|\.lock"
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 Text = tuple[list[int], list[int]]
 """Tokens of a prompt and of the target's completion."""
@@ -47,7 +47,7 @@ class HeadFolder:
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path, self._facts = path, json.loads(json.dumps(facts))
         self._unfinished = path / UNFINISHED
-        self._discarded = path / (UNFINISHED + TEMPORARY)
+        self._discarded = path / DISCARDED
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -77,12 +77,13 @@ class HeadFolder:
             if len(whole) < len(lines):
                 with atomic_write(path) as file:
                     file.write("".join(whole).encode())
-            return [(prompt, completion) for prompt, completion in map(json.loads, whole)]
+            return [_text_of(number, line) for number, line in enumerate(whole)]
 
     def add(self, texts: Sequence[Text]) -> None:
         """Keeps further texts."""
+        lines = enumerate(texts, len(self.texts()))
         with open(self._unfinished / TEXTS, "ab") as file:
-            file.write("".join(json.dumps(text) + "\n" for text in texts).encode())
+            file.write("".join(json.dumps([*text, _digest(number, text)]) + "\n" for number, text in lines).encode())
             sync(file)
 
     def checkpoint(self) -> dict[str, Any] | None:
@@ -99,9 +100,9 @@ class HeadFolder:
         """
         try:
             yield
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, OSError):
             raise
-        except _DAMAGE as error:
+        except Exception as error:  # what readers raise of damaged files is of all kinds
             reason = str(error).strip().split("\n")[0].rstrip(". ") or type(error).__name__
             raise UsageError(
                 f"{str(self._unfinished / name)!r} is damaged: {reason:.100}; remove {str(self._unfinished)!r} to "
@@ -129,6 +130,8 @@ class HeadFolder:
             lock.acquire()
             if self._discarded.exists():
                 shutil.rmtree(self._discarded)
+            for unfinished in (*leftovers(self.path), *leftovers(self._unfinished)):
+                unfinished.unlink()
             self._check_facts()
         except Timeout as error:
             raise UsageError(
@@ -166,6 +169,18 @@ class HeadFolder:
                 f"--out {str(self.path)!r} holds an unfinished training whose {name} is {found!r}, not {own!r}; choose "
                 f"another folder, or remove {str(self._unfinished)!r}"
             )
+
+
+def _digest(number: int, text: Text) -> str:
+    return hashlib.sha256(json.dumps([number, *text]).encode()).hexdigest()[:16]
+
+
+def _text_of(number: int, line: str) -> Text:
+    """The text in a line, which is counted from 0. ValueError: it was changed, or another is missing."""
+    prompt, completion, digest = json.loads(line)
+    if digest != _digest(number, (prompt, completion)):
+        raise ValueError(f"line {number + 1} was changed")
+    return prompt, completion
 
 
 def _difference(found: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

@@ -29,6 +29,7 @@ from fsd_collectors.pages.themes import plain
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.digest import digest_of
 from fsd_decoding.terminal import visible
 from support.browsers import PHONE, Looked, chromium
 from support.calibration.damage import ACTING, NUMBERS, edited, leaves
@@ -76,6 +77,15 @@ def record(folder: Path) -> RunRecord:
     found = load_run(folder).record
     assert found is not None
     return found
+
+
+def sealed(content: dict[str, Any]) -> str:
+    """A record as a calibration would write it."""
+    return json.dumps(content | {"digest": digest_of(content)})
+
+
+def rewrite(folder: Path, content: dict[str, Any]) -> None:
+    (folder / "run.json").write_text(sealed(content), encoding="utf-8")
 
 
 def report(*arguments: str | Path) -> int:
@@ -135,7 +145,7 @@ def test_the_draft_alone_that_was_not_timed_is_in_the_table_only(folder: Path, t
     shutil.copy(folder / "profile.json", tmp_path)
     content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     content["draft_alone"] |= {"speed": None, "speed_interval": None}
-    (tmp_path / "run.json").write_text(json.dumps(content), encoding="utf-8")
+    rewrite(tmp_path, content)
     page = html(run_page(load_run(tmp_path)))
     assert "The draft alone is not a mark, since it was not timed" in page
     assert re.search(r"<t[dh][^>]*>draft alone<", page)
@@ -181,10 +191,24 @@ def test_a_profile_alone_has_a_page_that_says_what_is_missing(
 def test_a_record_of_another_profile_is_not_shown(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "profile.json", tmp_path)
     content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    (tmp_path / "run.json").write_text(json.dumps(content | {"profile": "0" * 64}), encoding="utf-8")
+    rewrite(tmp_path, content | {"profile": "0" * 64})
     found = load_run(tmp_path)
     assert found.record is None
     assert "another profile" in found.lacks
+
+
+def test_a_record_that_was_changed_is_not_shown(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "profile.json", tmp_path)
+    text = (folder / "run.json").read_text(encoding="utf-8")
+    for changed in (
+        text.replace('"correct": true', '"correct": false', 1),
+        text.replace('"digest": "', '"digests": "'),
+    ):
+        assert changed != text
+        (tmp_path / "run.json").write_text(changed, encoding="utf-8")
+        found = load_run(tmp_path)
+        assert found.record is None
+        assert found.lacks == "the run.json beside the profile was changed after it was written"
 
 
 def test_a_record_with_values_that_no_calibration_writes_is_refused_or_shown(folder: Path, tmp_path: Path) -> None:
@@ -194,8 +218,8 @@ def test_a_record_with_values_that_no_calibration_writes_is_refused_or_shown(fol
     content["differences"]["shown"] = content["differences"]["shown"][:2]
     shown, refusals = 0, ""
     for path, value in leaves(content):
-        for extreme in (ACTING if isinstance(value, str) else NUMBERS) if path != ("profile",) else ():
-            (tmp_path / "run.json").write_text(json.dumps(edited(content, path, extreme)), encoding="utf-8")
+        for extreme in (ACTING if isinstance(value, str) else NUMBERS) if path[0] not in ("profile", "digest") else ():
+            rewrite(tmp_path, edited(content, path, extreme))
             try:
                 page = run_page(load_run(tmp_path))
             except UsageError as refused:
@@ -209,7 +233,7 @@ def test_a_record_with_values_that_no_calibration_writes_is_refused_or_shown(fol
     assert refusals.isprintable()
 
 
-@pytest.mark.parametrize("damage", ["{", '{"version": 2}', "[]", '{"version": 1, "goal": {}}', "\udcff"])
+@pytest.mark.parametrize("damage", ["{", '{"version": 2}', "[]", sealed({"version": 1, "goal": {}}), "\udcff"])
 def test_a_damaged_record_is_one_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:

@@ -108,7 +108,7 @@ def test_repeated_lines_are_counted(tmp_path: Path) -> None:
 def test_a_missing_file_a_folder_and_an_invalid_name_are_refused(tmp_path: Path) -> None:
     missing = tmp_path / "missing.jsonl"
     assert f"{missing}: cannot be read (No such file" in load_refusal("gsm8k", data=str(missing))
-    assert f"{tmp_path}: cannot be read (Is a directory" in load_refusal("gsm8k", data=tmp_path)
+    assert f"{tmp_path}: cannot be read (it is not a regular file" in load_refusal("gsm8k", data=tmp_path)
     assert "cannot be read" in load_refusal("gsm8k", data="a\0b")
 
 

@@ -13,7 +13,7 @@ from textwrap import indent
 import pytest
 
 from fsd_calib.tasks import Problem, Task, load_task
-from fsd_calib.tasks.grading.python_tests import passes_tests, program_of
+from fsd_calib.tasks.grading.python_tests import parts_of, passes_tests
 from lib.common.forked_programs import environment
 from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
 from support.messages import usage_error
@@ -82,6 +82,18 @@ def altered(problem: Problem, alteration: str = ALTERED) -> str:
 def test_the_canonical_solutions_are_right() -> None:
     task = original()
     assert len({problem.key for problem in task.problems}) == len(task.problems) == 164
+    assert [p.row["entry_point"] for p in task.problems if not task.grade(p, p.reference)] == []
+
+
+@pytest.mark.slow
+def test_the_canonical_solutions_are_right_in_a_task_of_one_s_own(tmp_path: Path) -> None:
+    """Their white space is part of the program."""
+    own = original()
+    columns = "{question: prompt, answer: canonical_solution}"
+    file = tmp_path / "own.yaml"
+    file.write_text(f"data: {HUMANEVAL}\ncolumns: {columns}\nprompt: '{{{{ question }}}}'\ngrader: python-tests\n")
+    task = load_task(str(file))
+    assert [problem.prompt for problem in task.problems] == [problem.prompt for problem in own.problems]
     assert [p.row["entry_point"] for p in task.problems if not task.grade(p, p.reference)] == []
 
 
@@ -165,12 +177,129 @@ def test_other_texts_are_wrong(text: str) -> None:
     assert not passes_tests(PROBLEM, text)
 
 
+EQUAL = "class Any:\n    def __eq__(self, other):\n        return True\n    __hash__ = None\n"
+FRAMES = """
+import sys
+def double(x):
+    frame = sys._getframe()
+    while frame:
+        for constant in frame.f_code.co_consts:
+            if isinstance(constant, int) and constant not in (0, 1, 2):
+                return constant
+        frame = frame.f_back
+"""
+COLLECTOR = """
+import gc
+def double(x):
+    for each in gc.get_objects():
+        code = getattr(each, "__code__", None)
+        if code and code.co_name == "check":
+            return max(c for c in code.co_consts if isinstance(c, int))
+"""
+JUMPING = """
+import sys
+def trace(frame, event, argument):
+    if frame.f_code.co_name == "check" and event == "line":
+        frame.f_lineno = frame.f_code.co_firstlineno + 2
+    return trace
+def double(x):
+    sys._getframe(1).f_trace = trace
+    sys.settrace(trace)
+"""
+SECRET = """
+import os, sys
+def double(x):
+    frame = sys._getframe()
+    while frame:
+        if "secret" in frame.f_locals:
+            os.write(frame.f_locals["report"], frame.f_locals["secret"])
+            os._exit(0)
+        frame = frame.f_back
+"""
+FORGED = """
+import os
+def double(x):
+    for file in range(3, 20):
+        try:
+            os.write(file, b'["returned", ["foreign", 1], null]\\n')
+        except OSError:
+            pass
+"""
+SKIPPED = "def skipped(check):\n    return lambda candidate: None\n@skipped\n"
+
+
+@pytest.mark.parametrize(
+    "solution",
+    [
+        f"def double(x):\n    return x\n{SKIPPED}",
+        "def double(x):\n    return x\nif False:\n",
+        "def double(x):\n    return x\n'" + "''",
+        f"{EQUAL}def double(x):\n    return Any()\n",
+        f"{EQUAL}def double(x):\n    return [Any()]\n",
+        f"{EQUAL.replace('Any', 'Any(int)')}def double(x):\n    return Any()\n",
+        FRAMES, COLLECTOR, JUMPING, SECRET, FORGED,
+        "import builtins\nbuiltins.AssertionError = ValueError\ndef check(candidate): pass\ndef double(x): pass\n",
+        "import os\ndef double(x):\n    os.write(4, b'+')\n    os._exit(0)\n",
+        "def double(x):\n    raise SystemExit(0)\n",
+        "import sys\nsys.exit(0)\ndef double(x): pass\n",
+    ],
+)  # fmt: skip
+def test_code_that_cheats_is_wrong(solution: str) -> None:
+    assert not passes_tests(PROBLEM, f"```python\n{solution}\n```")
+
+
+@pytest.mark.parametrize(
+    ("function", "tests"),
+    [
+        ("def f(x):\n    return (1, {2.5: {x}}, None, b'a', 3j, frozenset([x]), math.inf, 'é\\ud800', -2 ** 9999)",
+         ["expected = (1, {2.5: {'a'}}, None, b'a', 3j, frozenset('a'), math.inf, 'é\\ud800', -2 ** 9999)",
+          "assert candidate('a') == expected",
+          "assert [type(each) for each in candidate(1)][:2] == [int, dict]"]),
+        ("def f(x):\n    x.sort()\n    x[0] = {1: x[1]}",
+         ["given = [3, 2, 1]", "assert candidate(given) is None", "assert given == [{1: 2}, 2, 3]"]),
+        ("def f(x, *, by=1):\n    if by == 0:\n        raise ZeroDivisionError('zero')\n    return x // by",
+         ["assert candidate(4, by=2) == 2", "try:", "    candidate(1, by=0)", "except ArithmeticError as error:",
+          "    assert str(error) == 'zero'", "else:", "    assert False"]),
+        ("from collections import Counter\ndef f(x):\n    return Counter(x)",
+         ["assert candidate('aab') == {'a': 2, 'b': 1}"]),
+        ("seen = []\ndef f(x):\n    seen.append(x)\n    return len(seen)",
+         ["assert candidate(0) == 1", "assert candidate(0) == 2"]),
+        ("def f(x):\n    print('x' * 99)\n    return x", ["for i in range(2000):", "    assert candidate(i) == i"]),
+        ("def f(x):\n    return g(x)", ["assert candidate(1) == g(1)", "assert candidate.__name__ == 'f'"]),
+    ],
+)  # fmt: skip
+def test_tests_apart_from_their_function(function: str, tests: list[str]) -> None:
+    """Its values, exceptions, changes of arguments and state; helpers of the prompt are known to both."""
+    row = {
+        "prompt": "import math\ndef g(x):\n    return x + 1\n\ndef f(x):\n    ''\n",
+        "entry_point": "f",
+        "test": "def check(candidate):\n" + "".join(f"    {line}\n" for line in tests),
+    }
+    problem = Problem(1, "", "", "", None, row=row)
+    assert passes_tests(problem, f"```python\n{function}\n```")
+    assert not passes_tests(problem, "```python\ndef f(x):\n    return 99\n```")
+
+
+def test_what_cannot_be_kept_apart_is_said() -> None:
+    row = {
+        "prompt": "def adder(n):\n    ''\n",
+        "entry_point": "adder",
+        "test": "def check(candidate):\n    assert candidate(2)(3) == 5\n",
+    }
+    right, wrong = "    return lambda x: x + n\n", "    return lambda x: x\n"
+    problem = Problem(7, "", "", right, None, row=row)
+    with pytest.warns(UserWarning, match="problem 7: its tests and a text's function must run in one process"):
+        assert passes_tests(problem, right)
+    assert not passes_tests(problem, wrong)
+    assert not passes_tests(problem, f"```python\ndef adder(n):\n{wrong}{SKIPPED}\n```")
+
+
 def test_a_program_has_what_precedes_the_function_in_the_prompt() -> None:
     prompt = "import math\n\ndef helper():\n    return 2\n\ndef double(x):\n    'Twice.'\n"
     problem = Problem(1, "", "", "", None, row={**PROBLEM.row, "prompt": prompt})
-    program = program_of(problem, "```python\ndef double(x):\n    return helper() * math.floor(x)\n```")
-    assert program.startswith("import math\n\ndef helper")
-    assert program.count("def double") == 1
+    solution = parts_of(problem, "```python\ndef double(x):\n    return helper() * math.floor(x)\n```").solution
+    assert solution.startswith("import math\n\ndef helper")
+    assert solution.count("def double") == 1
     assert passes_tests(problem, "```python\ndef double(x):\n    return helper() * math.floor(x)\n```")
 
 
@@ -182,11 +311,12 @@ def test_imports_from_the_future_precede_those_of_the_prompt() -> None:
 def test_a_verdict_is_kept() -> None:
     from fsd_calib.tasks.grading.python_tests import _passes
 
+    assert not passes_tests(PROBLEM, WRONG)  # and so the reference has its verdicts
     before = _passes.cache_info()
     for _ in range(3):
         assert passes_tests(PROBLEM, "    return x + x + 0\n")
     after = _passes.cache_info()
-    assert (after.misses - before.misses, after.hits - before.hits) == (1, 2)
+    assert after.misses - before.misses == 1
 
 
 def test_a_problem_without_tests_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "ids below": (replaced(d2t=OFFSETS - 1), "'d2t' names token -1, and the target's last is 39; give"),
     "ids twice": (replaced(d2t=OFFSETS.index_fill(0, torch.tensor([3]), 1)), "'d2t' names a token twice"),
     "other flags": (replaced(d2t=OFFSETS), "'d2t' and 't2d' name different tokens"),
+    "whole numbers": (replaced(fc__weight=torch.zeros(32, 96, dtype=torch.int64)), "'fc.weight' is of int64; fetch it"),
+    "NaN": (replaced(norm__weight=torch.full((32,), torch.nan)), "'norm.weight' has numbers that are not finite"),
     "too few ids": (replaced(d2t=OFFSETS[:7]), "'d2t' is of (7,), and 'lm_head.weight' has 20 rows"),
     "an output of no size": (replaced(lm_head__weight=torch.tensor(1.0)), "'lm_head.weight' is of (), and must have"),
     "no ids": (without("d2t"), "it drafts 20 tokens of the target's 40, and has no 'd2t'"),
@@ -151,6 +154,7 @@ ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
     "no activation": ({"hidden_act": "none"}, "hidden_act is 'none' in its config.json; it must be"),
     "activations": ({"hidden_act": ["silu"]}, "hidden_act is ['silu'] in its config.json; it must be"),
     "a list of engines": ({"eagle_config": [1]}, "eagle_config is [1] in its config.json; it must be an object"),
+    "a layer of terabytes": ({"intermediate_size": 1 << 36}, "'midlayer.mlp.down_proj.weight' is of (32, "),
     "a size below 0": ({"intermediate_size": -4}, f"{NO_LAYER} Trying to create tensor with"),
     "odd heads": ({"num_attention_heads": 5, "head_dim": None}, NO_LAYER),
     "no such rotation": ({"rope_parameters": {"rope_type": "bend"}}, f"rope_parameters has rope_type 'bend' {ONE_OF}"),
@@ -221,6 +225,12 @@ def as_damaged_pickle(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02a")
 
 
+def as_quantised(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch means to give these up
+        pickled({"fc.weight": torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8)})(folder)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no config": lambda folder: os.unlink(folder / "config.json"),
     "config of a list": lambda folder: (folder / "config.json").write_text("[1]"),
@@ -232,6 +242,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a damaged pickle": as_damaged_pickle,
     "a pickle of code": pickled(os.getcwd),
     "a pickle of a list": pickled([1]),
+    "a numbered tensor": pickled({1: torch.zeros(2)}),
+    "a sparse tensor": pickled({"fc.weight": torch.zeros(32, 96).to_sparse()}),
+    "a quantised tensor": as_quantised,
+    "a tensor without memory": pickled({"fc.weight": torch.zeros(32, 96, device="meta")}),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -167,3 +168,29 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
     ):
         pass
     assert "\n" not in str(caught.value)
+
+
+OWN_CLUSTER = """
+import os, subprocess, sys
+from fsd_decoding.workers.ray_cluster import connected
+
+for turn in range(2):
+    with connected("local") as ray:
+        assert ray.get(ray.remote(lambda: 1).remote()) == 1
+        address = ray.get_runtime_context().gcs_address
+        others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+        if turn == 0:
+            stranger = f"import ray; ray.init(address={address!r}); ray.get(ray.remote(lambda: 1).remote())"
+            ran = subprocess.run([sys.executable, "-c", stranger], env=others, capture_output=True, text=True)
+            print(ran.returncode, "ConnectionError" in ran.stderr)
+"""
+
+
+def test_a_cluster_of_this_process_serves_no_stranger() -> None:
+    """Whoever may use a cluster can run commands as its user."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_CLUSTER], env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1 True\n"), done.stderr

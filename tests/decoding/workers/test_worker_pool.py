@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -128,6 +129,29 @@ def test_a_killed_worker_costs_its_own_piece_alone(pool: WorkerPool, notes: list
     assert list(pool.run(worker_tasks.die_unless, [path])) == [(path, path)]
     assert notes == [f"a worker process was killed; {path} begins again in another"]
     assert not is_running(other)
+
+
+def test_a_stopped_worker_is_told_and_its_piece_goes_to_another(
+    pool: WorkerPool, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsd_decoding.workers.pool._LOOK", 0.1)
+    monkeypatch.setattr("fsd_decoding.workers.pool._LEAST", 1.0)
+    stopped, _ = (process for _, process in pool.run(worker_tasks.pid_after, [0.05, 0.05]))
+    os.kill(stopped, signal.SIGSTOP)
+    found = dict(pool.run(abs, [-1, -2, -3]))
+    assert found == {-1: 1, -2: 2, -3: 3}
+    (note,) = notes
+    assert re.fullmatch(r"a worker process has not answered for \d+ s; -\d begins again in another", note)
+    wait_until_ended(stopped)
+
+
+def test_a_worker_may_take_long_where_nothing_is_known(
+    pool: WorkerPool, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsd_decoding.workers.pool._LOOK", 0.05)
+    monkeypatch.setattr("fsd_decoding.workers.pool._LEAST", 0.1)
+    assert len(list(pool.run(worker_tasks.pid_after, [0.5, 0.5]))) == 2
+    assert notes == []
 
 
 def test_a_worker_killed_while_it_has_nothing_to_do_is_replaced(pool: WorkerPool) -> None:
@@ -269,7 +293,7 @@ def test_closed_streams_are_no_obstacle(tmp_path: Path, closed: str) -> None:
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     process, workers = started(tmp_path)
     process.kill()
-    process.communicate(timeout=30)
+    assert process.communicate(timeout=30)[1] == ""  # no word of semaphores, which are removed
     for worker in workers:
         wait_until_ended(worker)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.tasks.sandbox.preflight import checked_bwrap
+from fsd_calib.tasks.sandbox.limits import Limits
+from fsd_calib.tasks.sandbox.preflight import _PROBE, checked_bwrap
+from fsd_calib.tasks.sandbox.process import run_in
 from lib.common.forked_programs import environment
 from support.messages import usage_error_of
 from support.sandboxes import skip_without_sandbox
@@ -69,10 +71,26 @@ def test_a_bubblewrap_that_contains_nothing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["--seccomp", "--remount-ro"])
 def test_a_bubblewrap_that_leaves_something_out_is_refused(tmp_path: Path, lost: str) -> None:
+    assert "fails its check (it " in refusal(tmp_path, f"PATH=/usr/bin:/bin\n{leaving_out(lost)}")
+
+
+def test_where_nobody_may_mount_no_file_is_written(tmp_path: Path) -> None:
+    """As where a policy of AppArmor denies it."""
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{leaving_out('--cap-add')}")
+    bwrap.chmod(0o755)
+    assert run_in(bwrap, _PROBE, Limits()).passed
+    outcome = run_in(bwrap, "import os\nprint(os.getcwd())\nopen('/tmp/x', 'w')", Limits())
+    assert outcome.ending == "failed"
+    assert outcome.output.startswith("/tmp\n")
+    assert "Read-only file system" in outcome.output
+
+
+def leaving_out(lost: str) -> str:
+    """A script that runs bubblewrap without an option and its value: every other argument is quoted and handed on."""
     skip_without_sandbox()
     real = shlex.quote(str(checked_bwrap()))
-    # Every argument but the lost one is quoted again and handed on.
-    script = f"""
+    return f"""
     words=
     while [ $# -gt 0 ]; do
         if [ "$1" = {lost} ]; then shift 2; continue; fi
@@ -81,7 +99,6 @@ def test_a_bubblewrap_that_leaves_something_out_is_refused(tmp_path: Path, lost:
     done
     eval exec {real} "$words"
     """
-    assert "fails its check (it " in refusal(tmp_path, f"PATH=/usr/bin:/bin\n{script}")
 
 
 def test_a_sandbox_within_one_that_forbids_it_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,26 @@ EXHAUSTION: dict[str, tuple[str, Ending, str]] = {
         "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
         "failed", "can't start new thread",
     ),
+    "thread bomb with small stacks": (
+        "import threading, time\nthreading.stack_size(1 << 15)\n"
+        "for _ in range(64): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "failed", "can't start new thread",
+    ),
+    "empty files": ("n = 0\nwhile True:\n    n += 1\n    open(f'/tmp/{n}', 'w').close()", "failed", "No space left"),
+    "empty folders": ("import os\nfor n in range(9999): os.mkdir(f'/tmp/{n}')", "failed", "No space left"),
+    "links": (
+        "import os\nopen('/tmp/x', 'w').close()\nn = 0\nwhile True:\n    n += 1\n    os.link('/tmp/x', f'/tmp/{n}')",
+        "failed", "No space left",
+    ),
+    "attributes of files": (
+        "import os\nn = 0\nwhile True:\n    n += 1\n    os.setxattr('/tmp', f'user.{n}', bytes(60000))",
+        "failed", "not permitted",
+    ),
+    "mounting": (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "raise OSError(ctypes.get_errno() if libc.mount(b'x', b'/tmp', b'tmpfs', 0, b'') else 0, 'mount')",
+        "failed", "PermissionError: [Errno 1] mount",
+    ),
     "memory bomb": ("kept = []\nwhile True: kept.append(bytearray(1 << 20))", "failed", "MemoryError"),
     "one large object": ("x = bytes(1 << 40)", "failed", "MemoryError"),
     "memory that is no address space": (

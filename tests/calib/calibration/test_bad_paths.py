@@ -1,4 +1,4 @@
-"""A null character in a path, wherever a path is taken: one line that names it."""
+"""A null character in a path, or no character, wherever a path is taken: one line that names it."""
 
 from __future__ import annotations
 
@@ -68,3 +68,25 @@ def test_every_command_refuses_it(app: object, arguments: list[str], capsys: pyt
     assert "null character" in line
     assert r"'a\x00b'" in line
     assert "\0" not in line
+
+
+@pytest.mark.parametrize("name", ["data", "out", "cache", "state", "storage"])
+def test_an_empty_path_is_no_current_folder(name: str) -> None:
+    assert usage_error(lambda: RunConfig(**{name: ""})).startswith(f"{name} is empty")  # type: ignore[arg-type]
+
+
+def test_an_empty_model_is_no_model() -> None:
+    assert usage_error(lambda: SpeculativeDecoder.from_pretrained("x", "")).startswith("draft is empty")
+
+
+@pytest.mark.parametrize("option", ["--out", "--data", "--cache", "--state", "--storage", "--target", "--draft"])
+@pytest.mark.parametrize("written", [("{}", ""), ("{}=",)])
+def test_an_option_of_a_variable_that_is_not_set_is_refused(
+    option: str, written: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    given = [part.format(option) for part in written]
+    assert run(calibrate_app.app, calibrate_app.NAME, ["--task", "arithmetic", "--min-acc", "0.9", *given]) == 2
+    assert f"{option} is empty" in error_line(capsys)
+    assert list(tmp_path.iterdir()) == []
