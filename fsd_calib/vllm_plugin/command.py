@@ -58,7 +58,7 @@ def request_notes(profile: ThresholdProfile) -> list[str]:
     body = request_of(profile.prompt)
     path = "chat/completions" if "messages" in body else "completions"
     return [
-        f"# The calibration's prompts, and no others, are asked for by this body of /v1/{path}, with a question in",
+        f"# The calibration's prompts, and no others, are what this body of /v1/{path} asks for, with a question in",
         f"# place of {QUESTION}:",
         f"# {json.dumps(body, ensure_ascii=False)}",
     ]
