@@ -1,4 +1,4 @@
-"""The default command with other work on the machine: `nohup python benchmarks/busy.py &`; 4 hours on two slow cores.
+"""The default command with other work on the machine: `nohup python benchmarks/busy.py &`; hours on two cores.
 
 Runs `fsd-calibrate --task arithmetic --min-acc 0.98` as a user would, with folders of its own, beside 0, 1, 2 and 4
 processes that never wait, once per seed. What each run found is kept in `--runs`: the same command continues. At last

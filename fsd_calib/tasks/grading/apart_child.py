@@ -34,7 +34,8 @@ def serve() -> None:
     os.dup2(2, 1)
     for line in requests:
         reply = json.dumps(_reply(requests.fileno(), *json.loads(line)))
-        print(reply, file=replies, flush=True)
+        replies.write(reply + "\n")
+        replies.flush()
 
 
 def _reply(

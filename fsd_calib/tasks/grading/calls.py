@@ -22,7 +22,8 @@ def serve(reading: int, writing: int, source: str, name: str) -> None:
         module = _module("solution")
         exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
         for line in requests:
-            print(_reply(module.__dict__[name], *json.loads(line)), file=replies, flush=True)
+            replies.write(_reply(module.__dict__[name], *json.loads(line)) + "\n")
+            replies.flush()
 
 
 def run_tests(reading: int, writing: int, preamble: str, test: str, name: str) -> None:
@@ -66,7 +67,8 @@ def _remote(requests: TextIO, replies: TextIO, name: str) -> Callable[..., Any]:
     """A function that calls the one in the other sandbox."""
 
     def candidate(*arguments: Any, **keywords: Any) -> Any:
-        print(json.dumps([plain(arguments), plain(keywords)]), file=requests, flush=True)
+        requests.write(json.dumps([plain(arguments), plain(keywords)]) + "\n")
+        requests.flush()
         what, *said = json.loads(replies.readline())
         if what == "raised":
             raise _exception(*said)
