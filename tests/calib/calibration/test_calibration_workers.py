@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fsd_calib import ThresholdProfile, calibrate
-from fsd_calib.calibration import prepare
+from fsd_calib.calibration import output_folder, prepare
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Plan
@@ -110,7 +110,10 @@ def test_the_plan_is_of_the_workers_that_there_are(
         out, cache, state = (tmp_path / name for name in ("out", "cache", "state"))
         config = RunConfig(batch_size=8, device="cpu", dtype="float64", out=out, cache=cache, state=state)
         decoding = DecodingConfig(divergence="js", draft_length=2)
-        return Calibration(tiny_calibration.task(240), *models, Goal(min_acc=0.7), decoding, config).plan()
+        calibration = Calibration(tiny_calibration.task(240), *models, Goal(min_acc=0.7), decoding, config)
+        with output_folder.made(out):
+            output_folder.claim(out, calibration)  # as a run that is to go on, whose timings are kept
+        return calibration.plan()
 
     plans = planned(1), planned(2)
     alone, together = (plan.steps[:3] for plan in plans)
