@@ -130,14 +130,14 @@ def test_seeds_of_fuzzy_samples_decide_beside_the_noise_of_drafts(path: str) -> 
 
     def samples(seed: int, noise: int = 0) -> list[tuple[int, ...]]:
         torch.manual_seed(noise)
-        parameters = sampling(temperature=1.5, n=8, max_tokens=30, seed=seed)
+        parameters = sampling(temperature=2.0, n=8, max_tokens=60, stop=[], ignore_eos=True, seed=seed)
         (output,) = llm.generate([problem.prompt], parameters, use_tqdm=False)
         return [tuple(completion.token_ids) for completion in output.outputs]
 
     found = samples(5)
     assert len(set(found)) == 8
     assert samples(5) == found
-    assert len(set(samples(55)) - set(found)) > 4  # a short text may be drawn by another seed, too
+    assert not {*samples(55)} & {*found}
     assert [tokens[0] for tokens in samples(5, noise=1)] == [tokens[0] for tokens in found]  # drawn without a draft
 
 
