@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -14,23 +15,51 @@ from scipy.stats import beta, binom
 
 from fsd_calib.certification.bounds import require_level
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.outcomes import Outcomes, Paired, require_solved
 
 _DOUBT = 1e-3  # probability that the remaining problems hold more gains than assumed
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The result of one configuration on the problems decoded of it. Each bound by itself holds at 1 - delta."""
+    """The result of one configuration on the problems decoded of it.
+
+    Attributes:
+        p_value: None: nothing was tested; 1: given up before the whole part was decoded.
+        delta: Each bound by itself holds at 1 - delta.
+        any_time: Whether the number of problems depended on outcomes.
+
+    Raises:
+        UsageError: The target solved nothing and the claim is about retention.
+    """
 
     paired: Paired
-    p_value: float | None  # None: nothing was tested; 1: given up before the whole part was decoded
-    lower_bound: float  # of retention; 0 where the target solved nothing
-    accuracy_bound: float  # of the fuzzy rule's absolute accuracy
+    p_value: float | None
+    claim: Claim
+    delta: float
+    any_time: bool = False
+
+    def __post_init__(self) -> None:
+        if self.claim.acc == "retention":
+            require_solved(self.paired.outcomes)
 
     @property
     def outcomes(self) -> Outcomes:
         return self.paired.outcomes
+
+    @property
+    def lower_bound(self) -> float:
+        """Of retention; 0 where the target solved nothing."""
+        return self._bounds[0]
+
+    @property
+    def accuracy_bound(self) -> float:
+        """Of the fuzzy rule's absolute accuracy."""
+        return self._bounds[1]
+
+    @cached_property
+    def _bounds(self) -> tuple[float, float]:  # which take a hundred tests, and no verdict needs them
+        return self.claim.bounds(self.paired, self.delta, self.any_time)
 
 
 @dataclass(frozen=True)
@@ -63,7 +92,7 @@ def certify_sequence(candidates: Iterable[Iterable[Paired]], claim: Claim, delta
     """
     require_level(delta)
     if claim.wanted is None:
-        first = [_bounded(_whole(prefixes, claim), claim, delta) for prefixes in islice(candidates, 1)]
+        first = [Evidence(_whole(prefixes, claim), None, claim, delta) for prefixes in islice(candidates, 1)]
         return SequenceVerdict(0 if first else None, tuple(first))
     tested, passing = list[Evidence](), 0
     for prefixes in candidates:
@@ -79,7 +108,8 @@ def bound_together(configurations: Sequence[Paired], claim: Claim, delta: float)
 
     All retention bounds hold together at 1 - `delta`, and so do all accuracy bounds.
     """
-    return tuple(_bounded(paired, claim, delta / len(configurations)) for paired in configurations)
+    require_level(delta)
+    return tuple(Evidence(paired, None, claim, delta / len(configurations)) for paired in configurations)
 
 
 def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> Evidence:
@@ -88,9 +118,9 @@ def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> Evidence:
         if prefix.problems == claim.problems or (claim.any_time and claim.p_value(prefix) <= delta):
             break
         if is_futile(prefix, claim, delta):
-            return Evidence(prefix, 1.0, *claim.bounds(prefix, delta, any_time=True))
+            return Evidence(prefix, 1.0, claim, delta, any_time=True)
     paired = _complete(prefix, claim)
-    return Evidence(paired, claim.p_value(paired), *claim.bounds(paired, delta))
+    return Evidence(paired, claim.p_value(paired), claim, delta)
 
 
 def is_futile(paired: Paired, claim: Claim, delta: float) -> bool:
@@ -122,10 +152,6 @@ def _with_best_remainder(paired: Paired, claim: Claim, remaining: int, gains: in
     assert claim.wanted is not None
     others = claim.wanted <= 1
     return paired.followed_by(False, True, gains).followed_by(others, others, remaining - gains)
-
-
-def _bounded(paired: Paired, claim: Claim, delta: float) -> Evidence:
-    return Evidence(paired, None, *claim.bounds(paired, delta))
 
 
 def _whole(prefixes: Iterable[Paired], claim: Claim) -> Paired:

@@ -111,10 +111,9 @@ def test_an_attempt_needs_problems(ledger: AttemptLedger) -> None:
         open_attempt(ledger, OURS, [], "a")
 
 
-def test_ten_thousand_problems_take_well_under_a_second_and_ten_times_a_thousand() -> None:
+def test_ten_times_as_many_problems_take_about_ten_times_as_long() -> None:
     """Of three runs the quickest counts, as other work slows a run down. Compared in pairs, it were a hundred times."""
     few, many = (min(_seconds(count) for _ in range(3)) for count in (1_000, 10_000))
-    assert many < 1
     assert many < 40 * few
 
 
