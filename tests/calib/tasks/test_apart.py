@@ -163,8 +163,8 @@ def test_ctrl_c_ends_the_grading_and_not_its_process_s_way() -> None:
 
 
 def gone(process: int) -> bool:
-    """Whether a process has ended, or does within 3 seconds."""
-    deadline = time.monotonic() + 3
+    """Whether a process has ended, or does within half a minute."""
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         stat = Path(f"/proc/{process}/stat")
         if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
@@ -183,9 +183,9 @@ def test_an_expression_that_never_ends_is_wrong(text: str, monkeypatch: pytest.M
     monkeypatch.setattr(expressions, "_COMPARISON", replace(expressions._COMPARISON, seconds=1.0))
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(same_expression, with_reference(r"\boxed{0.5}"), text).result()
-    began = time.monotonic()
-    assert not same_expression(with_reference(r"\boxed{0.5}"), text)
-    assert time.monotonic() - began < 1
+    with monkeypatch.context() as remembered:
+        remembered.setattr(apart._PROCESS, "ask", lambda *request: pytest.fail("it is compared again"))
+        assert not same_expression(with_reference(r"\boxed{0.5}"), text)
     assert same_expression(with_reference(r"\boxed{0.5}"), r"\boxed{\frac12}")
 
 
