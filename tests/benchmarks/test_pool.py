@@ -107,10 +107,9 @@ def test_the_pool_answers_what_decoding_gives(pool: Pool) -> None:
     for (divergence, length), arm in pool.arms.items():
         problems = [task.problems[number] for number in random.choice(400, 12, replace=False).tolist()]
         thresholds = (random.random(12) ** 2 * arm.most).tolist()
-        decoded = pair.generate(
-            [problem.prompt for problem in problems], task.max_new_tokens, rule="fsd-coupled", divergence=divergence,
-            draft_length=length, threshold=thresholds, ids=[problem.id for problem in problems], stop=task.stop,
-            batch_size=12,
+        decoded = pair.with_config(divergence=divergence).generate(
+            [problem.prompt for problem in problems], task.max_new_tokens, rule="fsd-coupled", draft_length=length,
+            threshold=thresholds, ids=[problem.id for problem in problems], stop=task.stop, batch_size=12,
         )  # fmt: skip
         for problem, result, threshold in zip(problems, decoded, thresholds, strict=True):
             configuration = Configuration("fsd-coupled", divergence, length, threshold)

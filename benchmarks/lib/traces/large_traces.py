@@ -24,6 +24,10 @@ from fsd_decoding.loading import load_tokenizer
 from lib.traces.synthetic import Enlarger, RandomTraces, stop_below_likelihood, write_portions
 
 T = TypeVar("T")
+_IMPORTED = [
+    "transformers.utils", "fsd_calib.tasks.registry", "fsd_collectors.collection.run", "fsd_collectors.report.summary",
+    "fsd_collectors.replay",
+]  # fmt: skip
 _PORTION = 4096  # problems of a large shard, with about 250,000 rows
 _THRESHOLDS, _LENGTHS = np.geomspace(1e-4, 1.0, 50), range(1, 9)
 _SWEEPS = (  # rules, divergences, and whether a policy stops drafts
@@ -43,8 +47,14 @@ class IsolatedRun(Generic[T]):
 
 
 def run_isolated(work: Callable[..., T], *arguments: object) -> IsolatedRun[T]:
-    """Runs `work`, which must be picklable like its arguments, in a new process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    """Runs `work`, which must be picklable like its arguments, in a new process.
+
+    It is forked from one that has done nothing but imports, which take most of a smoke run otherwise. Its peak leaves out
+    most of the libraries' own code (.2 GB), which the two share.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_measure, work, arguments).result()
 
 
