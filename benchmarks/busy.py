@@ -2,8 +2,9 @@
 
 Runs `fsd-calibrate --task arithmetic --min-acc 0.98` as a user would, with folders of its own, beside 0, 1, 2 and 4
 processes that never wait, once per seed. What each run found is kept in `--runs`: the same command continues. At last
-the settings are timed beside `sd` in turns, in this process, which is to be alone: the truth that verdicts on speed are
-compared with. Prints claims, and writes all results to `--out` as JSON.
+the settings are timed beside `sd` in turns, in this process, which is to be alone, on problems that no calibration has
+decoded, those of the pool: the truth that verdicts on speed are compared with. Prints claims, and writes
+all results to `--out` as JSON.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import p_value
 from fsd_calib.engines.configuration import Configuration
+from fsd_calib.measuring.interleaved import measure_speeds
+from fsd_calib.progress import Silent
 from fsd_calib.report.figures import own_threshold
+from fsd_calib.tasks.base import Problem
+from fsd_data import pair_paths
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.calibration.pool import Pool, PooledForecast
 from lib.common.claims import Claim, claims_table
 from lib.common.machine import machine_facts
 from lib.common.results import write_and_print, write_json
-from literal import WANTED, Fresh
 
+WANTED, RULE = 0.98, "fsd-coupled"
 _BUSY = (0, 1, 2, 4)
 _NEAR = 0.2  # of the level: a p-value that near to it may fall on the other side
 _TIMES = 2.5  # the quiet run's seconds, beside two processes
@@ -52,7 +59,7 @@ class Size:
 
     @classmethod
     def quick(cls) -> Size:
-        return cls(("--min-acc=0.8", "--limit=150", "--workers=1"), 0.8, 6)
+        return cls(("--min-acc=0.8", "--limit=100", "--workers=1"), 0.8, 6)
 
 
 @contextmanager
@@ -115,7 +122,7 @@ def setting(found: dict[str, Any]) -> Configuration | None:
     """Returns the setting of a run; None: nothing is certified."""
     if not certified(found):
         return None
-    return Configuration("fsd-coupled", found["divergence"], found["draft_length"], found["threshold"])
+    return Configuration(RULE, found["divergence"], found["draft_length"], found["threshold"])
 
 
 def certified(found: dict[str, Any]) -> bool:
@@ -126,8 +133,27 @@ def true_speeds(runs: Sequence[dict[str, Any]], problems: int) -> list[float | N
     """Returns, for each run, how many times as fast as its `sd` its setting is, all timed in turns."""
     pairs = [(setting(found), Configuration("sd", "js", found["sd_draft_length"])) for found in runs]
     timed = list(dict.fromkeys(one for chosen, sd in pairs if chosen for one in (chosen, sd)))
-    speeds = Fresh(problems).tokens_per_second(timed) if timed else {}
+    speeds = tokens_per_second(timed, problems) if timed else {}
     return [speeds[chosen] / speeds[sd] if chosen else None for chosen, sd in pairs]
+
+
+def tokens_per_second(configurations: Sequence[Configuration], problems: int) -> dict[Configuration, float]:
+    """Times configurations in turns, with one stream and one thread."""
+    torch.set_num_threads(1)
+    pair = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
+    task = load_task("arithmetic", seed=Pool.read().about["seed"], limit=problems, tokenizer=pair.tokenizer)
+
+    def emitted(configuration: Configuration, some: Sequence[Problem]) -> int:
+        decoder = pair.with_config(rule=configuration.rule, divergence=configuration.divergence)
+        arguments: dict[str, Any] = {} if configuration.threshold is None else {"threshold": configuration.threshold}
+        results = decoder.generate(
+            [p.prompt for p in some], task.max_new_tokens, ids=[p.id for p in some], stop=task.stop,
+            draft_length=configuration.draft_length, batch_size=1, **arguments,
+        )  # fmt: skip
+        return sum(result.emitted for result in results)
+
+    speeds = measure_speeds(emitted, configurations, task.problems, progress=Silent())
+    return {configuration: speeds.of(configuration).value for configuration in configurations}
 
 
 def logit_share(found: dict[str, Any], forecast: PooledForecast) -> float | None:

@@ -31,22 +31,23 @@ class Plan:
 
     streams: tuple[tuple[int, int, int, int], ...]  # problems, problems per piece, batch size and repeats
     swept: int  # rows
+    sweeps: int  # grids, of three
     portions: int  # of the large trace, with about 260,000 rows each
     real: int  # problems that the large trace is made of
     grid: Grid
 
 
 _FULL = Plan(
-    ((48, 24, 1, 8), (256, 256, 32, 8)), 10_000_000, 400, 300,
+    ((48, 24, 1, 8), (256, 256, 32, 8)), 10_000_000, 3, 400, 300,
     Grid(200, (0.0, 0.6), ("sd", "coupled"), ("fsd-coupled", "fsd-sd", "fsd"), (2, 5, 8), (0.05, 0.1, 0.2)),
 )  # fmt: skip
-_QUICK = Plan(((4, 2, 2, 1),), 200_000, 1, 8, Grid(8, (0.0, 0.6), ("sd",), ("fsd-coupled",), (3,), (0.1,)))
+_QUICK = Plan(((4, 2, 2, 1),), 200_000, 1, 1, 8, Grid(8, (0.0, 0.6), ("sd",), ("fsd-coupled",), (3,), (0.1,)))
 
 
 def measure(plan: Plan, folder: Path | None) -> dict[str, Any]:
     return {
         "collecting": [collection_speed(*stream) for stream in plan.streams],
-        "replay": replay_speed(plan.swept),
+        "replay": replay_speed(plan.swept, plan.sweeps),
         "large": large_traces(folder, plan.portions, plan.real),
         "predictions": predictions(plan.grid),
     }

@@ -26,20 +26,21 @@ from lib.common.machine import machine_facts
 from lib.common.results import write_and_print
 
 _SECONDS = 300.0  # wanted at most
+_FULL, _QUICK = ("--min-acc=0.98",), ("--min-acc=0.8", "--limit=100", "--workers=1")
 _NEAR = 0.25  # of the truth, that the plan is to be within
 
 
-def run(seed: int) -> dict[str, Any]:
-    """Returns the times and the certified setting of one run."""
+def run(seed: int, command: Sequence[str]) -> dict[str, Any]:
+    """Returns the times and the certified setting of one run of the command, which is given by its options."""
     with TemporaryDirectory() as made:
         folder = Path(made)
         own = [f"--{name}={folder / name}" for name in ("out", "cache", "state")]
-        options = ["--task=arithmetic", "--min-acc=0.98", f"--seed={seed}", *own]
+        options = ["--task=arithmetic", *command, f"--seed={seed}", *own]
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         before, began = _cpu_seconds(), time.time()
-        command = [sys.executable, "-m", "lib.command.recorded", str(folder / "times"), str(began), *options]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        recorded = [sys.executable, "-m", "lib.command.recorded", str(folder / "times"), str(began), *options]
+        subprocess.run(recorded, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         total = time.time() - began
         profile = ThresholdProfile.load(folder / "out" / "profile.json")
         return {
@@ -82,10 +83,12 @@ def _cpu_seconds() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="a smoke run with one seed, whose numbers mean nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "command.json")
     options = parser.parse_args()
     began, machine = time.perf_counter(), machine_facts()
-    runs = [run(seed) for seed in range(options.seeds)]
+    seeds, command = (1, _QUICK) if options.quick else (options.seeds, _FULL)
+    runs = [run(seed, command) for seed in range(seeds)]
     judged = list(claims(runs))
     results = {"machine": machine, "claims": judged, "runs": runs, "seconds": time.perf_counter() - began}
     write_and_print(results, options.out, f"{table(runs)}\n\n{claims_table(judged)}")

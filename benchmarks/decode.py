@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from transformers.utils import logging
 
-from lib.common.claims import claims_table
+from lib.common.claims import Claim, claims_table
 from lib.common.machine import machine_facts
 from lib.common.results import write_and_print
-from lib.decoding.claims import decoding_claims
 from lib.decoding.contest import batching, contest
 from lib.decoding.forecast import forecasts
 from lib.decoding.pairs import Pair, bundled, random_pair
@@ -27,6 +27,14 @@ from lib.decoding.rounds import recording
 
 _DRAFT_LENGTH, _BATCH = 5, 32
 _ORDER = ("generate", "assisted", "target", "sd", "sd captured", "sd compiled")  # of the table; FSD follows
+
+_SPEED_UPS = [
+    ("sd", "assisted", 1.6),
+    ("sd captured", "assisted", 1.6),
+    ("sd compiled", "assisted", 2.2),
+    ("target", "generate", 1.0),
+]
+_BATCHING, _RECORDING, _FORECAST = 6.0, 1.05, 0.10
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,35 @@ def speeds(contest: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def claims_of(results: Mapping[str, Any]) -> list[Claim]:
+    return [*_of_contests(results), _of_batching(results), *_of_recording(results), _of_forecast(results)]
+
+
+def _of_contests(results: Mapping[str, Any]) -> Iterator[Claim]:
+    for ours, theirs, wanted in _SPEED_UPS:
+        for timed in results["contests"]:
+            name = f"{ours} / transformers' {theirs}, {timed['pair']}, batch 1"
+            yield Claim.faster(name, wanted, timed["ratios"].get(f"{ours} / {theirs}"))
+
+
+def _of_batching(results: Mapping[str, Any]) -> Claim:
+    batched = results["batching"]
+    return Claim.faster(f"sd, batch {batched['batch']} / batch 1, {batched['pair']}", _BATCHING, batched["ratio"])
+
+
+def _of_recording(results: Mapping[str, Any]) -> Iterator[Claim]:
+    for recorded in results["recording"]:
+        name = f"a round recorded / not, {recorded['pair']}, batch {recorded['batch']}"
+        yield Claim.at_most_times(name, _RECORDING, recorded["ratio"])
+
+
+def _of_forecast(results: Mapping[str, Any]) -> Claim:
+    """Here the bound is the largest error of the grid."""
+    errors = [forecast["error"] for forecast in results["forecast"]["forecasts"]]
+    name = f"error of predicted tokens/s, rounds counted, {len(errors)} settings (median; bound: the worst)"
+    return Claim(name, f"<= {_FORECAST:g}", median(errors), max(errors), max(errors) <= _FORECAST)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run, whose numbers mean nothing")
@@ -110,7 +147,7 @@ def main() -> None:
     logging.set_verbosity_error()
     began, machine = time.perf_counter(), machine_facts()
     measured = measure(_QUICK if options.quick else _FULL, compiled=not (options.quick or options.no_compile))
-    claims = decoding_claims(measured)
+    claims = claims_of(measured)
     results = {"machine": machine, "quick": options.quick, "draft_length": _DRAFT_LENGTH, "claims": claims, **measured}
     results["seconds"] = time.perf_counter() - began
     text = "a smoke run: too few repeats for any claim" if options.quick else claims_table(claims)

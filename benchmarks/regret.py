@@ -1,10 +1,10 @@
 """Speed of certified settings compared with an oracle's: `nohup python benchmarks/regret.py &`; takes an hour.
 
-Each run is the search, freezing and certificate of the default command, on a pool of real decodings (`pool.py`) or a
-synthetic one (`lib/calibration/surfaces.py`). The tuning part is drawn from one half of a pool and the certification
-part, with replacement, from the other half. The truth is that whole other half, decoded at every threshold. Decodings
-are looked up, and counted as what decoding would have emitted; tokens/s follow from counts by costs that were measured
-once. A run that certifies nothing has the lossless speed.
+Each run is the search, freezing and certificate of the default command, on a pool of real decodings
+(`lib/calibration/pool.py`) or a synthetic one (`lib/calibration/surfaces.py`). The tuning part is drawn from one half
+of a pool and the certification part, with replacement, from the other half. The truth is that whole other half, decoded
+at every threshold. Decodings are looked up, and counted as what decoding would have emitted; tokens/s follow from
+counts by costs that were measured once. A run that certifies nothing has the lossless speed.
 """
 
 from __future__ import annotations

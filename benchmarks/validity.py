@@ -21,11 +21,10 @@ import numpy as np
 
 from lib.common.machine import machine_facts
 from lib.common.results import write_and_print
-from lib.validity.attempts import attempts
+from lib.validity.attempts import attempts, sequences
 from lib.validity.cells import Grid, one_seed
 from lib.validity.levels import CONFIDENCE, LEVELS, NUMBERS
 from lib.validity.seeds import several_seeds
-from lib.validity.sequences import sequences
 
 _SEED, _SEEDS = 16, 4
 

@@ -20,8 +20,7 @@ from lib.common.claims import Claim, claims_table, reached
 from lib.common.machine import machine_facts
 from lib.common.results import write_and_print
 from lib.vllm.calibration import ENGINES, calibrate_each, curves, served
-from lib.vllm.fresh import Fresh
-from lib.vllm.retention import Retention
+from lib.vllm.retention import Fresh, Retention
 
 _CURVE_SEED, _SERVED_SEED = 73_001, 73_002
 _ERRORS = 3.0  # standard errors by which retention of the two engines may differ at a setting

@@ -18,27 +18,29 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fsd_calib import ThresholdProfile
 from fsd_data import pair_paths
-from lib.common.claims import claims_table, reached
+from lib.common.claims import Claim, claims_table, reached
 from lib.common.machine import machine_facts
 from lib.common.results import write_and_print, write_json
 from lib.engines.own import OwnSettings
 from lib.engines.processes import Served, openmp, pin, serve
 from lib.engines.vllm import SETTINGS, VllmSettings
 from lib.vllm.calibration import calibrate_each
-from lib.vllm.claims import vllm_claims
-from lib.vllm.fresh import Fresh
-from lib.vllm.retention import Retention, measure_retention
-from lib.vllm.speeds import Contestants, Plan, Speeds
+from lib.vllm.retention import Fresh, Retention, measure_retention
+from lib.vllm.speeds import BEST, FSD, Contestants, Plan, Speeds
 
 _BATCHES, _LENGTHS = (1, 8, 32), (3, 4, 5, 6, 8)
 _NOTHING = 1e-12  # T that accepts no token but those with D = 0, while every D that could decide is computed
 _CHOOSING_SEED, _TIMED_SEED, _FRESH_SEED = 72_001, 72_002, 72_003
+
+_COST = {1: 1.03, 32: 1.05}
+_FASTER = {1: 1.25}
+_LARGEST_DIFFERENCE = 2.576  # standard errors; a true agreement is further apart in 1 % of all runs
 
 
 def plan(problems: int, repeats: int) -> Plan:
@@ -113,6 +115,30 @@ def _engines(file: Path, profile: ThresholdProfile, folder: Path) -> dict[str, A
 def _contestants(served: Mapping[str, Served], length: int) -> Contestants:
     exact = {int(name.removeprefix("sd ")): each for name, each in served.items() if name.startswith("sd ")}
     return Contestants(served["target"], exact, served["judging"], served["fuzzy"], served["own"], length)
+
+
+def vllm_claims(speeds: Mapping[int, Mapping[str, Any]], retention: Retention | None) -> list[Claim]:
+    return [*_of_speeds(speeds), *([] if retention is None else _of_retention(retention))]
+
+
+def _of_speeds(speeds: Mapping[int, Mapping[str, Any]]) -> Iterator[Claim]:
+    for batch, wanted in _COST.items():
+        yield Claim.at_most_times(f"CPU seconds of a step, plugin / without, batch {batch}", wanted,
+                                  speeds[batch]["step_cost"])  # fmt: skip
+        same = float(speeds[batch]["same_steps"])
+        yield Claim.at_least(f"same steps and texts in both (1: yes), batch {batch}", 1, same)
+    for batch, wanted in _FASTER.items():
+        yield Claim.faster(f"{FSD} / {BEST}, vLLM, tokens per CPU second, batch {batch}", wanted,
+                           speeds[batch]["speed_ups"][f"{FSD} / {BEST}"])  # fmt: skip
+
+
+def _of_retention(found: Retention) -> Iterator[Claim]:
+    name = f"retention on {found.outcomes.problems} fresh problems served through the plugin"
+    if found.wanted is not None:
+        reached = found.lower_bound >= found.wanted
+        yield Claim(name, f">= {found.wanted:g}", found.retention, found.lower_bound, reached)
+    yield Claim.at_most("its distance from the profile's, in standard errors", _LARGEST_DIFFERENCE,
+                        found.difference_errors)  # fmt: skip
 
 
 def table(speeds: Mapping[str, Any]) -> str:

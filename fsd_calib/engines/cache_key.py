@@ -22,13 +22,14 @@ from fsd_decoding.sampling import SETTINGS
 
 # Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since
 # logits move by rounding and D is of second order in them (tv and hellinger are of first order, but small only where
-# both models are certain, and then rounding moves little). Measured (benchmarks/results/margins.json) over 75,000
-# positions: the bundled pair on a CPU, 180 problems, greedy and at temperature 0.8, 1 at a time compared with 3, 16 and
-# 60, shuffled, in the plain form and "@50". In float32 constants c are the largest |difference| / sqrt(D), rounded up,
-# so no position of that pair lies outside; of another pair, one may. In float16 and bfloat16 a few positions with D of
-# 0.1 to 10 are three to eight times as noisy as all others. To cover them too would leave nothing to reuse (at T = 0.1
-# the margin of js would be 0.2), and texts differ there anyway, by a rounded argmax, 3 % of them in bfloat16: these
-# constants cover every position with D < 0.1, half as far again as the first 25,000 positions went.
+# both models are certain, and then rounding moves little). Measured over 75,000 positions by benchmarks/margins.py,
+# which commit 63a8be76 is the last to hold: the bundled pair on a CPU, 180 problems, greedy and at temperature 0.8, 1
+# at a time compared with 3, 16 and 60, shuffled, in the plain form and "@50". In float32 constants c are the largest
+# |difference| / sqrt(D), rounded up, so no position of that pair lies outside; of another pair, one may. In float16 and
+# bfloat16 a few positions with D of 0.1 to 10 are three to eight times as noisy as all others. To cover them too would
+# leave nothing to reuse (at T = 0.1 the margin of js would be 0.2), and texts differ there anyway, by a rounded argmax,
+# 3 % of them in bfloat16: these constants cover every position with D < 0.1, half as far again as the first 25,000
+# positions went.
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _NOISE = {
     "js": (1e-12, 1.2e-04, 0.083, 0.11),

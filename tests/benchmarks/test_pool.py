@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from calibrate import Size, report
+from fsd_calib import SpeculativeDecoder
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
 from fsd_collectors.split import tuning_and_certification
-from lib.calibration.pool import TARGET, CountingPool, Pool, PooledForecast
+from fsd_data import pair_paths
+from lib.calibration.pool import TARGET, CountingPool, Pool, PooledForecast, pool_task
 from lib.calibration.pooled_calibration import calibrate_on_pool, draw
-from pool import Pair
 
 RUNS, CONFIDENCE = 200, 0.95
 WANTED = (0.97, 0.99, 0.995)  # in turn; the arm keeps about .99 at all thresholds worth trying: two are close decisions
@@ -99,38 +101,24 @@ def test_the_largest_threshold_that_looks_good_is_false_far_more_often(
 def test_the_pool_answers_what_decoding_gives(pool: Pool) -> None:
     """On another processor a threshold may fall on the other side of a divergence that differs in its last bits:
     at most one in twenty may."""
-    pair, random, agreed, asked = Pair(400), np.random.default_rng(3), 0, 0
+    pair = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
+    task = pool_task(pool.about["seed"], 400, pair.tokenizer)
+    random, agreed, asked = np.random.default_rng(3), 0, 0
     for (divergence, length), arm in pool.arms.items():
-        numbers = random.choice(400, 12, replace=False).tolist()
+        problems = [task.problems[number] for number in random.choice(400, 12, replace=False).tolist()]
         thresholds = (random.random(12) ** 2 * arm.most).tolist()
-        decoded = pair.decode(
-            numbers, rule="fsd-coupled", divergence=divergence, draft_length=length, threshold=thresholds
-        )
-        for (problem, result), threshold in zip(decoded, thresholds, strict=True):
+        decoded = pair.with_config(divergence=divergence).generate(
+            [problem.prompt for problem in problems], task.max_new_tokens, rule="fsd-coupled", draft_length=length,
+            threshold=thresholds, ids=[problem.id for problem in problems], stop=task.stop, batch_size=12,
+        )  # fmt: skip
+        for problem, result, threshold in zip(problems, decoded, thresholds, strict=True):
             configuration = Configuration("fsd-coupled", divergence, length, threshold)
             ((known,),) = pool(configuration, [problem])
             asked += 1
             agreed += (known.tokens, known.rounds, known.drafted, known.accepted, known.correct) == (
-                result.emitted, result.rounds, result.drafted, result.accepted, pair.task.grade(problem, result.text)
+                result.emitted, result.rounds, result.drafted, result.accepted, task.grade(problem, result.text)
             )  # fmt: skip
     assert agreed >= 0.95 * asked
-
-
-@pytest.mark.slow
-def test_a_text_that_is_kept_counts_once(pool: Pool) -> None:
-    problems = pool.problems[:50]
-    reusing, plain = CountingPool(pool, reuse=True), CountingPool(pool, reuse=False)
-    for decode in (reusing, plain):
-        for threshold in (0.1, 0.1, 0.1 + 1e-9):
-            decode(ARM.at(threshold), problems)
-    assert reusing.decodings == 50
-    assert plain.decodings == 150
-    assert plain.tokens == 3 * reusing.tokens
-
-
-def test_a_threshold_that_was_never_decoded_is_refused(pool: Pool) -> None:
-    with pytest.raises(ValueError, match=r"js-5\.parquet was decoded up to T = 0\.4, not at 0\.41"):
-        pool(ARM.at(0.41), pool.problems[:1])
 
 
 @pytest.mark.slow

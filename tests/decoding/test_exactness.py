@@ -7,14 +7,9 @@ so that differences in rounding between a verification and a single step do not 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
-from importlib.metadata import version
-from itertools import product
-from pathlib import Path
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -25,6 +20,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from fsd_data import pair_paths
+from fsd_data.problems import generate
 from fsd_decoding import noise
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -33,7 +30,6 @@ from fsd_decoding.sampling import Sampling
 from fsd_decoding.trees.shape import TreeShape
 from support.models.tiny_models import EOS, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related, tiny_decoder
-from support.paths import BENCHMARKS
 
 # --- the distribution over all continuations ---------------------------------------------------------
 
@@ -249,13 +245,15 @@ def assert_same(one: Result, other: Result) -> None:
 
 
 @pytest.mark.slow
-def test_the_numerical_floor_is_reported(tmp_path: Path) -> None:
-    """The bundled pair in fp32: 200 of 200 texts equalled the target's own; 90% must do so on any machine."""
-    script = BENCHMARKS / "floor.py"
-    out = tmp_path / "floor.json"
-    subprocess.run([sys.executable, str(script), "--problems", "24", "--out", str(out)], check=True, timeout=900)
-    report = json.loads(out.read_text())
-    assert report["machine"]["versions"]["torch"] == version("torch")
-    assert {row["rule"] for row in report["rows"]} == {"sd", "coupled", "fsd", "fsd-coupled"}
-    for row in report["rows"]:
-        assert 0.9 <= row["equal_texts"] <= row["equal_answers"] <= 1
+@pytest.mark.parametrize(
+    ("rule", "temperature"), [("sd", 0.0), *product(("coupled", "fsd", "fsd-coupled"), (0.0, 0.6))]
+)
+def test_in_single_precision_rounding_changes_few_texts(rule: str, temperature: float) -> None:
+    """Of the bundled pair, 200 of 200 texts were the target's own where that was measured; 90 % are on any machine."""
+    pair = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
+    prompts = [problem.question for problem in islice(generate(seed=424_242), 24)]
+    alone, lossless = (
+        pair.generate(prompts, 100, temperature, rule=one, threshold=at, draft_length=length, batch_size=64)
+        for one, at, length in (("target", None, 1), (rule, None if rule in ("sd", "coupled") else -1e-9, 8))
+    )
+    assert sum(a.tokens == b.tokens for a, b in zip(alone, lossless, strict=True)) >= 0.9 * len(prompts)

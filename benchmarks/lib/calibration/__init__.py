@@ -1,1 +1,1 @@
-"""Calibration on a pool of decodings (`calibrate.py`, `regret.py`, `procedures.py`), and divergences."""
+"""Calibration on a pool of decodings (`calibrate.py`, `regret.py`)."""

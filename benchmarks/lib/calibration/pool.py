@@ -1,5 +1,7 @@
-"""A pool of real decodings at every threshold, which takes the place of models (written by `benchmarks/pool.py`).
+"""A pool of real decodings at every threshold, which takes the place of models.
 
+Making it takes more than an hour: `benchmarks/pool.py` and then `benchmarks/pool_replay.py`, which commit 63a8be76 is
+the last to hold. Its files are in `benchmarks/results/pool`, and a test compares some of them with decoding anew.
 A text holds for an interval of T, so a lookup returns what decoding the problem at that T gave. A calibration on the
 pool is simulated only in which problems it draws.
 """
@@ -48,7 +50,7 @@ class Arm:
     """All texts of some problems under one divergence and L, sorted by problem and T.
 
     Args:
-        columns: as `benchmarks/pool.py` writes them.
+        columns: of the arm's file, without the problems' own.
         most: T_max, the largest threshold that was decoded.
     """
 
@@ -185,12 +187,12 @@ class CountingPool:
 
 
 class PooledForecast:
-    """A forecast like `ReplayForecast`, from a replay of problems outside the pool (`benchmarks/pool_replay.py`).
+    """A forecast like `ReplayForecast`, from a replay along the target of 128 problems outside the pool.
 
     A calibration replays its own tuning problems; another sample, as here, errs a little more.
 
     Args:
-        kept: as `benchmarks/pool_replay.py` writes it.
+        kept: thresholds at a grid of shares, and by arm the rounds and drafted tokens at each.
     """
 
     def __init__(self, pool: Pool, kept: Mapping[str, Any]) -> None:

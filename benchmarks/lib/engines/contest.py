@@ -1,19 +1,27 @@
-"""Speeds of engines on one pair of models: the target alone, and `sd` at each engine's own best L."""
+"""Speeds of engines that take turns at the same work: the target alone, and `sd` at each engine's own best L."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lib.common.timing import rates, speed_up
+from lib.common.timing import Spread, rates, speed_up, take_turns
 from lib.engines.processes import Served
-from lib.engines.turns import Decode, best_length, decode_in_turns
 from lib.engines.work import Decoded, Work
 
 OURS, NOT_LEAN, VLLM, TRANSFORMERS = "ours", "ours, lean=False", "vLLM", "transformers"
 TARGET, SD = "target", "sd"
+Decode = Callable[[Work], Decoded]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The best L of an engine's `sd`, and tokens per CPU second at each L that was tried."""
+
+    best: int
+    tokens_per_cpu_second: Mapping[int, Spread]
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,19 @@ class Contestant:
         """An engine that does both, with any L."""
         exact = {length: partial(served.decode, way=f"{SD} {length}") for length in lengths}
         return cls(partial(served.decode, way=TARGET), exact)
+
+
+def decode_in_turns(contestants: Mapping[str, Decode], work: Sequence[Work], repeats: int) -> dict[str, list[Decoded]]:
+    """Returns what each contestant's repeats took, as `take_turns` does, after all have decoded the first piece."""
+    take_turns(contestants, work[:1], 1)  # warms up
+    return take_turns(contestants, work, repeats)
+
+
+def best_length(exact: Mapping[int, Decode], work: Sequence[Work], repeats: int) -> Lengths:
+    """Times an engine's `sd` at all L."""
+    taken = decode_in_turns({str(length): decode for length, decode in exact.items()}, work, repeats)
+    speeds = {length: rates([each.on_cpu for each in taken[str(length)]]) for length in exact}
+    return Lengths(max(speeds, key=lambda length: speeds[length].median), speeds)
 
 
 def contest(contestants: Mapping[str, Contestant], work: Work, amount: Amount) -> dict[str, Any]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
+import sys
 import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,17 +21,64 @@ from fsd_collectors.replay import sweep
 from fsd_collectors.report.summary import summarise
 from fsd_data import pair_paths
 from fsd_decoding.loading import load_tokenizer
-from lib.common.isolated import IsolatedRun, run_isolated
 from lib.traces.synthetic import Enlarger, RandomTraces, stop_below_likelihood, write_portions
 
+T = TypeVar("T")
+_IMPORTED = [
+    "transformers.utils", "fsd_calib.tasks.registry", "fsd_collectors.collection.run", "fsd_collectors.report.summary",
+    "fsd_collectors.replay",
+]  # fmt: skip
 _PORTION = 4096  # problems of a large shard, with about 250,000 rows
 _THRESHOLDS, _LENGTHS = np.geomspace(1e-4, 1.0, 50), range(1, 9)
+_SWEEPS = (  # rules, divergences, and whether a policy stops drafts
+    (("fsd-coupled",), ("js",), False),
+    (("fsd", "fsd-sd", "fsd-coupled"), ("js", "tv", "kl_qp"), False),
+    (("fsd-coupled",), ("js",), True),
+)
 
 
-def replay_speed(rows: int) -> list[dict[str, Any]]:
-    """Measures sweeps over random rows; the seconds of drawing the rows are subtracted."""
-    grids = [(("fsd-coupled",), ("js",), False), (("fsd", "fsd-sd", "fsd-coupled"), ("js", "tv", "kl_qp"), False)]
-    return [_measure_sweep(rows, *grid) for grid in [*grids, (("fsd-coupled",), ("js",), True)]]
+@dataclass(frozen=True)
+class IsolatedRun(Generic[T]):
+    """What the work returned, its seconds without imports, and the peak memory of its process."""
+
+    returned: T
+    seconds: float
+    peak_gb: float
+
+
+def run_isolated(work: Callable[..., T], *arguments: object) -> IsolatedRun[T]:
+    """Runs `work`, which must be picklable like its arguments, in a new process.
+
+    It is forked from one that has done nothing but imports, which take most of a smoke run otherwise. Its peak leaves out
+    most of the libraries' own code (.2 GB), which the two share.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_measure, work, arguments).result()
+
+
+def _measure(work: Callable[..., T], arguments: tuple[object, ...]) -> IsolatedRun[T]:
+    began = time.perf_counter()
+    returned = work(*arguments)
+    return IsolatedRun(returned, time.perf_counter() - began, _peak_gb())
+
+
+def _peak_gb() -> float:
+    """Returns the peak resident memory.
+
+    On Linux it is the kernel's own mark, since `ru_maxrss` counts what the parent held when it started this process.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        mark = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(mark.split()[1]) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
+
+
+def replay_speed(rows: int, sweeps: int) -> list[dict[str, Any]]:
+    """Measures the first of the sweeps over random rows; the seconds of drawing the rows are subtracted."""
+    return [_measure_sweep(rows, *grid) for grid in _SWEEPS[:sweeps]]
 
 
 def _measure_sweep(rows: int, rules: tuple[str, ...], divergences: tuple[str, ...], stops: bool) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""How often any of several attempts on one certification part is false, each with another draft or other settings."""
+"""How often whole attempts are false: first ones, and any of several on one certification part.
+
+In a first attempt candidates are frozen on a tuning part and tested in sequence on another. Each later attempt has
+another draft or other settings.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from fsd_calib.certification.score_test import p_values
-from lib.validity.levels import CONFIDENCE, Share, line, own_level, summarise
-from lib.validity.world import WANTED, Counts, World, in_sequence, p_of
+from lib.validity.levels import CONFIDENCE, LEVELS, Share, line, own_level, summarise
+from lib.validity.world import SHAPES, WANTED, Counts, World, freeze, in_sequence, p_of
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -26,6 +30,31 @@ _FIRST = 5  # index of the safest threshold of the first attempt
 _EASY = 0.9  # a required retention that is far below the true one
 _NEARLY = 0.2  # a p-value after which the same draft is tried again
 _SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the problems with the same outcomes as under the first draft
+
+
+def sequences(problems: Sequence[int], churns: Sequence[float], runs: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Simulates first attempts for each shape of retention by threshold.
+
+    The outcomes of the frozen thresholds are nested, as those of one draft are, or independent of each other, as those
+    of several drafts may be.
+    """
+    shares = list[Share]()
+    for shape, number, churn in product(SHAPES, problems, churns):
+        world = World(shape, number, churn)
+        order = freeze(world.draw(runs, rng), LEVELS[0])
+        for way, draws in (("nested", 1), ("independent", order.shape[1])):
+            counts = [world.draw(runs, rng) for _ in range(draws)]
+            false = world.false(in_sequence(_tested(counts, order), LEVELS[0]), order)
+            shares.append(Share(line(shape, number, churn), way, float(false.mean())))
+    columns = "shape | problems | churn | outcomes, then the share with a false certificate"
+    return summarise(shares, columns, LEVELS[0], runs)
+
+
+def _tested(counts: Sequence[Counts], order: Counts) -> Floats:
+    """Returns p-values (runs, frozen): the i-th candidate's from the i-th counts, or all from the same."""
+    places = range(order.shape[1])
+    chosen = [np.take_along_axis(counts[i % len(counts)], order[:, [i], None], 1)[:, 0] for i in places]
+    return p_of(np.stack(chosen, 1))
 
 
 class Drafts(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,12 +73,6 @@ class World:
         return np.asarray((passed & (self.retentions[order] <= WANTED + 1e-12)).any(1))
 
 
-WORLDS = [
-    World(*cell)
-    for cell in product(("flat", "linear", "cliff", "s", "bump", "leak"), (100, 250, 500, 1319), (0.0, 0.03, 0.1))
-]
-
-
 def freeze(tuning: Counts, delta: float) -> Counts:
     """Returns the indices of frozen thresholds (number, 4), safest first.
 
@@ -105,17 +98,3 @@ def p_of(counts: Counts) -> Law:
 def in_sequence(p: Law, delta: float | Law) -> NDArray[np.bool_]:
     """Returns which candidates pass the fixed-sequence test, (number, frozen), in many calibrations at once."""
     return np.asarray((p <= delta).cumprod(1), np.bool_)
-
-
-def fixed_sequence(counts: Counts, order: Counts, delta: float) -> NDArray[np.bool_]:
-    """Tests thresholds in sequence on the counts of one part."""
-    return in_sequence(p_of(np.take_along_axis(counts, order[..., None], 1)), delta)
-
-
-def naive(counts: Counts) -> tuple[NDArray[np.bool_], Counts]:
-    """Picks the loosest threshold whose estimate is high enough, on the same problems and without a test.
-
-    Returns whether there is one and which, (number, 1) each.
-    """
-    good = counts[..., 0] + counts[..., 2] >= WANTED * (counts[..., 0] + counts[..., 1])
-    return np.asarray(good.any(1, keepdims=True)), len(THRESHOLDS) - 1 - good[:, ::-1].argmax(1)[:, None]

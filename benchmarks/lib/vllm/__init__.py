@@ -1,1 +1,1 @@
-"""Parts of `vllm_fsd.py`: what is timed, and what is claimed of it."""
+"""Parts of `vllm_fsd.py` and `vllm_calibration.py`: speeds, retention and calibrations with either engine."""

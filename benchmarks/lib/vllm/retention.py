@@ -1,4 +1,4 @@
-"""Retention of answers served through the plugin, compared with what the profile found."""
+"""Retention on problems that no calibration has seen, compared with what the profile found."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import lower_bound
 from fsd_calib.tasks.base import Problem, Task
+from fsd_calib.tasks.registry import load_task
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.engines.processes import Served
 from lib.engines.vllm import LARGEST_BATCH
@@ -17,6 +18,21 @@ from lib.engines.work import Work
 _OUTSIDE = 0.05
 _QUANTILE = 1.959964  # of the standard normal distribution, two-sided 95 %
 _PIECES = 8
+_SPARE = 400  # problems generated beyond those needed, since some were in the calibration
+
+
+class Fresh:
+    """Problems that no calibration of a profile has seen, and none twice."""
+
+    def __init__(self, profile: ThresholdProfile) -> None:
+        self._seen = {problem.id for problem in load_task(profile.task, profile.seed).problems}
+
+    def task(self, seed: int, count: int) -> tuple[Task, Sequence[Problem]]:
+        task = load_task("arithmetic", seed=seed, limit=count + _SPARE)
+        new = {p.id: p for p in task.problems if p.id not in self._seen}
+        problems = list(new.values())[:count]
+        self._seen |= {problem.id for problem in problems}
+        return task, problems
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from fsd_calib.tasks.base import Problem, Task
 from lib.common.timing import rates, speed_up
+from lib.engines.contest import Lengths, best_length, decode_in_turns
 from lib.engines.processes import Served
-from lib.engines.turns import Lengths, best_length, decode_in_turns
 from lib.engines.work import Decoded, Work
 
 PLAIN, JUDGED, OFF, FSD, BEST = "sd at the profile's L", "plugin, T = 0", "plugin, off", "fsd", "sd at its best L"

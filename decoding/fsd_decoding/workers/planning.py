@@ -48,7 +48,7 @@ def workers_for(given: int | None, sources: Sources, capacity: Capacity) -> int:
     """Returns the number of workers on this machine: those given, else as many as help; 1: no process is started.
 
     On a CPU a core decodes more in a process of its own than as one of a process's threads
-    (`benchmarks/workers.py` measures it), so there is one for each core; on GPUs one for each. There are no more than
+    (docs/scaling.md has the figures), so there is one for each core; on GPUs one for each. There are no more than
     have their rows filled, or fit into memory. Beside models under a device map, which may fill all devices, and where
     it is unknown what they need, there is none by default.
 

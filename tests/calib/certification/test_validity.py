@@ -11,6 +11,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import binom
 
 from fsd_calib.certification import betting_test
@@ -20,11 +21,15 @@ from fsd_calib.certification.multi_seed import fitted_p_values
 from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.score_test import p_values
 from lib.validity.seeds import law, retention
-from lib.validity.world import WANTED, WORLDS, Counts, Law, World, fixed_sequence, freeze, naive
+from lib.validity.world import THRESHOLDS, WANTED, Counts, Law, World, freeze, in_sequence, p_of
 from support.calibration.paired_gradings import Portions, paired
 
 DELTA = 0.05
 RUNS = 4000
+WORLDS = [
+    World(*cell)
+    for cell in product(("flat", "linear", "cliff", "s", "bump", "leak"), (100, 250, 500, 1319), (0.0, 0.03, 0.1))
+]
 
 
 def allowed(delta: float, runs: int) -> float:
@@ -34,6 +39,20 @@ def allowed(delta: float, runs: int) -> float:
 def attempt(number: int) -> float:
     """Returns the significance level of an attempt; the levels of all attempts sum to delta at most."""
     return DELTA * 6 / (math.pi * number) ** 2
+
+
+def fixed_sequence(counts: Counts, order: Counts, delta: float) -> NDArray[np.bool_]:
+    """Tests thresholds in sequence on the counts of one part."""
+    return in_sequence(p_of(np.take_along_axis(counts, order[..., None], 1)), delta)
+
+
+def naive(counts: Counts) -> tuple[NDArray[np.bool_], Counts]:
+    """Picks the loosest threshold whose estimate is high enough, on the same problems and without a test.
+
+    Returns whether there is one and which, (number, 1) each.
+    """
+    good = counts[..., 0] + counts[..., 2] >= WANTED * (counts[..., 0] + counts[..., 1])
+    return np.asarray(good.any(1, keepdims=True)), len(THRESHOLDS) - 1 - good[:, ::-1].argmax(1)[:, None]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from fsd_decoding.divergence import DIVERGENCES
 from support.calibration.cached_results import KEY, QUERY, key, result
-from support.paths import BENCHMARKS
 
 
 def is_hit(threshold: float | None, *, own: float | None, lo: float, hi: float, cache_key: CacheKey = KEY) -> bool:
@@ -75,18 +73,8 @@ def test_margins_match_the_measured_noise(dtype: str, divergence: str, at: float
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_every_divergence_has_a_margin(divergence: str, dtype: str) -> None:
-    """A new divergence needs its noise measured (benchmarks/margins.py); until then only its own T is a hit."""
+    """A new divergence needs its noise measured, as `cache_key` says; until then only its own T is a hit."""
     assert 0 < key(dtype, divergence).margin(0.1) < math.inf
-
-
-def test_the_margins_cover_the_noise_that_was_measured() -> None:
-    """All of it in float32; at D < 0.1, the first eight decades, in half precision."""
-    measured = json.loads((BENCHMARKS / "results/margins.json").read_text())["noise"]
-    assert {row["divergence"].partition("@")[0] for row in measured} == set(DIVERGENCES)
-    for row in measured:
-        decades = row["decades"] if row["dtype"] == "float32" else row["decades"][:8]
-        c = math.sqrt(key(row["dtype"], row["divergence"]).margin(0.0))
-        assert max(ratio for ratio in decades if ratio is not None) <= c * (1 + 1e-9), row
 
 
 def test_the_coarser_dtype_of_two_models_sets_the_margin() -> None:

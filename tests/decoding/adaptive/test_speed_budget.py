@@ -23,7 +23,7 @@ from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import TreeShape
-from lib.policies.budget_world import Law, Point, profile_of, simulate
+from support.calibration.budget_world import Law, Point, profile_of, simulate
 from support.calibration.profiles import FRONT, UNCERTIFIED, profile
 from support.messages import usage_error
 from support.models.tiny_models import word_tokenizer

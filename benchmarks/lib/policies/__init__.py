@@ -1,1 +1,0 @@
-"""Adaptive thresholds (`adaptive.py`) and budgets (`budgets.py`)."""

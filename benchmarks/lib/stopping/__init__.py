@@ -1,1 +1,0 @@
-"""Early stopping of drafts: `predictor.py`."""
