@@ -16,7 +16,16 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_NO_MODEL = ModelInfo(id="none", revision=None, fingerprint="none", vocab_size=1, dtype="float32")
+_NO_MODEL = ModelInfo(
+    id="none",
+    revision=None,
+    fingerprint="none",
+    vocab_size=1,
+    dtype="float32",
+    quantization=None,
+    attention=None,
+    kind="model",
+)
 
 
 @dataclass(frozen=True)

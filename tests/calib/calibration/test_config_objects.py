@@ -97,16 +97,6 @@ def test_a_task_that_is_refused_is_refused_before_models_load(monkeypatch: pytes
     assert loaded == []
 
 
-def test_the_former_keyword_works_and_warns_its_caller() -> None:
-    models = tiny_calibration.far_apart()
-    with (
-        pytest.warns(DeprecationWarning, match="policy= is now called threshold_policy=") as caught,
-        pytest.raises(UsageError, match="threshold_policy is 'slow'"),
-    ):
-        calibrate(tiny_calibration.task(60), *models, min_acc=0.5, policy="slow")
-    assert caught[0].filename == __file__
-
-
 def test_an_unknown_keyword_is_a_type_error_that_names_it() -> None:
     unknown: dict[str, Any] = {"confidense": 0.9}
     with pytest.raises(TypeError, match=r"calibrate\(\) got an unexpected keyword argument 'confidense'"):

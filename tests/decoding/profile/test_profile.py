@@ -211,7 +211,7 @@ def without(key: str) -> str:
         ("{", "is not JSON"),
         ("[1]", "holds no JSON object"),
         (without("schema_version"), "is not a profile: schema_version is None"),
-        (json.dumps(values({"schema_version": 5})), "schema_version 5, but this fsd-calib reads up to 4; upgrade"),
+        (json.dumps(values({"schema_version": 2})), "schema_version 2, but this fsd-calib reads 1; upgrade fsd-calib"),
         (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
         (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
         ("[" * 100_000, "is not JSON"),

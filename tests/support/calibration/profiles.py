@@ -13,12 +13,13 @@ from typing import Any
 from fsd_data.tokenizer import CHAT_TEMPLATE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60}
+_MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60, "quantization": None, "attention": "sdpa",
+          "kind": "model"}  # fmt: skip
 _POINT = {"rule": "fsd-coupled", "divergence": "js", "draft_length": 5}
 _COUNTS = {"both_right": 650, "lost": 3, "gained": 2, "both_wrong": 45}
 
 VALUES: dict[str, Any] = {
-    "schema_version": 4,
+    "schema_version": 1,
     "digest": None,
     "created": "2026-01-02T03:04:05Z",
     "outcome": "certified-faster",
