@@ -32,10 +32,10 @@ def own(kind: type) -> dict[str, object]:
 
 def test_keywords_are_the_fields_and_of_their_types() -> None:
     sampling = {name: hint for name, hint in own(Sampling).items() if name != "_warpers"}
-    assert get_type_hints(DecodingKeywords) == own(DecodingConfig) | sampling | {"policy": Any}
+    assert get_type_hints(DecodingKeywords) == own(DecodingConfig) | sampling
     parameters = {"temperature", "top_k", "top_p"}  # of `generate` itself
     expected = {name: hint for name, hint in own(CallOverrides).items() if name not in parameters}
-    assert get_type_hints(CallKeywords) == expected | {"policy": Any}
+    assert get_type_hints(CallKeywords) == expected
 
 
 def test_keywords_and_an_object_decode_the_same_and_keywords_go_first() -> None:

@@ -141,7 +141,7 @@ class ProfileContent(Part):
     compile: Rounds | None = None
     """How rounds were called when speeds and costs were measured: off (directly), capture (as graphs of PyTorch's own
     kernels) or on (as graphs of compiled kernels). Decoders of the profile call them as they are told themselves.
-    null: not recorded."""
+    null: another engine did, in its own way."""
     engine: EngineInfo | None = None
     """What decoded and timed the texts that the profile is of, and so what its certificate is for. null: fsd-calib's
     own engine."""

@@ -172,9 +172,9 @@ class Certificate(Counts):
     guarantee: Literal["population", "dataset", "none"] = "population"
     """What the certificate is about: new problems like these, these problems alone, or nothing."""
     attempt: Natural | None = None
-    """How many times, including this one, problems of this part were used to decide. null: not recorded."""
+    """How many times, including this one, problems of this part were used to decide. null: nothing was tested."""
     delta: Confidence | None = None
-    """Significance level of the test, at most (1 - confidence) * 6 / (pi^2 attempt^2). null: not recorded."""
+    """Significance level of the test, at most (1 - confidence) * 6 / (pi^2 attempt^2). null: nothing was tested."""
     seeds: Natural = 1
     """Number of noise seeds per problem; the counts are of (problem, seed) pairs."""
     accuracy: Share | None = None
@@ -183,7 +183,7 @@ class Certificate(Counts):
     """Lower bound of accuracy, by itself at `delta`. null: nothing was decoded."""
     frozen: Natural | None = None
     """Number of configurations that were frozen to be tested. If there were several, the bounds of the chosen one hold
-    for it by itself and are not corrected for the choice. null: not recorded."""
+    for it by itself and are not corrected for the choice. null: nothing was tested."""
     lossless: bool = False
     """Whether the numbers are of lossless decoding (those of the target), which fulfils the request or failed to."""
     harm: Share | None = None

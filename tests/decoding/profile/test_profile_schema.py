@@ -19,6 +19,7 @@ from support.calibration.profiles import (
     UNCERTIFIED,
     UNKNOWN,
     UNTESTED,
+    profile,
     values,
 )
 from support.json_schema import schema_errors
@@ -32,7 +33,7 @@ def committed() -> dict[str, Any]:
 
 def content(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """What the file of a profile holds."""
-    held: dict[str, Any] = content(changes)
+    held: dict[str, Any] = json.loads(profile(changes).model_dump_json())
     return held
 
 

@@ -64,6 +64,7 @@ VALUES: dict[str, Any] = {
     "accuracy": {"target": 653 / 700, "chosen": 652 / 700},
     "tokens_per_round": {"sd": 4.51, "chosen": 5.41},
     "speed": {"target": 20.0, "sd": 51.0, "chosen": 61.5, "batch": 1, "timed": 50,
+              "forecast": {"target": 21.0, "sd": 51.0, "chosen": 61.5},
               "intervals": {"target": [19.5, 20.5], "sd": [50.1, 51.9], "chosen": [60.2, 62.8],
                             "over_sd": [1.18, 1.23], "over_target": [2.98, 3.17], "confidence": 0.95}},
     "estimate": None,
