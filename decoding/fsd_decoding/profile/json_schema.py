@@ -32,7 +32,7 @@ def schema_text() -> str:
 
 def _in_files(digest: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of the digest without null, which only objects in Python have."""
-    text = next(kind for kind in digest.pop("anyOf") if kind["type"] == "string")
+    text: dict[str, Any] = next(kind for kind in digest.pop("anyOf") if kind["type"] == "string")
     return text | {name: digest[name] for name in ("description", "title")}
 
 

@@ -27,7 +27,7 @@ def test_keywords_are_the_fields_and_of_their_types(config: Any, keywords: Any) 
 def test_no_keyword_belongs_to_two_objects() -> None:
     names = [f.name for config in (Goal, DecodingConfig, RunConfig, Sampling) for f in fields(config)]
     assert len(names) == len(set(names))
-    assert set(names) - {"processors", "_warpers"} | {"predictor", "policy"} == set(get_type_hints(CalibrationKeywords))
+    assert set(names) - {"processors", "_warpers"} | {"predictor"} == set(get_type_hints(CalibrationKeywords))
 
 
 @pytest.mark.slow
