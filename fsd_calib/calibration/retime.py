@@ -63,8 +63,6 @@ def retime(
         raise UsageError(f"--minutes is {minutes:g}; it must be above 0")
     file = file_of(profile)
     found = ThresholdProfile.load(file)
-    if found.digest is None:
-        raise UsageError(found.digest_doubt() or "")
     _check_setting(found)
     calibration = _calibration(found, _run_file(file), timing, device, progress)
     config = replace(calibration.config, cache=None, state=None)

@@ -79,8 +79,7 @@ class RunFacts(Part):
     """What is recorded of a run.
 
     Attributes:
-        seconds_each, target_seconds_each, workers, capture_seconds: the fields of `Pace`. Earlier versions did not
-            record all of them.
+        seconds_each, target_seconds_each, workers, capture_seconds: the fields of `Pace`.
         attempt: the number that an attempt on the certification part would have had when the run began.
     """
 
@@ -89,14 +88,14 @@ class RunFacts(Part):
     costs: tuple[RecordedCosts, ...]
     seconds_each: Amount
     attempt: Natural
-    compile: Rounds = "off"
-    target_seconds_each: Amount | None = None
-    workers: Natural | None = None
-    capture_seconds: Amount = 0.0
+    compile: Rounds
+    target_seconds_each: Amount
+    workers: Natural
+    capture_seconds: Amount
 
     def pace_of(self, workers: int) -> Pace | None:
         """Returns the pace of so many processes; None: it is not recorded."""
-        if self.target_seconds_each is None or self.workers != workers:
+        if self.workers != workers:
             return None
         return Pace(self.seconds_each, self.target_seconds_each, workers, self.capture_seconds)
 
@@ -202,8 +201,7 @@ def _read(path: Path, name: str) -> RunFacts | None:
 
 
 def _verified(text: str, name: str) -> RunFacts:
-    """Returns the facts. ValueError: they are not what was written of this run, or an earlier version wrote them,
-    without a digest."""
+    """Returns the facts. ValueError: they are not what was written of this run."""
     content = parse(text)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
@@ -217,5 +215,4 @@ def _verified(text: str, name: str) -> RunFacts:
 
 
 def _digest(facts: RunFacts) -> str:
-    """Of facts that an earlier version wrote, without a field that has a default, it is the same."""
-    return hashlib.blake2b(facts.model_dump_json(exclude_defaults=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(facts.model_dump_json().encode(), digest_size=16).hexdigest()

@@ -31,7 +31,7 @@ from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 DECODINGS = "decodings.sqlite"
-_LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
+_LEDGER = "ledger.sqlite"
 
 
 @dataclass(frozen=True)
@@ -160,14 +160,6 @@ def open_session(
         progress.note(note)
     family = engine.family
     with ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / _LEDGER) as ledger:
-        if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
-            progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
-        if store.holds_key_with(family) and not store.holds_key_with(engine.pair.target.fingerprint):
-            progress.note(
-                f"decodings that an earlier version left in {cache} are not used, nor are its unfinished calibrations "
-                "continued: its fingerprints covered 64 elements of each tensor of a model, not all weights"
-            )
-        ledger.tuned_on_repeats(family, parts.repeats)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         decode = CachedDecoder(engine, task, store, batch_size, progress, seeds, drafts, workers)
         identity = " and ".join(_identity(engine, decode, name, task) for name in names)

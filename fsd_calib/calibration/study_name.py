@@ -6,14 +6,10 @@ import hashlib
 
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.prepare import Prepared
-from fsd_calib.search.max_accuracy import MaxAccuracy
-from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront
 
 _MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
-_KINDS: dict[type, str] = {MaxSpeed: "KeepAccuracy", MaxAccuracy: "ReachSpeed", ParetoFront: "Front"}
-"""What objectives are called in studies; never changed, so that an interrupted search of an earlier version goes on."""
 
 
 def study_name(ready: Prepared, objective: Objective) -> str:
@@ -25,7 +21,7 @@ def study_name(ready: Prepared, objective: Objective) -> str:
     facts = [
         ready.facts.name,
         ready.session.identity,
-        _KINDS[type(objective)],
+        type(objective).__name__,
         objective.description,
         *ready.facts.costs,
     ]

@@ -15,7 +15,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.certification import ledger_migration
 from fsd_calib.certification.ledger_file import (
     Entry,
     LedgerFile,
@@ -50,9 +49,8 @@ def next_number(entries: Sequence[Entry], requested: Numbers) -> int:
 class AttemptLedger:
     """The ledger in a file, or in memory.
 
-    Attempts are grouped by family: the sampled fingerprint of a target, which all versions count by. Drafts,
-    divergences, T and the name of the task are choices within a family. Problems are identified by id and content key:
-    a problem is known where an earlier row has either number.
+    Attempts are grouped by family, see `fsd_decoding.models.fingerprint.family_id` of a target. Drafts, divergences, T
+    and the name of the task are choices within a family. A problem is known where an earlier row has its content key.
 
     Raises:
         UsageError: The file is damaged or of another version, or cannot be read or written.
@@ -60,10 +58,6 @@ class AttemptLedger:
 
     def __init__(self, path: Path | None) -> None:
         self._file = LedgerFile(path)
-
-    def take_over(self, path: Path) -> bool:
-        """See `earlier_ledger.take_over`."""
-        return ledger_migration.take_over(path, self._file)
 
     def tuned_on(self, family: str, problems: Iterable[Numbered]) -> None:
         """Records problems that influenced a choice: no later attempt of the family may certify on them."""
@@ -73,12 +67,6 @@ class AttemptLedger:
             if len(new):
                 self._file.add_tuned(family, new)
 
-    def tuned_on_repeats(self, family: str, groups: Iterable[Sequence[Numbered]]) -> None:
-        """Records all problems of a group where one of them was tuned on: they have the same content."""
-        with self._file.naming_errors():
-            tuned = self._file.tuned(family)
-        self.tuned_on(family, [problem for group in groups if known(numbers(group), tuned).any() for problem in group])
-
     def open(
         self, family: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None,
         continued: int | None = None,
@@ -86,8 +74,7 @@ class AttemptLedger:
         """Returns the attempt to certify `frozen`, a text of the whole sequence, the claim and its confidence.
 
         The same family, problems and `frozen` are the same attempt, with the same number. Problems are the same where
-        both ids and keys are. (Of attempts taken over from an earlier ledger only ids are known; where a problem's key
-        differs from its id, this is another attempt.)
+        both ids and keys are.
 
         Args:
             run: Recorded with the attempt.

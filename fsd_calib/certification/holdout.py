@@ -34,7 +34,7 @@ class Holdout:
 
     Args:
         evaluator: Measures on the certification part.
-        family: Attempts of one family are counted together: the target's sampled fingerprint.
+        family: Attempts of one family are counted together, see `family_id`.
         identity: All that determines the outcomes besides configurations and problems: models, sampling, seeds. Another
             identity makes another attempt.
         sequence: The engines that certify in turn; None: this one alone does.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.storage.sqlite_file import DamageError, Schema, open_database, translate_errors
+from fsd_calib.storage.sqlite_file import DamageError, Schema, VersionError, open_database, translate_errors
 from fsd_decoding.errors import UsageError
 
 Numbers = NDArray[np.int64]  # (n, 2): id and key of each problem
@@ -36,16 +36,6 @@ class Numbered(Protocol):
     def key(self) -> int: ...
 
 
-class ById(NamedTuple):
-    """A problem of which only the id was recorded; its key is the id too, where the text was in its normal form."""
-
-    id: int
-
-    @property
-    def key(self) -> int:
-        return self.id
-
-
 def numbers(problems: Iterable[Numbered]) -> Numbers:
     """Returns the numbers of problems, (n, 2), in their order."""
     return np.array([(problem.id, problem.key) for problem in problems], np.int64).reshape(-1, 2)
@@ -57,27 +47,18 @@ def as_set(pairs: Numbers) -> Numbers:
 
 
 def known(requested: Numbers, recorded: Numbers) -> NDArray[np.bool_]:
-    """Returns, (n,), whether each problem is among the recorded ones: by its key, or by its id where only an id was
-    recorded.
+    """Returns, (n,), whether each problem is among the recorded ones, by its key.
 
-    Ids alone identify nothing, since another task may number its problems from 0 as well.
+    Ids identify nothing, since another task may number its problems from 0 as well.
     """
-    return np.asarray(np.isin(requested, recorded[:, 1]).any(1))
+    return np.isin(requested[:, 1], recorded[:, 1])
 
-
-WHAT = "ledger of attempts"
-APPLICATION = 0x6673646C  # "fsdl"
-SETTINGS = "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;"  # safe from a loss of power too
-CHECK = "integrity_check"
 
 _COLUMNS = {
     "tuned": {"family": "TEXT", "problems": "BLOB"},
-    "attempts": {
-        "family": "TEXT", "problems": "BLOB", "frozen": "TEXT", "number": "INTEGER", "verdict": "TEXT",
-        "origin": "BLOB",
-    },
+    "attempts": {"family": "TEXT", "problems": "BLOB", "frozen": "TEXT", "number": "INTEGER", "verdict": "TEXT"},
     "runs": {"name": "TEXT", "facts": "TEXT", "attempt": "INTEGER"},
-}  # fmt: skip
+}
 
 
 def _table(name: str) -> str:
@@ -87,7 +68,14 @@ def _table(name: str) -> str:
 
 _CONTINUES = "continues "
 
-_SCHEMA = Schema(WHAT, APPLICATION, 2, "".join(map(_table, _COLUMNS)), SETTINGS, CHECK)
+_SCHEMA = Schema(
+    "ledger of attempts",
+    0x6673646C,  # "fsdl"
+    1,
+    "".join(map(_table, _COLUMNS)),
+    "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;",  # safe from a loss of power too
+    "integrity_check",
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,6 @@ class Entry:
 
     Args:
         frozen: Text of the sequence, the claim and all else that identifies the attempt.
-        origin: Digest of the row it was taken over from, if any.
         place: Row number, from 1, in the order in which attempts were opened.
     """
 
@@ -105,7 +92,6 @@ class Entry:
     frozen: str
     number: int
     verdict: str | None = None
-    origin: bytes | None = None
     place: int = 0
 
     @property
@@ -120,9 +106,7 @@ class Entry:
 
     def stored(self) -> tuple[Any, ...]:
         """Returns the values in the order of the columns."""
-        return (
-            self.family, self.problems.tobytes(), self.frozen, self.number, self.verdict, self.origin,
-        )  # fmt: skip
+        return self.family, self.problems.tobytes(), self.frozen, self.number, self.verdict
 
 
 class Run(NamedTuple):
@@ -171,7 +155,7 @@ class LedgerFile:
     def change_attempt(self, entry: Entry) -> None:
         """Replaces the entry at its place."""
         values, settings = entry.stored(), "".join(f"{name} = ?, " for name in _COLUMNS["attempts"])
-        digest = row_digest(entry.place, *values)
+        digest = _row_digest(entry.place, *values)
         self._connection.execute(
             f"UPDATE attempts SET {settings}digest = ? WHERE place = ?", (*values, digest, entry.place)
         )
@@ -197,8 +181,20 @@ class LedgerFile:
 
     @contextmanager
     def naming_errors(self) -> Iterator[None]:
-        with damage_refused(self._path, "--state"):
-            yield
+        """Turns damage into a UsageError: a new ledger would not know what existing certificates rest on."""
+        try:
+            with translate_errors(self._path, _SCHEMA.what):
+                yield
+        except VersionError as other:
+            raise self._refused(f"is of another version ({other}); use the fsd-calib that wrote it, or") from other
+        except DamageError as damage:
+            raise self._refused(f"is damaged ({damage}); restore it from a copy or, where there is none,") from damage
+
+    def _refused(self, why: str) -> UsageError:
+        return UsageError(
+            f"{_SCHEMA.what} {str(self._path)!r} {why} certify on problems that were never used before, with another "
+            "--state"
+        )
 
     def close(self) -> None:
         self._connection.close()
@@ -207,45 +203,28 @@ class LedgerFile:
         """Returns verified rows in the order of their places: the place first, without the digest."""
         condition = "".join(f" WHERE {column} = ?" for column in where)
         rows = self._connection.execute(f"SELECT * FROM {table}{condition} ORDER BY place", tuple(where.values()))
-        return [verified_values(row) for row in rows]
+        return [_verified_values(row) for row in rows]
 
     def _add(self, table: str, values: tuple[Any, ...]) -> int:
         ((place,),) = self._connection.execute(f"SELECT coalesce(max(place), 0) + 1 FROM {table}")
-        row = (place, *values, row_digest(place, *values))
+        row = (place, *values, _row_digest(place, *values))
         self._connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
         return int(place)
 
 
-@contextmanager
-def damage_refused(path: Path | None, option: str) -> Iterator[None]:
-    """Turns damage into a UsageError: a new ledger would not know what existing certificates rest on.
-
-    Args:
-        option: The command-line option that says where the ledger is.
-    """
-    try:
-        with translate_errors(path, WHAT):
-            yield
-    except DamageError as damage:
-        raise UsageError(
-            f"{WHAT} {str(path)!r} is damaged ({damage}); restore it from a copy or, where there is none, certify on "
-            f"problems that were never used before, with another {option}"
-        ) from damage
-
-
-def verified_values(row: tuple[Any, ...]) -> list[Any]:
+def _verified_values(row: tuple[Any, ...]) -> list[Any]:
     """Returns the row without its digest.
 
     Raises:
         DamageError: The digest is not that of the other values.
     """
     *values, digest = row
-    if digest != row_digest(*values):
+    if digest != _row_digest(*values):
         raise DamageError("an entry's digest is not that of its values")
     return values
 
 
-def row_digest(*values: Any) -> bytes:
+def _row_digest(*values: Any) -> bytes:
     return hashlib.blake2b(repr(values).encode(), digest_size=16).digest()
 
 

@@ -45,31 +45,21 @@ def standing_grades(own: str, standing: str, kind: str, number: int) -> list[Pai
         number: Of the attempt.
 
     Raises:
-        UsageError: The verdicts differ, and the standing one is of another kind, or of an earlier version, which
-            recorded no grades.
+        UsageError: The verdicts differ, and the standing one is of another kind.
     """
-    ours, theirs = json.loads(own), _parsed(standing)
-    if theirs and all(ours.get(name) == value for name, value in theirs.items()):
+    ours, theirs = json.loads(own), json.loads(standing)
+    if ours == theirs:
         return None
-    if kind not in theirs or "grades" not in theirs:
+    if kind not in theirs:
         raise UsageError(
             f"attempt {number} was decided before as {standing!r:.200}, and now as {own!r:.200}; the first verdict "
-            "stands, and has no grades to take over: change the sequence or the claim for a new attempt"
+            "stands, and answers another question: change the sequence or the claim for a new attempt"
         )
     counts = [sum(shown) // seeds for shown, (*_, seeds) in zip(theirs["shown"], theirs["grades"], strict=True)]
     return [
         Paired(_decode(target, problems, seeds), _decode(fuzzy, problems, seeds))
         for (target, fuzzy, seeds), problems in zip(theirs["grades"], counts, strict=True)
     ]
-
-
-def _parsed(standing: str) -> dict[str, Any]:
-    """Returns the fields of a recorded verdict; none of one that is no JSON object, as the earliest were."""
-    try:
-        fields = json.loads(standing)
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def _encode(grades: Gradings) -> str:

@@ -51,7 +51,7 @@ def common(version: VersionOption = False) -> None:
 def show(path: _Profile) -> None:
     """Prints the report, then the rest of the profile: curve, settings, models, certificate, costs and effort.
 
-    A file that was changed after its calibration, or that has no digest, is shown, too, as not certified.
+    A file that was changed after its calibration is shown, too, as not certified.
     """
     from fsd_calib.report.console import print_details, print_report
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -65,7 +65,7 @@ def show(path: _Profile) -> None:
 def validate(paths: _Profiles) -> None:
     """Checks each file, and prints that it is a valid profile or, on stderr, its first fault.
 
-    A file that was changed after its calibration is not valid. One without a digest is, with a warning.
+    A file that was changed after its calibration is not valid.
 
     Exit code 0: all are valid. 2: at least one is not.
     """
@@ -74,14 +74,12 @@ def validate(paths: _Profiles) -> None:
     valid = True
     for path in paths:
         try:
-            doubt = ThresholdProfile.load(path).digest_doubt()
+            ThresholdProfile.load(path)
         except UsageError as error:
             say(NAME, f"error: {error}")
             valid = False
         else:
             reply(f"{path}: valid")
-            if doubt is not None:
-                say(NAME, f"warning: {path}: {doubt}")
     if not valid:
         raise typer.Exit(BAD_INPUT)
 
@@ -90,7 +88,7 @@ def validate(paths: _Profiles) -> None:
 def diff(first: _A, second: _B) -> None:
     """Shows how two profiles differ in settings, models, certificate with its measurements, and curve.
 
-    Files that were changed after their calibration, or have no digest, are compared, too, with a warning.
+    Files that were changed after their calibration are compared, too, with a warning.
 
     Dates and decoding effort are not compared. Exit code 0: no differences. 1: some differences.
     """
@@ -100,9 +98,8 @@ def diff(first: _A, second: _B) -> None:
 
     profiles = [ThresholdProfile.load(path, allow_edited=True) for path in (first, second)]
     for path, profile in zip((first, second), profiles, strict=True):
-        if not profile.bound:
-            why = "was changed after the calibration that wrote it" if profile.edited else "has no digest"
-            say(NAME, f"warning: {path} {why}, so it is not certified")
+        if profile.edited:
+            say(NAME, f"warning: {path} was changed after the calibration that wrote it, so it is not certified")
     differing = differences(*profiles)
     if not differing:
         reply("no difference")

@@ -180,7 +180,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def family(self) -> str:
-        """The fingerprint of the target by which the ledger counts attempts, whatever decodes it."""
+        """The target's `family_id`, by which the ledger counts attempts, whatever decodes it."""
 
     @property
     @abstractmethod

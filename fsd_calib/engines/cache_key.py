@@ -76,10 +76,7 @@ class CacheKey:
     @cached_property
     def json(self) -> str:
         """Canonical JSON: equal for equal keys only."""
-        fields = asdict(self)
-        if self.tree is None:  # as in keys from before there were trees
-            del fields["tree"]
-        return json.dumps(fields, sort_keys=True)
+        return json.dumps(asdict(self), sort_keys=True)
 
     @cached_property
     def hash(self) -> bytes:

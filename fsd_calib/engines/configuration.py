@@ -48,16 +48,13 @@ class Configuration:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The fields for JSON. Chains are not named, so that names made of them stay what they were before trees."""
-        fields = asdict(self)
-        if self.tree is None:
-            del fields["tree"]
-        return fields
+        """The fields for JSON."""
+        return asdict(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Configuration:
         """The configuration of these `values`."""
-        tree = values.get("tree")
+        tree = values["tree"]
         return cls(**{**values, "tree": None if tree is None else TreeShape(**tree)})
 
     @classmethod

@@ -14,7 +14,7 @@ from uuid import uuid4
 from fsd_calib.storage.processes import Watch, is_alive, this_process
 
 TABLE = """
-    CREATE TABLE IF NOT EXISTS claims (
+    CREATE TABLE claims (
         number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB, problem INTEGER, prompt BLOB, owner BLOB,
         UNIQUE (key, problem, prompt)
     );

@@ -35,7 +35,8 @@ _SCHEMA = Schema(
     "cache of decodings",
     0x66736463,  # "fsdc"
     1,
-    """
+    claims.TABLE
+    + """
     CREATE TABLE keys (hash BLOB PRIMARY KEY, key TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE decodings (
         key BLOB, problem INTEGER, prompt BLOB, threshold REAL, lo REAL, hi REAL,
@@ -46,7 +47,6 @@ _SCHEMA = Schema(
     # Once a commit returns it is in the log and survives kill -9; only a loss of power may lose the last ones.
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
     "quick_check",  # 0.8 s per million rows (0.5 GB); the digests of rows are verified when they are read
-    claims.TABLE,  # of no use to earlier versions, which ignore it
 )
 _VALUES = "threshold, lo, hi, text, tokens, rounds, drafted, accepted"
 _FIND = f"""
@@ -110,11 +110,6 @@ class ResultCache:
 
         self._on_file(insert)
         return cached_text
-
-    def holds_key_with(self, text: str) -> bool:
-        """Returns whether a key of any decoding contains this text."""
-        query = "SELECT EXISTS (SELECT 1 FROM keys WHERE instr(key, ?))"
-        return bool(self._on_file(lambda connection: connection.execute(query, (text,)).fetchone()[0]))
 
     def claim(self, key: CacheKey, query: KeyedPrompt, threshold: float | None) -> bool:
         """Returns whether this process is to decode a prompt now: its text is not cached, and no other process that

@@ -81,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{name} is not valid: it holds no object; remove it, and pages leave out what it held")
     version = content.get("version")
     if isinstance(version, int) and version > 1:
-        raise UsageError(f"{name} has version {version}, but this fsd-calib reads up to 1; upgrade fsd-calib")
+        raise UsageError(f"{name} has version {version}, but this fsd-calib reads 1; upgrade fsd-calib")
     return content
 
 

@@ -53,30 +53,22 @@ class Space:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The fields for JSON; of chains alone those of before there were trees, as in `Configuration.values`."""
-        fields = asdict(self)
-        if not self._drafts_trees:
-            del fields["trees"], fields["depths"]
-        return fields
+        """The fields for JSON."""
+        return asdict(self)
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """The values of an arm's fields, in the order of a trial's parameters."""
-        shapes = {"tree": tuple(None if tree is None else tree.text for tree in self.trees)}
         return {
             "rule": self.rules, "divergence": self.divergences,
             "draft_length": tuple(dict.fromkeys(length for tree in self.trees for length in self.lengths(tree))),
             "policy": self.policies, "draft": self.drafts,
-            **(shapes if self._drafts_trees else {}),
+            "tree": tuple(None if tree is None else tree.text for tree in self.trees),
         }  # fmt: skip
 
     def lengths(self, tree: TreeShape | None) -> tuple[int, ...]:
         """The draft lengths of trees of a shape, or of chains."""
         return self.draft_lengths if tree is None else self.depths or self.draft_lengths
-
-    @property
-    def _drafts_trees(self) -> bool:
-        return any(tree is not None for tree in self.trees)
 
     @property
     def draftings(self) -> list[Drafting]:
@@ -116,7 +108,7 @@ def parameters_of(arm: Configuration) -> dict[str, Any]:
 
 def arm_of(parameters: Mapping[str, Any]) -> Configuration:
     """Returns the arm of a trial's parameters; see `parameters_of`."""
-    tree = parameters.get("tree")
+    tree = parameters["tree"]
     return Configuration(**{**parameters, "tree": None if tree is None else TreeShape.parse(tree)})
 
 

@@ -1,4 +1,4 @@
-"""SQLite files: created atomically, identified by their headers, and renamed where damaged or taken over."""
+"""SQLite files: created atomically, identified by their headers, and renamed where damaged."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import os
 import shutil
 import sqlite3
 import textwrap
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 from filelock import FileLock
@@ -36,6 +35,10 @@ class DamageError(Exception):
     """The content of a file cannot be trusted; the message gives the reason in a few words."""
 
 
+class VersionError(DamageError):
+    """The content of a file is of another version."""
+
+
 @dataclass(frozen=True)
 class Schema:
     """The name and content of a kind of file. `application` and `version` are written into its header."""
@@ -46,7 +49,6 @@ class Schema:
     tables: str  # SQL that creates them
     settings: str  # SQL for every connection
     check: str  # name of the pragma that checks the pages when a file is opened
-    additions: str = ""  # SQL that creates the tables which files of this version may lack
 
 
 def lock(path: Path) -> FileLock:
@@ -69,29 +71,6 @@ def open_database(path: Path | None, schema: Schema) -> sqlite3.Connection:
             if not path.exists():
                 _create_file(path, schema)
             return _check_file(_connect(str(path), schema), schema)
-
-
-@contextmanager
-def take_over_database(path: Path, schema: Schema) -> Iterator[sqlite3.Connection | None]:
-    """Yields a file to read once; afterwards it is renamed to the first free `<name>.taken-over`, unless an error
-    occurs.
-
-    No other process can write to it meanwhile, and connections that have it open are refused afterwards. Yields None
-    where there is no such file.
-
-    Raises:
-        DamageError: The file is not an intact one of this kind.
-        UsageError: It cannot be read or renamed.
-    """
-    with translate_errors(path, schema.what), lock(path) if path.exists() else nullcontext():
-        if not path.exists():
-            yield None
-            return
-        with closing(_check_file(_connect(str(path), schema), schema)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            _move(path, chain([f"{path}.taken-over"], (f"{path}.taken-over-{n}" for n in itertools.count(2))))
-            sync_folder(path.parent)
 
 
 @contextmanager
@@ -122,12 +101,9 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a file to the first free `<name>.damaged-<n>`. Processes that have it open continue to use it there."""
-    return _move(path, (f"{path}.damaged-{n}" for n in itertools.count(1)))
-
-
-def _move(path: Path, names: Iterable[str]) -> Path:
-    """Renames a file, with its logs, to the first name that is free."""
+    """Renames a file, with its logs, to the first free `<name>.damaged-<n>`. Processes that have it open continue to
+    use it there."""
+    names = (f"{path}.damaged-{n}" for n in itertools.count(1))
     new = next(name for name in names if not os.path.exists(name))
     for tail in _TAILS:
         if os.path.exists(f"{path}{tail}"):
@@ -191,7 +167,7 @@ def _remove(path: Path) -> None:
 def _create(name: str, schema: Schema) -> sqlite3.Connection:
     connection = _connect(name, schema)
     header = f"PRAGMA application_id = {schema.application}; PRAGMA user_version = {schema.version};"
-    connection.executescript(f"BEGIN; {header} {schema.tables} {schema.additions} COMMIT;")
+    connection.executescript(f"BEGIN; {header} {schema.tables} COMMIT;")
     return connection
 
 
@@ -203,13 +179,12 @@ def _check_file(connection: sqlite3.Connection, schema: Schema) -> sqlite3.Conne
         if application != schema.application:
             raise DamageError(f"it is not a {schema.what} of fsd-calib")
         if version != schema.version:
-            raise DamageError(f"its schema has version {version}, and this fsd-calib reads version {schema.version}")
+            raise VersionError(f"its schema has version {version}, and this fsd-calib reads {schema.version}")
         (status,) = connection.execute(f"PRAGMA {schema.check}").fetchone()
         if status != "ok":
             raise DamageError(_shorten(status))
         # Fails where the file cannot be written; BEGIN alone would not.
         connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {version}; ROLLBACK;")
-        connection.executescript(schema.additions)
     except BaseException:
         connection.close()
         raise

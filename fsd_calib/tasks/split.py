@@ -20,13 +20,11 @@ class Parts(NamedTuple):
 
     Attributes:
         notes: What a user should know about them, one line each.
-        repeats: Groups of problems with the same content, of which one each is kept.
     """
 
     tuning: tuple[Problem, ...]
     certification: tuple[Problem, ...]
     notes: tuple[str, ...]
-    repeats: tuple[tuple[Problem, ...], ...]
 
 
 def parts_of(task: Task) -> Parts:
@@ -37,8 +35,7 @@ def parts_of(task: Task) -> Parts:
             parts of the source, or a part has fewer than two problems.
     """
     check_ids(task.problems)
-    groups = _groups_of_same_content(task.problems)
-    distinct = [_representative(task, group) for group in groups]
+    distinct = [_representative(task, group) for group in _groups_of_same_content(task.problems)]
     tuning, certification = tuning_and_certification(distinct)
     for name, part in (("tuning", tuning), ("certification", certification)):
         if len(part) < 2:
@@ -47,9 +44,7 @@ def parts_of(task: Task) -> Parts:
             )
     tuning = tuning[:_TUNING_PROBLEMS]
     notes = (*_note_repeats(task, distinct), *_note_near_duplicates(tuning, certification))
-    repeats = [tuple(sorted(group, key=lambda p: p.id)) for group in groups if len(group) > 1]
-    repeats.sort(key=lambda group: group[0].id)
-    return Parts(tuple(tuning), tuple(certification), notes, tuple(repeats))
+    return Parts(tuple(tuning), tuple(certification), notes)
 
 
 def tuning_of(task: Task) -> list[Problem]:

@@ -39,7 +39,7 @@ def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
             doubts += _compare_configurations(role, then, served[role], reason)
             doubts += _dtype_doubts(role, then, served[role])
         else:
-            found[role] = ModelInfo.of(load_model(served[role].model, "cpu", served[role].dtype), like=then)
+            found[role] = ModelInfo.of(load_model(served[role].model, "cpu", served[role].dtype))
     return profile.compare_facts(found, tokenizer_fingerprint(tokenizer)) + doubts
 
 

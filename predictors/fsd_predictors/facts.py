@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import warnings
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.manifest import Manifest
@@ -16,10 +15,10 @@ from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.fingerprint import is_sampled, tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
 
-SCHEMA_VERSION = 1  # raised when earlier versions would misread the file
+SCHEMA_VERSION = 1
 _BASE64 = r"^[A-Za-z0-9+/]*=*$"
 _ID = "<i8"
 
@@ -105,7 +104,7 @@ class Facts(Part):
         traces: id of the traces' run.
         seed: seed of the training.
         problems: number of problems in each part.
-        trained: ids of all these problems, as `pack_ids` encodes them; None where an earlier version left them out.
+        trained: ids of all these problems, as `pack_ids` encodes them.
         rows: number of training rows by role.
         features: names of the features by role.
         hidden: the draft's hidden state, where the models read it after their features.
@@ -129,7 +128,7 @@ class Facts(Part):
     traces: str
     seed: int
     problems: Problems
-    trained: Annotated[str, Field(pattern=_BASE64)] | None = None
+    trained: Annotated[str, Field(pattern=_BASE64)]
     rows: dict[str, Natural]
     features: dict[str, tuple[str, ...]]
     hidden: HiddenInfo | None = None
@@ -138,32 +137,15 @@ class Facts(Part):
     falling: Count
     versions: dict[str, str]
 
-    @model_serializer(mode="wrap")
-    def _as_it_was(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out a field that earlier versions did not write, so that their fingerprints stay the same."""
-        content: dict[str, Any] = whole(self)
-        if self.trained is None:
-            del content["trained"]
-        return content
-
     @property
     def trained_ids(self) -> frozenset[int]:
-        """Ids of the problems it was trained on; empty where they are not recorded."""
-        return frozenset(np.frombuffer(base64.b64decode(self.trained or ""), _ID).tolist())
+        """Ids of the problems it was trained on."""
+        return frozenset(np.frombuffer(base64.b64decode(self.trained), _ID).tolist())
 
     def check(self, target: ModelInfo, draft: ModelInfo, tokenizer: Any, rule: str, divergence: str) -> None:
-        """Raises UsageError where it was trained for other models, another tokenizer, rule, divergence or version.
-
-        Fingerprints of different versions are not compared, with a warning: see `ModelInfo.of`.
-        """
+        """Raises UsageError where it was trained for other models, another tokenizer, rule, divergence or version."""
         for role, then, now in (("target", self.target, target), ("draft", self.draft, draft)):
-            if is_sampled(then.fingerprint) != is_sampled(now.fingerprint):
-                warnings.warn(
-                    f"the predictor's {role} and this one have fingerprints of different versions, which cannot be "
-                    "compared; train again to have them compared",
-                    stacklevel=3,
-                )
-            elif then.fingerprint != now.fingerprint:
+            if then.fingerprint != now.fingerprint:
                 raise UsageError(
                     f"the predictor's {role} is {then.id!r} with fingerprint {then.fingerprint[:12]}, this {role} "
                     f"has {now.fingerprint[:12]}; load that model, or train again"

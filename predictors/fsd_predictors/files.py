@@ -99,11 +99,11 @@ def _read_description(folder: Path, schema_version: int) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not JSON: {error}") from error
     version = content.get("schema_version") if isinstance(content, dict) else None
-    if type(version) is not int:
+    if type(version) is not int or version < 1:
         raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not valid: schema_version is {version!r:.60}")
     if version > schema_version:
         raise UsageError(
-            f"predictor {str(folder)!r} has schema_version {version}, this version reads up to {schema_version}; "
+            f"predictor {str(folder)!r} has schema_version {version}, but this fsd-calib reads {schema_version}; "
             "upgrade fsd-calib"
         )
     return dict(content)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.fingerprint import doubt_of_sample
 from fsd_decoding.profile.io import first_problem
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
@@ -90,10 +88,7 @@ class Predictor:
             UsageError: it was trained for other models, another tokenizer, rule or divergence, or on another version
                 of the divergences.
         """
-        target = ModelInfo.of(target_model, like=self.facts.target)
-        self.facts.check(target, ModelInfo.of(draft_model, like=self.facts.draft), tokenizer, rule, divergence)
-        for doubt in doubt_of_sample("predictor", (target.fingerprint, self.facts.draft.fingerprint), "train"):
-            warnings.warn(doubt, stacklevel=2)
+        self.facts.check(ModelInfo.of(target_model), ModelInfo.of(draft_model), tokenizer, rule, divergence)
 
     def _as_files(self) -> tuple[bytes, dict[str, bytes]]:
         """Returns predictor.json and, by name, the files it lists."""

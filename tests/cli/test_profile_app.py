@@ -17,9 +17,6 @@ from fsd_calib.cli.console import run
 from fsd_calib.report.diff import differences
 from support.calibration.profiles import FRONT, UNCERTIFIED, profile, values
 from support.messages import error_line
-from support.paths import FILES
-
-OLD = FILES / "profile-1.json"
 
 
 def app(*arguments: str | Path) -> int:
@@ -51,18 +48,11 @@ def test_show_prints_report_curve_and_sheets(files: tuple[Path, Path], capsys: p
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_show_reads_older_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app("show", OLD) == 0
-    shown = capsys.readouterr().out
-    assert "not recorded" in shown
-    assert "effort" not in shown
-
-
 def test_validate_names_every_bad_file_once(
     files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert app("validate", *files, OLD) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{path}: valid" for path in (*files, OLD)]
+    assert app("validate", *files) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{path}: valid" for path in files]
     bad = tmp_path / "bad.json"
     bad.write_text(files[0].read_text().replace('"lossy": true', '"lossy": false'))
     assert app("validate", files[0], bad, tmp_path / "none") == 2
@@ -89,18 +79,6 @@ def test_show_says_first_that_a_file_was_edited(edited: Path, capsys: pytest.Cap
     assert "yes, says the profile, but it was edited" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("changes", [{}, FRONT], ids=["certified", "front"])
-def test_show_says_first_that_a_file_has_no_digest(
-    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile(changes).model_copy(update={"digest": None}).save(tmp_path / "profile.json")
-    assert app("show", tmp_path) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert shown.startswith("no digest: not certified. The profile of 'arithmetic' has no digest")
-    assert "no digest: not certified. The profile says: " in shown
-    assert ", says the profile, but it has no digest" in shown
-
-
 def test_validate_fails_what_was_edited(edited: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app("validate", edited) == 2
     captured = capsys.readouterr()
@@ -108,16 +86,13 @@ def test_validate_fails_what_was_edited(edited: Path, capsys: pytest.CaptureFixt
     assert "edited.json' was changed after the calibration that wrote it, so nothing certifies" in captured.err
 
 
-def test_validate_and_diff_warn_of_files_without_a_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profile(FRONT).model_copy(update={"digest": None}).save(tmp_path / "profile.json")
-    for path in (OLD, tmp_path / "profile.json"):
-        assert app("validate", path) == 0
-        captured = capsys.readouterr()
-        assert captured.out == f"{path}: valid\n"
-        assert "fsd-profile: warning: " in captured.err
-        assert "has no digest" in captured.err
-        assert app("diff", path, path) == 0
-        assert f"fsd-profile: warning: {path} has no digest, so it is not certified\n" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["show", "validate", "vllm"])
+def test_a_file_without_a_digest_is_refused_in_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "profile.json").write_text(profile().model_copy(update={"digest": None}).model_dump_json())
+    assert app(command, tmp_path / "profile.json") == 2
+    assert "profile.json' has no digest, so the file was changed" in error_line(capsys)
 
 
 def test_diff_compares_what_was_edited_and_says_so(

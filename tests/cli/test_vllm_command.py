@@ -94,11 +94,11 @@ def test_without_a_threshold_the_draft_length_is_that_of_sd_and_a_warning_says_s
 
 
 def test_doubts_of_the_profile_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profile(UNTESTED).model_copy(update={"digest": None}).save(tmp_path / "profile.json")
-    assert app(tmp_path) == 0
+    profile(UNTESTED).model_copy(update={"seed": 5}).save(tmp_path / "profile.json")
+    assert app(tmp_path, "--allow-edited") == 0
     digest, untested, engine = capsys.readouterr().err.splitlines()
     assert "its certificate is not for this engine" in engine
-    assert "has no digest" in digest
+    assert "was edited" in digest
     assert "was never tested" in untested
 
 

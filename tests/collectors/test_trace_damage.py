@@ -56,8 +56,9 @@ def edit(path: Path, **facts: Any) -> None:
         (lambda path: path.write_text("[]"), "is not one of traces"),
         (
             lambda path: edit(path, schema_version=2),
-            "has schema_version 2, this version reads up to 1; upgrade fsd-calib",
+            "has schema_version 2, but this fsd-calib reads 1; upgrade fsd-calib",
         ),
+        (lambda path: edit(path, schema_version=0), "is not one of traces: its schema_version is 0"),
         (lambda path: edit(path, portion=0), "is not valid: portion: "),
         (lambda path: edit(path, colour="red"), "is not valid: colour: "),
     ],

@@ -32,10 +32,10 @@ def own(kind: type) -> dict[str, object]:
 
 def test_keywords_are_the_fields_and_of_their_types() -> None:
     sampling = {name: hint for name, hint in own(Sampling).items() if name != "_warpers"}
-    assert get_type_hints(DecodingKeywords) == own(DecodingConfig) | sampling | {"policy": Any}
+    assert get_type_hints(DecodingKeywords) == own(DecodingConfig) | sampling
     parameters = {"temperature", "top_k", "top_p"}  # of `generate` itself
     expected = {name: hint for name, hint in own(CallOverrides).items() if name not in parameters}
-    assert get_type_hints(CallKeywords) == expected | {"policy": Any}
+    assert get_type_hints(CallKeywords) == expected
 
 
 def test_keywords_and_an_object_decode_the_same_and_keywords_go_first() -> None:
@@ -99,20 +99,11 @@ def test_a_scale_policy_scales_the_threshold_beside_it() -> None:
         ),
         ({"stop_policy": "folder"}, "stop_policy is 'folder'; it must be a StopPolicy"),
         ({"decoding": {"rule": "fsd"}}, "decoding is .*; it must be a DecodingConfig, or give its fields as keywords"),
-        ({"policy": None, "stop_policy": None}, "policy= and stop_policy= are both given"),
     ],
 )
 def test_what_a_decoder_cannot_follow_is_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         decoder(**keywords)
-
-
-def test_the_former_keyword_works_and_warns_its_caller() -> None:
-    made = decoder(draft_length=4)
-    with pytest.warns(DeprecationWarning, match="policy= is now called stop_policy=") as caught:
-        found = made.generate(PROMPTS, NEW, policy=lambda state: [len(state.logits) < 2] * len(state.rows))
-    assert caught[0].filename == __file__
-    assert found == made.generate(PROMPTS, NEW, stop_policy=lambda state: [len(state.logits) < 2] * len(state.rows))
 
 
 def test_an_unknown_keyword_is_a_type_error_that_names_it() -> None:

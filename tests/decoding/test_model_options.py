@@ -20,7 +20,7 @@ from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize
 from fsd_decoding.model_options import Loading, ModelOptions
 from fsd_decoding.models.attention import attention_kind
-from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint, tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import family_id, model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.quantization import SCHEMES, scheme_of
@@ -218,7 +218,7 @@ def test_a_model_quantised_by_name_is_another_and_decodes(name: str, tmp_path: P
         source, source, device="cpu", model_kwargs={"quantization": name}, draft_model_kwargs={"quantization": "none"}
     )
     assert [ModelInfo.of(model).quantization for model in (decoder.target, decoder.draft)] == [name, None]
-    for fingerprint in (model_fingerprint, sampled_fingerprint):
+    for fingerprint in (model_fingerprint, family_id):
         before = fingerprint(decoder.target)
         assert before != fingerprint(decoder.draft)
         assert before == fingerprint(load_model(source, "cpu", None, ModelOptions(quantization=name)))

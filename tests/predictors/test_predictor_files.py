@@ -15,10 +15,10 @@ import pytest
 
 from fsd_decoding import divergence
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.fingerprint import sampled_fingerprint, tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
-from fsd_predictors.facts import Facts, Problems, Quality, facts_of_manifest
+from fsd_predictors.facts import Facts, Problems, Quality, facts_of_manifest, pack_ids
 from fsd_predictors.features.features import FEATURES, ROLES, Array
 from fsd_predictors.features.share_scale import Knots, ShareScale
 from fsd_predictors.models.calibration import fit_calibration
@@ -46,7 +46,8 @@ def facts(**changes: Any) -> Facts:
     values: dict[str, Any] = {
         **facts_of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
         "kind": "boosted", "rule": "fsd-coupled", "divergences": ("js",), "seed": 0, "rows": {"accepting": 400},
-        "problems": Problems(training=30, calibration=10, evaluation=10), "features": dict.fromkeys(ROLES, FEATURES),
+        "problems": Problems(training=30, calibration=10, evaluation=10), "trained": pack_ids(range(50)),
+        "features": dict.fromkeys(ROLES, FEATURES),
         "parameters": {"accepting": {"trees": 7}}, "versions": {"python": "3"}, "falling": 0,
         "reached": (Quality(forecast="a", divergence="js", threshold=-1.0, rows=9, accepted=0.5, auc=None,
                             probability_auc=0.1, entropy_auc=None, error=1 / 3),),
@@ -128,7 +129,8 @@ def resealed(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"schema_version": 2}, "has schema_version 2, this version reads up to 1; upgrade fsd-calib"),
+        ({"schema_version": 2}, "has schema_version 2, but this fsd-calib reads 1; upgrade fsd-calib"),
+        ({"schema_version": 0}, "predictor.json is not valid: schema_version is 0"),
         ({"schema_version": "1"}, "predictor.json is not valid: schema_version is '1'"),
         ({"facts": {}}, "is not valid: kind: Field required"),
         ({"models": {}}, "is not valid: KeyError"),
@@ -209,18 +211,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_its_own_models_and_rule_pass() -> None:
     for rule in ("fsd-coupled", "coupled"):  # the second is the first at T < 0
         predictor().check(*MODELS_IN_HAND, TOKENIZER, rule, "js")
-
-
-def test_fingerprints_of_an_earlier_version_are_compared_by_their_sample() -> None:
-    target, draft = MODELS_IN_HAND
-    old = [ModelInfo.of(one).model_copy(update={"fingerprint": sampled_fingerprint(one)}) for one in (target, draft)]
-    earlier = predictor(target=old[0], draft=old[1])
-    with pytest.warns(UserWarning, match="the predictor's fingerprints are of an earlier version and cover only 64"):
-        earlier.check(target, draft, TOKENIZER, "fsd-coupled", "js")
-    with pytest.raises(UsageError, match=r"predictor's draft is .* with fingerprint .*, this draft has"):
-        earlier.check(target, target, TOKENIZER, "fsd-coupled", "js")
-    with pytest.warns(UserWarning, match="predictor's target and this one have fingerprints of different versions"):
-        earlier.facts.check(ModelInfo.of(target), ModelInfo.of(draft), TOKENIZER, "fsd-coupled", "js")
 
 
 @pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "sd", "target", "typical"])

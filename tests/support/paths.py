@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
-FILES = Path(__file__).with_name("files")  # written by earlier versions
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 BENCHMARK_FILES = ROOT.parent / "shared" / "data"  # the real ones; not on every machine
 GSM8K = BENCHMARK_FILES / "gsm8k"

@@ -115,11 +115,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _check_version(facts: Any, name: str) -> None:
     version = facts.get("schema_version") if isinstance(facts, dict) else None
-    if not isinstance(version, int):
+    if type(version) is not int or version < 1:
         raise UsageError(f"{name} is not one of traces: its schema_version is {version!r:.60}")
     if version > SCHEMA_VERSION:
         raise UsageError(
-            f"{name} has schema_version {version}, this version reads up to {SCHEMA_VERSION}; upgrade fsd-calib"
+            f"{name} has schema_version {version}, but this fsd-calib reads {SCHEMA_VERSION}; upgrade fsd-calib"
         )
 
 

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from fsd_decoding.policies.entropy_scaled import EntropyScaled
     from fsd_decoding.policies.per_prompt import PerPrompt
     from fsd_decoding.policies.registry import policy_named
-    from fsd_decoding.policies.rounds import Begun, NewRequests, RoundOutcome, RoundState
+    from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
     from fsd_decoding.policies.schedule import Schedule
     from fsd_decoding.policies.switch import Switch
     from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 
 __all__ = [
-    "Begun",
     "Constant",
     "DivergenceBudget",
     "EntropyScaled",
@@ -43,7 +42,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "Begun": "fsd_decoding.policies.rounds",
         "NewRequests": "fsd_decoding.policies.rounds",
         "Constant": "fsd_decoding.policies.constant",
         "DivergenceBudget": "fsd_decoding.adaptive.divergence_budget",

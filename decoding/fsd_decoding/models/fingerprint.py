@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SAMPLED = 64  # elements of every tensor in a fingerprint of an earlier version
-_OF_SAMPLE = re.compile("[0-9a-f]{64}")
+_SAMPLED = 64  # elements of every tensor in a family's id
 # Configuration entries about how and where a model was loaded, or about text handling, which do not change the model.
 _NOT_ARCHITECTURE = {
     *("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "return_dict"),
@@ -26,7 +23,7 @@ _NOT_ARCHITECTURE = {
 
 
 def model_fingerprint(model: Any) -> str:
-    """Returns the version and the SHA-256 (hex) of a loaded causal LM: its class, its architecture and all weights.
+    """Returns the SHA-256 (hex) of a loaded causal LM: its class, its architecture and all weights.
 
     Weights are rounded to bfloat16, so a checkpoint has the same fingerprint loaded in float32, bfloat16 or float64, on
     any device and from any folder. float16 holds small weights less exactly than bfloat16 does, and so has a
@@ -34,10 +31,9 @@ def model_fingerprint(model: Any) -> str:
     changes are found, and `known_weights_digest` when the weights are read again.
     """
     from fsd_decoding.models.known_digests import known_weights_digest
-    from fsd_decoding.models.weights_digest import DIGEST_VERSION
 
-    digest = hashlib.sha256(_described(model) + _quantised(model.config) + known_weights_digest(model).encode())
-    return f"{DIGEST_VERSION}-{digest.hexdigest()}"
+    parts = _described(model) + _quantised(model.config) + known_weights_digest(model).encode()
+    return hashlib.sha256(parts).hexdigest()
 
 
 def architecture_digest(config: Any) -> str:
@@ -46,35 +42,15 @@ def architecture_digest(config: Any) -> str:
     return hashlib.sha256(_json({k: v for k, v in described.items() if k != "quantization_config"})).hexdigest()
 
 
-def sampled_fingerprint(model: Any) -> str:
-    """Returns the fingerprint of earlier versions, which covers 64 elements of every tensor.
+def family_id(model: Any) -> str:
+    """Returns the SHA-256 (hex) of a loaded causal LM's class, its architecture and 64 elements of every tensor.
 
-    Models that differ elsewhere share it. Files of earlier versions are compared by it, and the ledger of attempts
-    counts by it: a model that hardly differs from one that was certified is no new start.
+    Models that differ elsewhere share it. The ledger of attempts counts by it: a model that hardly differs from one
+    that was certified is no new start.
     """
     from fsd_decoding.models.known_digests import while_unchanged
 
     return hashlib.sha256(_described(model) + bytes.fromhex(while_unchanged(model, _samples))).hexdigest()
-
-
-def is_sampled(fingerprint: str) -> bool:
-    """Returns whether a model's fingerprint is of an earlier version, by its form."""
-    return _OF_SAMPLE.fullmatch(fingerprint) is not None
-
-
-def fingerprint_like(recorded: str, model: Any) -> str:
-    """Returns the model's fingerprint of the version that `recorded` is of, so that the two can be compared."""
-    return sampled_fingerprint(model) if is_sampled(recorded) else model_fingerprint(model)
-
-
-def doubt_of_sample(owner: str, recorded: Iterable[str], way_out: str) -> list[str]:
-    """Returns a warning where a recorded fingerprint of a model is of an earlier version."""
-    if not any(map(is_sampled, recorded)):
-        return []
-    return [
-        f"the {owner}'s fingerprints are of an earlier version and cover only {_SAMPLED} elements of each tensor, so "
-        f"models that differ elsewhere pass for the same; {way_out} again to have all weights compared"
-    ]
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -65,10 +65,6 @@ class NewRequests:
     first: bool  # the first ones of this call of the decoder
 
 
-Begun = NewRequests
-"""The former name of `NewRequests`, for policies that import it."""
-
-
 @dataclass
 class RoundState:
     """A round before it is judged, on the device. Values of empty rows are uninitialised padding."""

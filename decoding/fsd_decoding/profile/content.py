@@ -48,13 +48,12 @@ def _date_time(created: Any) -> Any:
 class ProfileContent(Part):
     """The exported result of a calibration, as the fields of its file."""
 
-    schema_version: Literal[4] = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     """Version of this schema."""
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """SHA-256, in hexadecimal, of all other fields as canonical JSON: that of Python's json.dumps with sort_keys=True
     and separators=(",", ":"). It binds the threshold to its certificate: a profile that was changed since has another
-    one, and is not certified. It detects accidents and edits, not forgery. null: nothing binds them, as in a profile
-    from a file of an older schema, or one that no calibration made, so it is not certified either."""
+    one, and is not certified. It detects accidents and edits, not forgery."""
     created: Annotated[AwareDatetime, BeforeValidator(_date_time)]
     """When the calibration began, ISO 8601 with a time zone."""
     outcome: Outcome
@@ -142,7 +141,7 @@ class ProfileContent(Part):
     compile: Rounds | None = None
     """How rounds were called when speeds and costs were measured: off (directly), capture (as graphs of PyTorch's own
     kernels) or on (as graphs of compiled kernels). Decoders of the profile call them as they are told themselves.
-    null: not recorded."""
+    null: another engine did, in its own way."""
     engine: EngineInfo | None = None
     """What decoded and timed the texts that the profile is of, and so what its certificate is for. null: fsd-calib's
     own engine."""

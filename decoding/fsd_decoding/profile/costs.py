@@ -122,8 +122,8 @@ class Speed(SpeedFigures):
     """Number of CPU threads of the process that timed. null: the engine has its own, or no CPU decoded."""
     single: SpeedFigures | None = None
     """Speeds of the same settings with one prompt at a time. null: not timed."""
-    forecast: Forecasts | None = None
-    """What the cost model forecast. null: the profile has an older schema."""
+    forecast: Forecasts
+    """What the cost model forecast."""
 
     @property
     def is_below_wanted(self) -> bool:

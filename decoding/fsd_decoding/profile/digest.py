@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 FIELD: Final = "digest"
-FIRST_VERSION: Final = 4  # the first schema with a digest
 
 
 def digest_of(content: Mapping[str, Any]) -> str:

@@ -24,24 +24,23 @@ def kind_of(draft: Any) -> DraftKind | None:
     return None if isinstance(draft, DraftSource) else "model"
 
 
-def info_of(draft: Any, target: Any, like: ModelInfo | None = None) -> ModelInfo:
+def info_of(draft: Any, target: Any) -> ModelInfo:
     """Describes a loaded draft of any kind.
 
     Args:
         target: its loaded target, over whose vocabulary it drafts.
-        like: see `ModelInfo.of`.
     """
     kind = kind_of(draft)
     if kind == "model":
-        return ModelInfo.of(draft, like)
+        return ModelInfo.of(draft)
     name, vocabulary = repr(draft), vocabulary_size(target)
     if kind == "eagle":
         dtype = str(next(draft.parameters()).dtype).removeprefix("torch.")
         return ModelInfo(id=draft.name or name, revision=draft.revision, fingerprint=draft.fingerprint,
-                         vocab_size=vocabulary, dtype=dtype, kind=kind)  # fmt: skip
+                         vocab_size=vocabulary, dtype=dtype, quantization=None, attention=None, kind=kind)  # fmt: skip
     fingerprint = hashlib.sha256(name.encode()).hexdigest()
     return ModelInfo(id=name, revision=None, fingerprint=fingerprint, vocab_size=vocabulary, dtype="float32",
-                     kind=kind or "model")  # fmt: skip
+                     quantization=None, attention=None, kind=kind or "model")  # fmt: skip
 
 
 def draft_of(info: ModelInfo) -> Any:

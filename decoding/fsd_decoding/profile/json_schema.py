@@ -1,8 +1,8 @@
 """The JSON schema of a profile, for readers without this package.
 
-`schemas/profile-N.json` holds one for every schema version so far. The current one is regenerated with
+It is committed as `schemas/profile-1.json`, by the version of the schema, and regenerated with
 
-    python -m fsd_decoding.profile.json_schema > decoding/fsd_decoding/schemas/profile-4.json
+    python -m fsd_decoding.profile.json_schema > decoding/fsd_decoding/schemas/profile-1.json
 
 It describes the fields and their values. Contradictions between fields are found only by loading a profile.
 """
@@ -24,9 +24,16 @@ def schema_text() -> str:
     """Returns the schema of the current version as JSON."""
     schema = ThresholdProfile.model_json_schema()
     schema["required"] = _ALWAYS_WRITTEN + schema["required"]
+    schema["properties"]["digest"] = _in_files(schema["properties"]["digest"])
     schema = json.loads(json.dumps(schema), object_hook=_on_one_line)
     head = {"$schema": _DIALECT, "$id": f"{_FOLDER}/profile-{SCHEMA_VERSION}.json"}
     return json.dumps(head | schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _in_files(digest: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of the digest without null, which only objects in Python have."""
+    text: dict[str, Any] = next(kind for kind in digest.pop("anyOf") if kind["type"] == "string")
+    return text | {name: digest[name] for name in ("description", "title")}
 
 
 def _on_one_line(part: dict[str, Any]) -> dict[str, Any]:

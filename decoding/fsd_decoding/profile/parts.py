@@ -13,8 +13,6 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -74,42 +72,30 @@ class ModelInfo(Part):
     """Width of its logits, which may have a tail of padding."""
     dtype: str
     """The dtype of its weights, as torch names it."""
-    quantization: str | None = None
-    """How its weights are quantised: a name of --quantization, or the checkpoint's own method. null: they are not, or
-    it is not recorded, but then the fingerprint tells."""
-    attention: str | None = None
-    """The kind of attention that it was loaded with. null: not recorded."""
-    kind: DraftKind = "model"
+    quantization: str | None
+    """How its weights are quantised: a name of --quantization, or the checkpoint's own method. null: they are not."""
+    attention: str | None
+    """The kind of attention that it was loaded with. null: it is no model."""
+    kind: DraftKind
     """What it is: a model, an EAGLE head of the target, or an n-gram draft, which has no weights."""
 
-    @model_serializer(mode="wrap")
-    def _as_it_was(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what earlier versions did not write, so that digests made of their records stay the same."""
-        content: dict[str, Any] = whole(self)
-        unknown = [name for name in ("quantization", "attention") if content.get(name) is None]
-        unknown += ["kind"] * (content["kind"] == "model")
-        return {name: value for name, value in content.items() if name not in unknown}
-
     @classmethod
-    def of(cls, model: Any, like: ModelInfo | None = None) -> ModelInfo:
-        """Describes a loaded causal LM.
-
-        Args:
-            like: a record to compare it with: the fingerprint is of the version that this one's is of.
-        """
+    def of(cls, model: Any) -> ModelInfo:
+        """Describes a loaded causal LM."""
         from fsd_decoding.models.attention import attention_kind
-        from fsd_decoding.models.fingerprint import fingerprint_like, model_fingerprint
+        from fsd_decoding.models.fingerprint import model_fingerprint
         from fsd_decoding.models.runner import vocabulary_size
         from fsd_decoding.quantization import scheme_of
 
         return cls(
             id=model.config._name_or_path,
             revision=getattr(model.config, "_commit_hash", None),
-            fingerprint=model_fingerprint(model) if like is None else fingerprint_like(like.fingerprint, model),
+            fingerprint=model_fingerprint(model),
             vocab_size=vocabulary_size(model),
             dtype=str(model.dtype).removeprefix("torch."),
             quantization=scheme_of(model.config),
             attention=attention_kind(model),
+            kind="model",
         )
 
 
@@ -186,9 +172,9 @@ class Certificate(Counts):
     guarantee: Literal["population", "dataset", "none"] = "population"
     """What the certificate is about: new problems like these, these problems alone, or nothing."""
     attempt: Natural | None = None
-    """How many times, including this one, problems of this part were used to decide. null: not recorded."""
+    """How many times, including this one, problems of this part were used to decide. null: nothing was tested."""
     delta: Confidence | None = None
-    """Significance level of the test, at most (1 - confidence) * 6 / (pi^2 attempt^2). null: not recorded."""
+    """Significance level of the test, at most (1 - confidence) * 6 / (pi^2 attempt^2). null: nothing was tested."""
     seeds: Natural = 1
     """Number of noise seeds per problem; the counts are of (problem, seed) pairs."""
     accuracy: Share | None = None
@@ -197,7 +183,7 @@ class Certificate(Counts):
     """Lower bound of accuracy, by itself at `delta`. null: nothing was decoded."""
     frozen: Natural | None = None
     """Number of configurations that were frozen to be tested. If there were several, the bounds of the chosen one hold
-    for it by itself and are not corrected for the choice. null: not recorded."""
+    for it by itself and are not corrected for the choice. null: nothing was tested."""
     lossless: bool = False
     """Whether the numbers are of lossless decoding (those of the target), which fulfils the request or failed to."""
     harm: Share | None = None

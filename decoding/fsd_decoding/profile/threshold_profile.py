@@ -19,7 +19,7 @@ from fsd_decoding.notebook import html_of
 from fsd_decoding.profile.chat_template import DAY
 from fsd_decoding.profile.content import ProfileContent
 from fsd_decoding.profile.digest import digest_of, edited_message
-from fsd_decoding.profile.io import file_of, first_problem, read, upgrade, write_atomically
+from fsd_decoding.profile.io import file_of, first_problem, read, write_atomically
 from fsd_decoding.profile.outcome import MET
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
@@ -33,8 +33,8 @@ class ThresholdProfile(ProfileContent):
     """The exported result of a calibration, and its file.
 
     The digest that a calibration gives to a profile is that of its content, which it binds. A copy or a file that was
-    changed later does not match it: it is `edited`. One without a digest, as of an older schema, is not bound either.
-    Whatever such a profile says, nothing certifies it.
+    changed later does not match it: it is `edited`. One that Python made has no digest, and is not bound either, until
+    it is `sealed`. Whatever a profile says that is not bound, nothing certifies it.
     """
 
     _folder: Path | None = PrivateAttr(default=None)
@@ -97,19 +97,24 @@ class ThresholdProfile(ProfileContent):
             return f"the profile of {self.task!r} was edited: its certificate does not cover this decoding"
         if self.digest is None:
             return (
-                f"the profile of {self.task!r} has no digest, which files have since schema version 4, so nothing "
-                "shows that it is what a calibration wrote, and nothing certifies it; calibrate again"
+                f"the profile of {self.task!r} has no digest, so nothing shows that it is what a calibration found, "
+                "and nothing certifies it; calibrate again"
             )
         return None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file atomically. The path of its predictor is adapted if the folder changes.
 
-        The digest is written as it is: an edited profile remains edited, and one without a digest gets none.
+        The digest is written as it is: an edited profile remains edited.
 
         Raises:
-            UsageError: the file cannot be written.
+            UsageError: the profile has no digest, or the file cannot be written.
         """
+        if self.digest is None:
+            raise UsageError(
+                f"the profile of {self.task!r} has no digest, without which its file would be refused; save what a "
+                "calibration returned, or what sealed() returns"
+            )
         folder = Path(path).absolute().parent
         write_atomically(Path(path), self._relative_to(folder).model_dump_json(indent=2) + "\n")
         self._file = Path(path)
@@ -165,7 +170,7 @@ class ThresholdProfile(ProfileContent):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, allow_edited: bool = False) -> ThresholdProfile:
-        """Reads a file that `save` wrote, in the current or an older schema.
+        """Reads a file that `save` wrote.
 
         Args:
             path: the file, or its folder, if it is named profile.json.
@@ -178,11 +183,9 @@ class ThresholdProfile(ProfileContent):
         name = f"profile {str(file)!r}"
         content = read(file, name)
         try:
-            profile = cls.model_validate_json(json.dumps(upgrade(content)), strict=True)
+            profile = cls.model_validate_json(json.dumps(content), strict=True)
         except ValidationError as error:
             raise UsageError(f"{name} is not valid: {first_problem(error)}") from error
-        if content.get("digest") == digest_of(content):
-            profile = profile.sealed()  # this version may have fields that the file has not
         profile._file, profile._folder = file, file.absolute().parent
         if not allow_edited:
             profile.require_unedited(name)
@@ -217,8 +220,7 @@ class ThresholdProfile(ProfileContent):
         """Compares the profile with loaded models and, if there is one, their tokenizer.
 
         Returns:
-            Warnings of differences that change the last bits of logits, another dtype, kind of attention or device, and
-            of fingerprints of an earlier version.
+            Warnings of differences that change the last bits of logits: another dtype, kind of attention or device.
 
         Raises:
             UsageError: weights, configuration, vocabulary, tokenizer or the definition of divergences differ, so the
@@ -234,13 +236,13 @@ class ThresholdProfile(ProfileContent):
                 f"{given}; give that one, or decode without a profile"
             )
         found = {
-            "target": ModelInfo.of(target_model, like=self.target),
-            "draft": info_of(draft_model, target_model, like=self.draft),
+            "target": ModelInfo.of(target_model),
+            "draft": info_of(draft_model, target_model),
         }
         doubts = self.compare_facts(found, None if tokenizer is None else tokenizer_fingerprint(tokenizer))
         for role, now in found.items():
             then = self.target if role == "target" else self.draft
-            if then.attention not in (None, now.attention):
+            if then.attention != now.attention:
                 doubts.append(
                     f"the profile was calibrated with {then.attention} attention in the {role}, this one has "
                     f"{now.attention}"
@@ -257,7 +259,6 @@ class ThresholdProfile(ProfileContent):
             tokenizer: its fingerprint; None: it is not compared.
         """
         from fsd_decoding.divergence import DIVERGENCE_VERSION
-        from fsd_decoding.models.fingerprint import doubt_of_sample
 
         if self.divergence_version != DIVERGENCE_VERSION:
             raise UsageError(
@@ -268,8 +269,7 @@ class ThresholdProfile(ProfileContent):
             raise UsageError(
                 "the profile was calibrated with another tokenizer; load the profile's models, or calibrate again"
             )
-        models = [model.fingerprint for model in (self.target, self.draft) if model.kind == "model"]
-        doubts = doubt_of_sample("profile", models, "calibrate")
+        doubts = []
         for role, now in found.items():
             then = self.target if role == "target" else self.draft
             _check_same_model(role, then, now)

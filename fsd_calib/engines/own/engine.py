@@ -33,7 +33,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.models.attention import attention_kind
-from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint, tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import family_id, model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy
@@ -142,7 +142,7 @@ class OwnEngine(Engine):
 
     @property
     def family(self) -> str:
-        return sampled_fingerprint(self.decoder.target)
+        return family_id(self.decoder.target)
 
     @property
     def rule(self) -> str:

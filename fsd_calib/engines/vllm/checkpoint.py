@@ -9,7 +9,7 @@ from fsd_calib.engines.base import Pair, short_name
 from fsd_calib.vllm_plugin.model_checks import too_large
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model, shared_tokenizer
-from fsd_decoding.models.fingerprint import sampled_fingerprint, tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.profile.parts import ModelInfo
 
@@ -45,7 +45,7 @@ def read_checkpoints(target: str, draft: str, dtype: str | None) -> Checkpoints:
     tokenizer = shared_tokenizer(target, draft, None)
     large = _load("target", target, dtype)
     own = str(large.dtype).removeprefix("torch.")
-    of_target, family = _Model.of(large), sampled_fingerprint(large)
+    of_target, family = _Model.of(large), family_id(large)
     del large
     of_draft = _Model.of(_load("draft", draft, own))
     contexts = [model.context for model in (of_target, of_draft) if model.context is not None]

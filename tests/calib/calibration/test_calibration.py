@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,9 +30,8 @@ from fsd_calib.progress import Progress, Silent
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.fingerprint import sampled_fingerprint
+from fsd_decoding.models.fingerprint import family_id
 from fsd_decoding.sampling import Sampling
-from support.calibration import earlier_ledgers
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
@@ -73,7 +73,7 @@ def attempt(state: Path, **changes: Any) -> int:
 def marked(state: Path) -> int:
     """How many of the tuning problems may not certify anything."""
     with session(state) as made, AttemptLedger(state / "ledger.sqlite") as ledger:
-        family = sampled_fingerprint(made.decoder.target)
+        family = family_id(made.decoder.target)
         return int((~ledger.usable(family, made.tuning.problems, "none")).sum())
 
 
@@ -162,25 +162,11 @@ def test_too_few_that_were_never_tuned_on_are_refused_with_the_reason(tmp_path: 
         planned(tmp_path, min_acc=None, min_speed=1.0)
 
 
-def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
-    with session(tmp_path / "other") as made:
-        target, ids = sampled_fingerprint(made.decoder.target), made.holdout.ids
-    state, cache = tmp_path / "state", tmp_path / "cache"
-    cache.mkdir()
-    earlier_ledgers.write(cache / "attempts.sqlite", [(ids, "frozen", 1, "failed")], ids[:3], target)
-    with open_session(OwnEngine(made.decoder, TASK), TASK, RunConfig(cache=cache)):
-        assert (cache / "attempts.sqlite").exists()  # there is no ledger to take it over into
-    for _ in range(2):
-        with open_session(OwnEngine(made.decoder, TASK), TASK, RunConfig(cache=cache, state=state)) as taking:
-            assert taking.holdout.next_attempt == 2
-            assert taking.holdout.of_run("new").problems == len(ids) - 3
-    assert not (cache / "attempts.sqlite").exists()
-    (cache / "attempts.sqlite").write_bytes(b"damaged")
-    with (
-        pytest.raises(UsageError, match="is damaged"),
-        open_session(OwnEngine(made.decoder, TASK), TASK, RunConfig(cache=cache, state=state)),
-    ):
-        pass
+def test_a_ledger_of_another_version_is_no_empty_one(tmp_path: Path) -> None:
+    assert mark(tmp_path, 0.2)
+    sqlite3.connect(tmp_path / "ledger.sqlite").execute("PRAGMA user_version = 2")
+    with pytest.raises(UsageError, match=r"ledger\.sqlite' is of another version .* use the fsd-calib that wrote it"):
+        planned(tmp_path)
 
 
 @pytest.mark.parametrize(("seeds", "test"), [(1, "betting"), (4, "score")])

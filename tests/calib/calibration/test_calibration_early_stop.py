@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import warnings
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -154,24 +152,6 @@ def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predicto
     note = "20 of 2.. certification problems were tuned or trained on before and are left out"
     assert re.search(note, planned(tmp_path, predictor, problems))
     assert "tuned on before" not in planned(tmp_path, predictor, problems, explore=True)  # nothing is to be certified
-
-
-@pytest.mark.slow
-def test_an_earlier_predictor_is_the_same_and_warns_that_its_problems_are_not_known(
-    predictor: Path, tmp_path: Path
-) -> None:
-    loaded = Predictor.load(predictor)
-    replace(loaded, facts=loaded.facts.model_copy(update={"trained": None})).save(tmp_path / "earlier")
-    written = json.loads((tmp_path / "earlier" / "predictor.json").read_text())
-    assert "trained" not in written["facts"]
-    assert Predictor.load(tmp_path / "earlier").fingerprint == written["sha256"]
-    problems = tiny_calibration.task(300).problems
-    with pytest.warns(UserWarning, match="does not record the problems that it was trained on"):
-        planned(tmp_path / "state", tmp_path / "earlier", problems)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        planned(tmp_path / "state", tmp_path / "earlier", problems, explore=True)
-        planned(tmp_path / "state", predictor, problems)
 
 
 def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Path, tmp_path: Path) -> None:

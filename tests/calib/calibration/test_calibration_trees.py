@@ -15,9 +15,7 @@ from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.recertify import decoding_of, setting_of
 from fsd_calib.engines.base import Limits
-from fsd_calib.engines.cache_key import key_of
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search.space import Space
 from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
@@ -101,21 +99,6 @@ def test_a_configuration_is_read_back_from_json() -> None:
     for tree in (None, SMALL):
         arm = Configuration("fsd-coupled", "js", 4, 0.1, tree=tree)
         assert Configuration.of(json.loads(json.dumps(arm.values))) == arm
-
-
-def test_calibrations_of_chains_have_the_names_that_they_had_before_there_were_trees() -> None:
-    """Runs and attempts are known by these values: a calibration begun by an earlier version goes on as the same."""
-    chain, space = Configuration("fsd", "js", 4, 0.1), Space(("fsd",), ("js",), (4,), depths=(2, 3))
-    assert chain.values == {
-        "rule": "fsd", "divergence": "js", "draft_length": 4, "threshold": 0.1, "policy": None, "draft": None,
-    }  # fmt: skip
-    assert space.values == {
-        "rules": ("fsd",), "divergences": ("js",), "draft_lengths": (4,), "policies": (None,), "drafts": (None,),
-    }  # fmt: skip
-    assert json.loads(key_of(chain, 0, DecodingConfig(), LIMITS, models=MODELS, engine={}).json).keys() == {
-        "rule", "draft_length", "divergence", "models", "sampling", "seed", "max_new_tokens", "stop", "engine",
-        "policy",
-    }  # fmt: skip
 
 
 def test_vllm_is_told_that_it_drafts_no_trees() -> None:

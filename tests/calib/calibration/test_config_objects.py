@@ -27,7 +27,7 @@ def test_keywords_are_the_fields_and_of_their_types(config: Any, keywords: Any) 
 def test_no_keyword_belongs_to_two_objects() -> None:
     names = [f.name for config in (Goal, DecodingConfig, RunConfig, Sampling) for f in fields(config)]
     assert len(names) == len(set(names))
-    assert set(names) - {"processors", "_warpers"} | {"predictor", "policy"} == set(get_type_hints(CalibrationKeywords))
+    assert set(names) - {"processors", "_warpers"} | {"predictor"} == set(get_type_hints(CalibrationKeywords))
 
 
 @pytest.mark.slow
@@ -95,16 +95,6 @@ def test_a_task_that_is_refused_is_refused_before_models_load(monkeypatch: pytes
         with pytest.raises(UsageError, match=message):
             calibrate(target=str(pair_paths()[0]), draft=str(pair_paths()[1]), min_acc=0.9, **keywords)
     assert loaded == []
-
-
-def test_the_former_keyword_works_and_warns_its_caller() -> None:
-    models = tiny_calibration.far_apart()
-    with (
-        pytest.warns(DeprecationWarning, match="policy= is now called threshold_policy=") as caught,
-        pytest.raises(UsageError, match="threshold_policy is 'slow'"),
-    ):
-        calibrate(tiny_calibration.task(60), *models, min_acc=0.5, policy="slow")
-    assert caught[0].filename == __file__
 
 
 def test_an_unknown_keyword_is_a_type_error_that_names_it() -> None:

@@ -76,7 +76,6 @@ def test_what_is_counted_on_the_whole_part_is_in_the_study_so(made: Made) -> Non
 
 def test_the_profile_says_what_the_curve_says(made: Made) -> None:
     profile, forecast = made[0], made[0].speed.forecast
-    assert forecast is not None
     chosen = profile.threshold if profile.estimate is None else profile.estimate.threshold
     assert chosen is not None
     sd_length = profile.sd_draft_length or 0
@@ -95,14 +94,12 @@ def test_a_setting_has_one_forecast_on_both_parts(made: Made) -> None:
 
 def test_the_forecast_stands_beside_the_clock(made: Made) -> None:
     speed = made[0].speed
-    assert speed.forecast is not None
     three = [(getattr(speed, name), getattr(speed.forecast, name)) for name in ("target", "sd", "chosen")]
     assert all(clock == forecast for clock, forecast in three) == (not speed.timed)
 
 
 def test_the_forecast_is_the_cost_model_on_counted_rounds(made: Made) -> None:
     speed, costs = made[0].speed, made[0].costs
-    assert speed.forecast is not None
     assert costs is not None
     assert speed.forecast.target == pytest.approx(1 / (costs.verify + costs.position))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, _write, begin_or_resume, rounds_of
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, rounds_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import Run
@@ -70,17 +70,6 @@ def test_an_edited_file_is_set_aside(change: dict[str, object], tmp_path: Path) 
     assert begun(tmp_path, TIMINGS).costs[0].model == AGAIN.costs[0]
 
 
-def test_facts_from_before_graphs_are_of_rounds_called_directly(tmp_path: Path) -> None:
-    """Their digest is of the fields that there were."""
-    begun(tmp_path, TIMINGS)
-    (path,) = tmp_path.glob("run-*.json")
-    content = json.loads(path.read_text())
-    assert content.pop("compile") == "off"
-    path.write_text(json.dumps(content))
-    found = begun(tmp_path, AGAIN._replace(compile="capture"))
-    assert (found.compile, found.costs[0].model) == ("off", TIMINGS.costs[0])
-
-
 def test_how_a_run_calls_rounds_is_known_once_it_has_begun(tmp_path: Path) -> None:
     with AttemptLedger(None) as ledger:
         assert rounds_of(tmp_path, "name", holdout(ledger)) is None
@@ -99,22 +88,8 @@ def test_a_pace_is_of_a_number_of_workers(tmp_path: Path) -> None:
     assert found.pace_of(1) is None
 
 
-def test_facts_from_before_workers_have_no_pace_of_any_number(tmp_path: Path) -> None:
-    begun(tmp_path, TIMINGS._replace(pace=Pace(0.01, 0.02, capture=0.0)))
-    (path,) = tmp_path.glob("run-*.json")
-    content = json.loads(path.read_text())
-    recorded = RunFacts(**{name: value for name, value in content.items() if name not in ("workers", "digest")})
-    assert recorded.workers is None
-    _write(path, recorded)
-    content = json.loads(path.read_text())
-    del content["workers"], content["capture_seconds"]
-    path.write_text(json.dumps(content))
-    found = begun(tmp_path, AGAIN)
-    assert (found.costs[0].model, found.pace_of(1)) == (TIMINGS.costs[0], None)
-
-
-def test_a_file_of_an_earlier_version_is_set_aside(tmp_path: Path) -> None:
-    """It has no digest, so that nothing tells whether it is sound."""
+def test_a_file_without_a_digest_is_set_aside(tmp_path: Path) -> None:
+    """Nothing tells whether it is sound."""
     begun(tmp_path, TIMINGS)
     (path,) = tmp_path.glob("run-*.json")
     content = json.loads(path.read_text())

@@ -15,12 +15,10 @@ import torch
 from fsd_calib import calibrate
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.display.lines import Lines
-from fsd_calib.engines.own import engine
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.models.fingerprint import sampled_fingerprint
+from fsd_decoding.models.fingerprint import family_id
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
 from support.models.tiny_models import word_tokenizer
@@ -50,10 +48,10 @@ def reused(cache: Path, pair: tuple[Any, Any], log: StringIO | None = None) -> t
 def edited(role: int) -> tuple[Any, Any]:
     """The pair with half a row of one embedding changed, which no sample of 64 elements holds."""
     pair = related(seed=1, spread=0.05)
-    before = sampled_fingerprint(pair[role])
+    before = family_id(pair[role])
     with torch.no_grad():
         pair[role].model.embed_tokens.weight[7, 17:] *= 1.5
-    assert sampled_fingerprint(pair[role]) == before
+    assert family_id(pair[role]) == before
     return pair
 
 
@@ -64,30 +62,6 @@ def test_nothing_of_another_model_is_reused(tmp_path: Path) -> None:
     assert reused(tmp_path, edited(role=0)) == (0, decoded)
     of_target = decoded // 3
     assert reused(tmp_path, edited(role=1)) == (of_target, decoded - of_target)  # the target alone is the same
-
-
-def test_decodings_of_an_earlier_version_are_not_reused_and_this_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = related(seed=1, spread=0.05)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(engine, "model_fingerprint", sampled_fingerprint)
-        _, decoded = reused(tmp_path, pair)
-    logs = [StringIO(), StringIO()]
-    assert [reused(tmp_path, pair, log) for log in logs] == [(0, decoded), (decoded, 0)]
-    said = ["an earlier version left" in log.getvalue() for log in logs]
-    assert said == [True, False]
-
-
-def test_attempts_that_an_earlier_version_recorded_count(tmp_path: Path) -> None:
-    pair = related(seed=1, spread=0.05)
-    with AttemptLedger(tmp_path / "ledger.sqlite") as ledger:  # what it called a family was the sample
-        ledger.open(sampled_fingerprint(pair[0]), TASK.problems, "frozen").decide("failed")
-        ledger.tuned_on(sampled_fingerprint(pair[0]), TASK.problems[:5])
-    with session(tmp_path, pair) as made:
-        assert made.holdout.next_attempt == 2
-        tuned = {problem.id for problem in TASK.problems[:5]} & {*made.holdout.ids}
-        assert made.holdout.of_run("new").problems == made.holdout.problems - len(tuned)
 
 
 def test_attempts_with_a_model_that_hardly_differs_count(tmp_path: Path) -> None:

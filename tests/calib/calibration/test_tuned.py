@@ -15,7 +15,7 @@ from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.search.space import Space
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.models.fingerprint import sampled_fingerprint
+from fsd_decoding.models.fingerprint import family_id
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 
@@ -36,7 +36,7 @@ def session(folder: Path, problems: int) -> Iterator[Session]:
 def marked(made: Session, folder: Path) -> list[bool]:
     """For each tuning problem whether it may not certify anything."""
     with AttemptLedger(folder / "ledger.sqlite") as ledger:
-        usable = ledger.usable(sampled_fingerprint(made.decoder.target), made.tuning.problems, "none")
+        usable = ledger.usable(family_id(made.decoder.target), made.tuning.problems, "none")
         return [not free for free in usable]
 
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
-from fsd_calib.certification.ledger_file import ById, Run
+from fsd_calib.certification.ledger_file import Run
 from fsd_decoding.errors import UsageError
-from support.calibration.ledgers import OTHERS, OURS, open_attempt, problems_with
+from support.calibration.ledgers import OTHERS, OURS, Numbered, open_attempt, problems_with
 
 FIRST = attempt_level(0.95, 1)
 
@@ -133,26 +133,19 @@ def _seconds(count: int) -> float:
 
 
 def test_the_same_content_with_another_id_is_the_same_problem(ledger: AttemptLedger) -> None:
-    ledger.tuned_on(OURS, [Spaced(100, 1), ById(2)])
+    ledger.tuned_on(OURS, [Spaced(100, 1), Numbered(2)])
     with pytest.raises(UsageError, match="2 of 4 certification problems were tuned on before"):
-        ledger.open(OURS, [Spaced(101, 1), Spaced(200, 2), ById(3), ById(4)], "a")
-    assert ledger.open(OURS, [Spaced(300, 3), ById(4)], "a").number == 1
-    assert ledger.open(OURS, [ById(3)], "a").number == 2
+        ledger.open(OURS, [Spaced(101, 1), Spaced(200, 2), Numbered(3), Numbered(4)], "a")
+    assert ledger.open(OURS, [Spaced(300, 3), Numbered(4)], "a").number == 1
+    assert ledger.open(OURS, [Numbered(3)], "a").number == 2
     assert ledger.open(OURS, [Spaced(301, 3)], "a").number == 3
-
-
-def test_a_row_with_an_id_only_matches_ids_and_keys(ledger: AttemptLedger) -> None:
-    ledger.tuned_on(OURS, problems_with([100, 2]))
-    refused: list[ById | Spaced] = [Spaced(100, 1), Spaced(200, 2), ById(2)]
-    for problem in refused:
-        with pytest.raises(UsageError, match="1 of 1 certification problems were tuned on before"):
-            ledger.open(OURS, [problem], "a")
 
 
 def test_other_spacing_is_another_attempt(ledger: AttemptLedger) -> None:
     """The frozen sequence may be of the same texts; from the ids the ledger cannot know."""
-    problems: list[list[ById | Spaced]] = [
-        [ById(1), ById(2)], [Spaced(100, 1), ById(2)], [ById(1), ById(2)], [ById(2), Spaced(100, 1)],
+    problems: list[list[Numbered | Spaced]] = [
+        [Numbered(1), Numbered(2)], [Spaced(100, 1), Numbered(2)],
+        [Numbered(1), Numbered(2)], [Numbered(2), Spaced(100, 1)],
     ]  # fmt: skip
     assert [ledger.open(OURS, some, "a").number for some in problems] == [1, 2, 1, 2]
 
@@ -164,15 +157,6 @@ def test_equal_ids_alone_are_not_the_same_problem(ledger: AttemptLedger) -> None
     others = [Spaced(n, 3000 + n) for n in range(5)]
     assert ledger.usable(OURS, others, "").all()
     assert ledger.next_number(OURS, others) == 1
-
-
-def test_repeats_of_a_tuned_problem_are_tuned_on_too(ledger: AttemptLedger) -> None:
-    """An earlier ledger may know a problem only by the id of a text with other spacing."""
-    ledger.tuned_on(OURS, [ById(1)])
-    kept, repeat = Spaced(7, 7), Spaced(1, 7)
-    assert ledger.usable(OURS, [kept], "").all()
-    ledger.tuned_on_repeats(OURS, [(kept, repeat), (Spaced(8, 8), Spaced(9, 8))])
-    assert ledger.usable(OURS, [kept, Spaced(8, 8)], "").tolist() == [False, True]
 
 
 # --- runs --------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Real evaluators and a real ledger; decoding is a table of grades.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.certification.holdout import Holdout, TuningRecord
-from fsd_calib.certification.ledger_file import ById, Run
+from fsd_calib.certification.ledger_file import Run
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
@@ -30,6 +29,12 @@ from fsd_decoding.errors import UsageError
 ALONE = Configuration("target", "js", 1)
 SAFER, SAFE, LOOSE, LOOSER = (Configuration("fsd-coupled", "js", 5, t) for t in (0.05, 0.1, 0.2, 0.3))
 PROBLEMS = [Problem(i, f"question {i}", f"question {i}", "1", None) for i in range(400)]
+TUNED = [
+    PROBLEMS[7],
+    dataclasses.replace(PROBLEMS[8], id=PROBLEMS[8].key),
+    dataclasses.replace(PROBLEMS[9], question="a question of another task"),
+]
+"""Two of the problems, one with another id, and another one."""
 CLAIM = Claim(0.98, problems=len(PROBLEMS))
 
 
@@ -141,7 +146,7 @@ def test_another_sequence_of_engines_is_another_attempt() -> None:
 
 def test_problems_that_were_tuned_on_cannot_be_certified_on(tmp_path: Path) -> None:
     with AttemptLedger(tmp_path / "attempts.sqlite") as ledger:
-        ledger.tuned_on("family", [ById(7), ById(PROBLEMS[8].key), ById(100_000)])
+        ledger.tuned_on("family", TUNED)
         with pytest.raises(UsageError, match="2 of 400 certification problems were tuned on"):
             holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
 
@@ -149,7 +154,7 @@ def test_problems_that_were_tuned_on_cannot_be_certified_on(tmp_path: Path) -> N
 def test_problems_that_were_tuned_on_are_left_out_and_the_rest_certifies() -> None:
     table = Table()
     with AttemptLedger(None) as ledger:
-        ledger.tuned_on("family", [ById(7), ById(PROBLEMS[8].key), ById(100_000)])
+        ledger.tuned_on("family", TUNED)
         part = holdout(ledger, table).of_run("run", trained={9, PROBLEMS[10].key})
         opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95)
         assert (part.problems, part.whole, opened.decide().passed) == (396, 400, 0)
@@ -286,25 +291,9 @@ def test_a_whole_front_takes_over_the_first_bounds(tmp_path: Path) -> None:
     assert bounds[1][1].outcomes == bounds[0][1].outcomes
 
 
-@pytest.mark.parametrize("flipped", [SAME, LAST], ids=["reached", "not reached"])
-def test_a_verdict_without_grades_must_be_reached_again(flipped: Callable[[int], bool], tmp_path: Path) -> None:
-    """Earlier versions recorded counts only, from which no certificate can be made."""
-    with AttemptLedger(tmp_path / "ledger.sqlite") as ledger:
-        opened = holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
-        counts = [list(dataclasses.astuple(e.outcomes)) for e in certify_alone(Table(), [SAFE]).tested]
-        opened.attempt.decide(json.dumps({"passed": 0, "shown": counts}))
-        again = holdout(ledger, Rounded(SAFE, flipped)).open([SAFE], ALONE, CLAIM, 0.95)
-        if flipped is SAME:
-            assert again.decide().passed == 0
-        else:
-            with pytest.raises(UsageError, match="the first verdict stands, and has no grades to take over"):
-                again.decide()
-
-
-@pytest.mark.parametrize("standing", ["failed", "[1]", '{"bounded": []}', "{}"])
-def test_a_verdict_on_another_question_is_no_answer(standing: str) -> None:
+def test_a_verdict_on_another_question_is_no_answer() -> None:
     with AttemptLedger(None) as ledger:
-        holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).attempt.decide(standing)
+        holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).attempt.decide('{"bounded": []}')
         with pytest.raises(UsageError, match="attempt 1 was decided before as"):
             holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).decide()
 

@@ -70,7 +70,8 @@ def test_flipped_bits_are_refused_or_harmless(tmp_path: Path) -> None:
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         found = content_of(path)
-        assert found == CONTENT or "is damaged" in str(found) or "cannot be used" in str(found), case
+        refusals = ("is damaged", "is of another version", "cannot be used")
+        assert found == CONTENT or any(refusal in str(found) for refusal in refusals), case
         refused += found != CONTENT
     assert refused > 50
 
@@ -83,10 +84,22 @@ def test_an_entry_changed_while_the_file_is_open_is_refused(tmp_path: Path) -> N
             open_attempt(ledger, OURS, [1], "new")
 
 
-def test_another_version_and_a_folder_are_refused(tmp_path: Path) -> None:
-    written(tmp_path / "ledger")
-    sqlite3.connect(tmp_path / "ledger").execute("PRAGMA user_version = 7")
-    assert "its schema has version 7" in str(content_of(tmp_path / "ledger"))
+@pytest.mark.parametrize("version", [0, 2, 7])
+def test_another_version_is_refused_in_one_line_and_left_in_place(tmp_path: Path, version: int) -> None:
+    """It never counts as an empty ledger, which would begin attempts anew."""
+    path = tmp_path / "ledger"
+    written(path)
+    sqlite3.connect(path).execute(f"PRAGMA user_version = {version}")
+    before = path.read_bytes()
+    refusal = str(content_of(path))
+    assert f"'{path}' is of another version (its schema has version {version}, and this fsd-calib reads 1)" in refusal
+    assert "use the fsd-calib that wrote it" in refusal
+    assert "problems that were never used before, with another --state" in refusal
+    assert "\n" not in refusal
+    assert path.read_bytes() == before
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert "cannot be used" in str(content_of(tmp_path))
 
 

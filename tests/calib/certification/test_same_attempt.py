@@ -17,7 +17,7 @@ import pytest
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
 from fsd_calib.display.lines import Lines
 from fsd_calib.tasks import Problem
-from fsd_decoding.models.fingerprint import sampled_fingerprint
+from fsd_decoding.models.fingerprint import family_id
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart, run_surely, task
@@ -88,4 +88,4 @@ def _tested(profile: ThresholdProfile) -> list[Any]:
 def _tune_on_certified(state: Path) -> None:
     target, _ = far_apart()
     with AttemptLedger(state / "ledger.sqlite") as ledger:
-        ledger.tuned_on(sampled_fingerprint(target), task(240).problems)
+        ledger.tuned_on(family_id(target), task(240).problems)

@@ -90,8 +90,7 @@ def test_policies_share_no_texts_at_equal_thresholds() -> None:
         assert len({cached.key(configuration(policy, 0.4)).hash for policy in SHAPES}) == 3
 
 
-def test_keys_without_a_policy_are_unchanged() -> None:
-    """Caches of earlier versions stay valid: `scaled_by` is present only where a policy moves T."""
+def test_keys_name_a_policy_only_where_it_moves_t() -> None:
     with ResultCache(None) as store:
         cached = decode(store)
         assert "scaled_by" not in cached.key(configuration(None, 0.4)).json

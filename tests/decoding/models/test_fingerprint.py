@@ -17,7 +17,6 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import (
     model_fingerprint,
-    sampled_fingerprint,
     tokenizer_difference,
     tokenizer_fingerprint,
 )
@@ -148,18 +147,6 @@ def test_other_models_are_refused(fitting: ThresholdProfile, pair: tuple[Any, An
         changed.check(target, draft, tokenizer)
 
 
-def test_a_width_that_was_recorded_otherwise_does_not_make_another_model(
-    fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
-) -> None:
-    """Earlier versions recorded another one of packed heads."""
-    draft = fitting.draft.model_copy(update={"vocab_size": 75})
-    for older in (fitting, earlier(fitting, pair)):
-        older.model_copy(update={"draft": older.draft.model_copy(update={"vocab_size": 75})}).compare(*pair, tokenizer)
-    other = fitting.model_copy(update={"draft": draft.model_copy(update={"fingerprint": "s" * 64})})
-    with pytest.raises(UsageError, match=r"with vocab_size 75, but this draft has 300"):
-        other.compare(*pair, tokenizer)
-
-
 def test_another_dtype_or_device_gives_a_warning(
     fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
 ) -> None:
@@ -172,26 +159,6 @@ def test_another_dtype_or_device_gives_a_warning(
     assert caught[0].filename == __file__
 
 
-def earlier(fitting: ThresholdProfile, pair: tuple[Any, Any]) -> ThresholdProfile:
-    """The profile as an earlier version wrote it."""
-    models = {
-        role: getattr(fitting, role).model_copy(update={"fingerprint": sampled_fingerprint(model)})
-        for role, model in zip(("target", "draft"), pair, strict=True)
-    }
-    return fitting.model_copy(update=models).sealed()
-
-
-def test_fingerprints_of_an_earlier_version_are_compared_with_a_warning(
-    fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any, tmp_path: Path
-) -> None:
-    earlier(fitting, pair).save(tmp_path / "profile.json")
-    loaded = ThresholdProfile.load(tmp_path / "profile.json")
-    with pytest.warns(UserWarning, match="the profile's fingerprints are of an earlier version and cover only 64"):
-        loaded.check(*pair, tokenizer)
-    with pytest.raises(UsageError, match=r"the profile's target is .* with fingerprint"):
-        loaded.compare(tiny(5, num_hidden_layers=2), pair[1], tokenizer)
-
-
 def test_a_model_that_differs_in_one_row_is_refused(
     fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
 ) -> None:
@@ -200,7 +167,6 @@ def test_a_model_that_differs_in_one_row_is_refused(
         edited.model.embed_tokens.weight[101] *= 1.5
     with pytest.raises(UsageError, match=r"the profile's target is .* with fingerprint"):
         fitting.compare(edited, pair[1], tokenizer)
-    assert len(earlier(fitting, pair).compare(edited, pair[1], tokenizer)) == 1  # which is what the warning says
 
 
 def test_a_decoder_follows_its_profile(

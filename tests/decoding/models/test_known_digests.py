@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fsd_decoding import hub
 from fsd_decoding.loading import load_model
 from fsd_decoding.models import checkpoint_files, fingerprint, known_digests
-from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint
+from fsd_decoding.models.fingerprint import family_id, model_fingerprint
 from fsd_decoding.models.weights_digest import weights_digest
 
 
@@ -143,12 +143,12 @@ def test_samples_of_an_earlier_version_are_read_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(fingerprint, "_sample", counted)
     one = model()
-    before = sampled_fingerprint(one)
+    before = family_id(one)
     count = len(read)
-    assert sampled_fingerprint(one) == before
+    assert family_id(one) == before
     assert len(read) == count > 0
     by_one_element(one)
-    sampled_fingerprint(one)
+    family_id(one)
     assert len(read) == 2 * count
 
 

@@ -102,7 +102,7 @@ def test_outcomes_say_whether_the_request_was_met() -> None:
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
         ({"outcome": "splendid"}, "Input should be 'certified-faster'"),
         ({"data.split": "random"}, "content-hash"),
-        ({"schema_version": 5}, "Input should be 4"),
+        ({"schema_version": 5}, "Input should be 1"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -197,8 +197,11 @@ def test_saving_to_an_unwritable_place_is_a_usage_error(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "folder").iterdir()] == ["profile.json"]
 
 
+DIGEST = {"digest": "0" * 64}
+
+
 def without(key: str) -> str:
-    content = values()
+    content = values(DIGEST)
     del content[key]
     return json.dumps(content)
 
@@ -211,14 +214,14 @@ def without(key: str) -> str:
         ("{", "is not JSON"),
         ("[1]", "holds no JSON object"),
         (without("schema_version"), "is not a profile: schema_version is None"),
-        (json.dumps(values({"schema_version": 5})), "schema_version 5, but this fsd-calib reads up to 4; upgrade"),
+        (json.dumps(values({"schema_version": 2})), "schema_version 2, but this fsd-calib reads 1; upgrade fsd-calib"),
         (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
         (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
         ("[" * 100_000, "is not JSON"),
         (without("rule"), "rule: Field required"),
-        (json.dumps(values({"curve.1.accuracy": "high", "rule": 3})), r"rule: .*\(and 1 more\)"),
+        (json.dumps(values({"curve.1.accuracy": "high", "rule": 3} | DIGEST)), r"rule: .*\(and 1 more\)"),
         (json.dumps(values({"speed.sd": float("nan")})), "is not JSON: NaN is not a number of JSON"),
-        (json.dumps(values({"lossy": False})), "lossy is False"),
+        (json.dumps(values({"lossy": False} | DIGEST)), "lossy is False"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, content: str | None, complaint: str) -> None:

@@ -138,8 +138,7 @@ def test_an_unknown_policy_is_refused_rather_than_ignored(
 
 
 def test_unknown_fields_are_refused(tmp_path: Path) -> None:
-    """For readers older than it, `policy` is one."""
-    (tmp_path / "profile.json").write_text(json.dumps(values({"unknown": info(RISING)})))
+    (tmp_path / "profile.json").write_text(json.dumps(values({"unknown": info(RISING), "digest": "0" * 64})))
     with pytest.raises(UsageError, match="unknown: Extra inputs are not permitted"):
         ThresholdProfile.load(tmp_path / "profile.json")
 

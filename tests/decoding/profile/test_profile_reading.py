@@ -14,7 +14,6 @@ import pytest
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import profile, values
-from support.paths import FILES
 
 
 def refusal(path: Path) -> str:
@@ -124,14 +123,6 @@ def test_an_integer_is_a_number(tmp_path: Path) -> None:
 )
 def test_only_plain_json_is_read(tmp_path: Path, text: str | bytes, complaint: str) -> None:
     assert complaint in refusal(written(tmp_path, text))
-
-
-@pytest.mark.parametrize("name", ["profile-1.json", "profile-2.json", "profile-3.json"])
-def test_older_files_are_read_as_strictly(tmp_path: Path, name: str) -> None:
-    content = json.loads((FILES / name).read_text(encoding="utf-8"))
-    assert "threshold: Input should be a valid number" in refusal(
-        written(tmp_path, json.dumps(content | {"threshold": str(content["threshold"])}))
-    )
 
 
 def test_python_may_still_give_what_converts() -> None:

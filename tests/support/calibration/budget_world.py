@@ -16,7 +16,10 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_NO_MODEL = ModelInfo(id="none", revision=None, fingerprint="none", vocab_size=1, dtype="float32")
+_NO_MODEL = ModelInfo(
+    id="none", revision=None, fingerprint="none", vocab_size=1, dtype="float32", quantization=None, attention=None,
+    kind="model",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ def profile_of(
     ]
     counts = dict.fromkeys(("both_right", "lost", "gained", "both_wrong", "problems"), 0)
     unknown = dict.fromkeys(("wanted", "retention", "lower_bound"))
+    # The target's own speed is not measured; budgets do not read it. This is a token per round of sd.
+    alone = points[0].tokens_per_second / points[0].tokens_per_round
+    speeds = {"target": alone, "sd": points[0].tokens_per_second, "chosen": chosen.tokens_per_second}
     values: dict[str, Any] = {
         "created": datetime.now(UTC), "outcome": "untested", "task": "budgets", "target": target, "draft": draft,
         "data": {"source": "measured here", "fingerprint": "none", "split": "given", "tuning": 0, "certification": 0},
@@ -59,9 +65,7 @@ def profile_of(
         "certificate": {**counts, **unknown, "certified": False, "confidence": 0.95, "method": "none",
                         "guarantee": "none"},
         "tokens_per_round": {"sd": points[0].tokens_per_round, "chosen": chosen.tokens_per_round},
-        # The target's own speed is not measured; budgets do not read it. This is a token per round of sd.
-        "speed": {"target": points[0].tokens_per_second / points[0].tokens_per_round,
-                  "sd": points[0].tokens_per_second, "chosen": chosen.tokens_per_second, "batch": 1, "timed": 1},
+        "speed": {**speeds, "forecast": speeds, "batch": 1, "timed": 1},
         "estimate": None, "device": "cpu", "dtype": "float32", "versions": {},
     }  # fmt: skip
     return ThresholdProfile.model_validate(values).sealed()

@@ -1,17 +1,27 @@
-"""Names of ledger families, problems known only by their ids, and attempts on them."""
+"""Names of ledger families, problems of a given number, and attempts on them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger
-from fsd_calib.certification.ledger_file import ById
 
 OURS, OTHERS = "target", "another target"
 
 
-def problems_with(ids: Iterable[int]) -> list[ById]:
-    return [ById(one) for one in ids]
+class Numbered(NamedTuple):
+    """A problem whose text is in its normal form: its key is its id."""
+
+    id: int
+
+    @property
+    def key(self) -> int:
+        return self.id
+
+
+def problems_with(ids: Iterable[int]) -> list[Numbered]:
+    return [Numbered(one) for one in ids]
 
 
 def open_attempt(ledger: AttemptLedger, family: str, ids: Iterable[int], frozen: str) -> Attempt:

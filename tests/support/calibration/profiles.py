@@ -13,12 +13,13 @@ from typing import Any
 from fsd_data.tokenizer import CHAT_TEMPLATE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60}
+_MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60, "quantization": None, "attention": "sdpa",
+          "kind": "model"}  # fmt: skip
 _POINT = {"rule": "fsd-coupled", "divergence": "js", "draft_length": 5}
 _COUNTS = {"both_right": 650, "lost": 3, "gained": 2, "both_wrong": 45}
 
 VALUES: dict[str, Any] = {
-    "schema_version": 4,
+    "schema_version": 1,
     "digest": None,
     "created": "2026-01-02T03:04:05Z",
     "outcome": "certified-faster",
@@ -63,6 +64,7 @@ VALUES: dict[str, Any] = {
     "accuracy": {"target": 653 / 700, "chosen": 652 / 700},
     "tokens_per_round": {"sd": 4.51, "chosen": 5.41},
     "speed": {"target": 20.0, "sd": 51.0, "chosen": 61.5, "batch": 1, "timed": 50,
+              "forecast": {"target": 21.0, "sd": 51.0, "chosen": 61.5},
               "intervals": {"target": [19.5, 20.5], "sd": [50.1, 51.9], "chosen": [60.2, 62.8],
                             "over_sd": [1.18, 1.23], "over_target": [2.98, 3.17], "confidence": 0.95}},
     "estimate": None,

@@ -18,7 +18,8 @@ from fsd_collectors.schema import ROUNDS_BACK
 from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.writing import TraceWriter
 
-_MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60}
+_MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60, "quantization": None, "attention": "sdpa",
+          "kind": "model"}  # fmt: skip
 
 VALUES: dict[str, Any] = {
     "way": "along-target",
