@@ -6,7 +6,7 @@ and programs for every grader. processes: Ctrl-C while a command starts, streams
 paths, stopped workers. ports: what listens, and whom it serves. disks: full ones. kills: SIGKILLs, and what is resumed.
 
 Commands are forked from a process that has imported what they import, so that a kill hits their work. Nothing may be
-read silently as something else, end in a traceback, hang for two minutes, be lost, or be refused in anything but one
+read silently as something else, end in a traceback, hang, be lost, or be refused in anything but one
 line. The exit code is 1 if anything is. The JSON is written as the run goes on; one attack alone replaces its own part.
 
 `--only kills --case 3 --scratch DIR` repeats one case, on the same files if DIR is that of the first run.

@@ -13,7 +13,7 @@ from typing import Any
 # again, or the end result is another. unclear: a refusal that is not one line, has control characters, another exit
 # code or does not say what failed.
 FAULTS = ("silent", "traceback", "hang", "lost", "unclear")
-HANGS = 120.0  # seconds
+HANGS = 300.0  # seconds; on a busy machine two minutes of work take as long
 
 
 @dataclass(frozen=True)

@@ -67,19 +67,17 @@ def run(
     name: str,
     arguments: Sequence[str | Path],
     limit: int | None = None,
-    patience: float = TIMEOUT,
     folder: Path | None = None,
 ) -> Ended:
     """Runs a command until it ends.
 
     Args:
         limit: The longest file, in bytes, that the system lets it write.
-        patience: Seconds after which it hangs.
         folder: Where it runs, and has its cache and its ledger; None: here, with the user's.
     """
     began, child = time.monotonic(), started(name, arguments, limit, folder)
     try:
-        out, err = child.communicate(timeout=patience)
+        out, err = child.communicate(timeout=TIMEOUT)
     except TimeoutError:
         return Ended(name, child.wait(), "", "", time.monotonic() - began, hung=True)
     return Ended(name, child.wait(), out, err, time.monotonic() - began)

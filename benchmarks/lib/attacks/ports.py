@@ -66,7 +66,7 @@ def _watch(stage: Stage, number: int, name: str, more: list[str]) -> Iterator[Ca
             another = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
             knocked["a stranger with another token"] = _as_stranger(place, another)
             process.send_signal(signal.SIGCONT)
-        time.sleep(0.05)
+        time.sleep(0.5)
     _, err = process.communicate()
     yield Case(ATTACK, number, name, "its end", *(("ended", "") if process.returncode == 0 else ("lost", err[-300:])))
     if "--ray" in more and "a stranger" not in knocked:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from fsd_calib.cli import entry
 from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 from fsd_data import pair_paths
-from lib.attacks.cases import HANGS, Case, random_of
-from lib.attacks.commands import Ended, run, started
+from lib.attacks.cases import Case, random_of
+from lib.attacks.commands import TIMEOUT, Ended, run, started
 from lib.attacks.jobs import Calibration, Collection, Job
 from lib.attacks.kills import judge_end
 from lib.attacks.material import Material
@@ -67,7 +67,7 @@ def _deeds(stage: Stage) -> Iterator[_Deed]:
             after = random_of(stage.seed, f"{ATTACK}/{name}", number).uniform(*(_LATER if number % 2 else _EARLY))
             does = partial(_interrupt, name, partial(_arguments, stage.material, name), after)
             yield _Deed(f"fsd-{name}", f"Ctrl-C after {after:.2f} s", does)
-    for name in () if stage.quick else ("profile", "generate", "calibrate"):
+    for name in () if stage.quick else ("profile", "calibrate"):
         yield from _streams(name, partial(_arguments, stage.material, name, Path("written")))
     yield from () if stage.quick else _odd_paths(stage.material)
     yield from () if stage.quick else _planted_links(stage.material)
@@ -86,7 +86,7 @@ def _arguments(material: Material, name: str, folder: Path) -> list[str | Path]:
     cpu: list[str | Path] = ["--device", "cpu"]
     match name:
         case "calibrate":
-            return ["--task", "arithmetic", "--min-acc", "0.9", "--limit", "40", "--workers", "1", "--plan", *cpu]
+            return ["--task", "arithmetic", "--min-acc", "0.8", "--limit", "80", "--workers", "1", "--plan", *cpu]
         case "collect":
             return Collection(folder).arguments()
         case "generate":
@@ -119,7 +119,7 @@ def fresh(name: str, arguments: Sequence[str | Path], folder: Path, *shell: str)
 
 def _ended(name: str, process: subprocess.Popen[str], began: float) -> Ended:
     try:
-        out, err = process.communicate(timeout=HANGS)
+        out, err = process.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
@@ -171,7 +171,7 @@ def _cut_off(name: str, arguments: Callable[[], Sequence[str | Path]], what: str
 # --- odd paths --------------------------------------------------------------------------------------------
 
 _HERE, _PAIR = "PATH", "PAIR"  # in arguments: the odd path, and a model that is there
-_PLAN = ["--task", "arithmetic", "--min-acc", "0.9", "--limit", "40", "--plan"]
+_PLAN = ["--task", "arithmetic", "--min-acc", "0.8", "--limit", "80", "--plan"]
 _FOLDERS = ("--out", "--state", "--cache")
 _OPTIONS: list[tuple[str, list[str], bool]] = [  # command, arguments, whether a folder will do
     ("calibrate", ["--config", _HERE], False),
@@ -211,7 +211,7 @@ def _give(material: Material, name: str, arguments: list[str], odd: str, folder_
     if f"{_HERE}.yaml" in arguments and path and odd != "a long name":
         Path(f"{path}.yaml").symlink_to(path)
     places = {_HERE: path, PROFILE: str(folder / PROFILE), f"{_HERE}.yaml": f"{path}.yaml", _PAIR: str(pair_paths()[0])}
-    ended = run(name, [places.get(part, part) for part in arguments], patience=HANGS, folder=folder)
+    ended = run(name, [places.get(part, part) for part in arguments], folder=folder)
     if (complaint := ended.complaint()) is not None:
         return complaint
     if ended.refused:
@@ -293,9 +293,9 @@ def _strike_worker(material: Material, number: int, folder: Path) -> Verdict:
     for worker in workers[:1]:
         os.kill(worker, number)
     try:
-        out, err = process.communicate(timeout=3 * HANGS)  # it waits a minute for a worker that does not answer
+        out, err = process.communicate(timeout=TIMEOUT)  # it waits a minute for a worker that does not answer
     except TimeoutError:
-        return "hang", f"it waits for a worker for more than {3 * HANGS:.0f} s"
+        return "hang", f"it waits for a worker for more than {TIMEOUT:.0f} s"
     finally:
         for worker in workers[:1]:
             with suppress(ProcessLookupError):

@@ -137,7 +137,8 @@ def read_training(folder: Path, asked: Asked) -> Content:
         with training.reading("checkpoint.pt"):
             state = training.checkpoint()
             weights = None if state is None else state["weights"].tolist()
-    return {"texts": texts, **({} if weights is None else {"weights": weights})}
+    known = {f"text {number}": text for number, text in enumerate(texts)}
+    return known | ({} if weights is None else {"weights": weights})
 
 
 def read_model(folder: Path, asked: Asked) -> Content:
