@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib.attacks.cases import Case
+from lib.attacks.commands import started
 from lib.attacks.jobs import Collection
-from lib.attacks.processes import command_line, descendants, fresh
+from lib.attacks.processes import command_line, descendants
 from lib.attacks.stage import Stage
 from lib.common.forked_programs import environment
 
 ATTACK = "ports"
-_WORKERS = ["--workers", "2"]
+_WAYS = {"": [], " --workers 2": ["--workers", "2"], " --ray local": ["--ray", "local", "--workers", "2"]}
 _LISTENS = "0A"  # in the system's tables of sockets
 _ANSWER = 3.0  # seconds
 _STRANGER = "import ray; ray.init(address={!r}); print(ray.get(ray.remote(lambda: 'served').remote()))"
@@ -39,9 +39,9 @@ class _Port(NamedTuple):
 
 
 def attack(stage: Stage) -> Iterator[Case]:
-    ways = {"fsd-collect": _WORKERS, "fsd-collect --ray local": ["--ray", "local", *_WORKERS]}
-    for number in stage.numbers(len(ways)):
-        name, more = list(ways.items())[number]
+    for number in stage.numbers(len(_WAYS)):
+        what, more = list(_WAYS.items())[number]
+        name = f"fsd-collect{what}"
         if "--ray" in more and find_spec("ray") is None:
             yield Case(ATTACK, number, name, "", "skipped", "Ray is not installed")
             continue
@@ -52,7 +52,7 @@ def _watch(stage: Stage, number: int, name: str, more: list[str]) -> Iterator[Ca
     """Runs a collection, and looks at its ports and knocks at them while it works."""
     folder = stage.folder(f"{ATTACK}-{number}")
     job = Collection(folder / f"at-{time.time_ns()}", stage.material.collection().problems)
-    process = fresh("collect", [*job.arguments(), *more], folder)
+    process = started(job.name, [*job.arguments(), *more])
     seen: dict[int, _Port] = {}
     knocked: dict[str, tuple[str, str]] = {}
     while process.poll() is None:
@@ -61,14 +61,14 @@ def _watch(stage: Stage, number: int, name: str, more: list[str]) -> Iterator[Ca
             knocked[f"port {port} of {new[port].process}"] = _knock(new[port])
         seen |= new
         if (place := _cluster(process.pid)) and "a stranger" not in knocked and job.saved():
-            process.send_signal(signal.SIGSTOP)  # it waits for the stranger, who takes seconds to import Ray
+            os.kill(process.pid, signal.SIGSTOP)  # it waits for the stranger, who takes seconds to import Ray
             knocked["a stranger"] = _as_stranger(place, {})
             another = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
             knocked["a stranger with another token"] = _as_stranger(place, another)
-            process.send_signal(signal.SIGCONT)
+            os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.5)
     _, err = process.communicate()
-    yield Case(ATTACK, number, name, "its end", *(("ended", "") if process.returncode == 0 else ("lost", err[-300:])))
+    yield Case(ATTACK, number, name, "its end", *(("ended", "") if process.wait() == 0 else ("lost", err[-300:])))
     if "--ray" in more and "a stranger" not in knocked:
         yield Case(ATTACK, number, name, "a stranger", "lost", "the cluster was not found")
     if not seen:
@@ -103,8 +103,8 @@ def _name(process: int) -> str:
 def _cluster(process: int) -> str | None:
     """Returns the address of the Ray cluster that a process has started."""
     for child in descendants(process):
-        if found := re.search(r"--gcs_server_port=(\d+)", command_line(child)):
-            return f"127.0.0.1:{found[1]}"
+        if found := re.search(r"--gcs-address=([\d.]+:[1-9]\d*)", command_line(child)):
+            return found[1]
     return None
 
 
@@ -122,21 +122,13 @@ def _as_stranger(address: str, token: dict[str, str]) -> tuple[str, str]:
 
 
 def _knock(port: _Port) -> tuple[str, str]:
-    """Returns what a port says to somebody without a token who asks for a page of it."""
-    where = "on all addresses" if port.open else "on this machine alone"
-    said = []
-    for path in ("/", "/api/jobs/", "/api/version", "/metrics"):
+    """Returns what a port says to somebody without a token who asks for its jobs, and then for its metrics."""
+    where, said = "on all addresses" if port.open else "on this machine alone", ""
+    for path, secret in (("/api/jobs/", "["), ("/metrics", "#")):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port.number}{path}", timeout=_ANSWER) as answer:
-                said.append(f"{path}: {answer.status}")
-                if path.startswith("/api/jobs"):
-                    return "silent", f"{where}; it lists jobs for anybody"
-        except urllib.error.HTTPError as error:
-            said.append(f"{path}: {error.code}")
-        except (OSError, ValueError, EOFError) as error:
-            said.append(f"{path}: {type(error).__name__}")
-            break
-        except Exception as error:  # it speaks something else than HTTP
-            said.append(f"{path}: {type(error).__name__}")
-            break
-    return "refused", f"{where}; {', '.join(said)}"
+                if answer.read(1).decode() == secret:
+                    return ("silent" if secret == "[" else "read"), f"{where}; {path} is there for anybody"
+        except Exception as error:  # it speaks something else than HTTP, or refuses
+            said = f"{path}: {error!s:.80}"
+    return "refused", f"{where}; {said}"
