@@ -23,7 +23,7 @@ from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 from lib.attacks.guarded import control_character
 from lib.common.forked_programs import ForkedProgram
 
-TIMEOUT = 600.0  # seconds; a command that takes longer hangs
+TIMEOUT = 1800.0  # seconds; on a busy machine a calibration takes ten minutes
 _EXECUTABLES = {
     "calibrate": "fsd-calibrate", "collect": "fsd-collect", "train": "fsd-train-predictor", "generate": "fsd-generate",
     "profile": "fsd-profile", "traces": "fsd-traces", "inspect": "fsd-inspect", "report": "fsd-report",

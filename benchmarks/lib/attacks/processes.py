@@ -173,7 +173,7 @@ def _cut_off(name: str, arguments: Callable[[], Sequence[str | Path]], what: str
 _HERE, _PAIR = "PATH", "PAIR"  # in arguments: the odd path, and a model that is there
 _PLAN = ["--task", "arithmetic", "--min-acc", "0.8", "--limit", "80", "--plan"]
 _FOLDERS = ("--out", "--state", "--cache")
-_OPTIONS: list[tuple[str, list[str], bool]] = [  # command, arguments, whether a folder will do
+_OPTIONS: list[tuple[str, list[str], bool]] = [  # command, arguments, whether it writes there
     ("calibrate", ["--config", _HERE], False),
     *(("calibrate", [*_PLAN, option, _HERE], option in _FOLDERS)
       for option in (*_FOLDERS, "--storage", "--target", "--draft", "--head", "--predictor")),
@@ -183,15 +183,15 @@ _OPTIONS: list[tuple[str, list[str], bool]] = [  # command, arguments, whether a
     ("generate", ["--profile", _HERE, _PROMPT], False),
     ("generate", ["--profile", PROFILE, "--file", _HERE], False),
     ("generate", ["--profile", PROFILE, "--head", _HERE, _PROMPT], False),
-    ("inspect", ["--html", _HERE, _PROMPT], False),
+    ("inspect", ["--html", _HERE, _PROMPT], True),
     ("profile", ["show", _HERE], False),
     ("profile", ["retime", _HERE], False),
     ("profile", ["vllm", _HERE], False),
     ("report", [_HERE], False),
-    ("report", [PROFILE, "--out", _HERE], False),
+    ("report", [PROFILE, "--out", _HERE], True),
     ("tasks", ["check", "gsm8k", "--data", _HERE], False),
     ("tasks", ["show", f"{_HERE}.yaml"], False),
-    ("traces", ["show", _HERE], False),
+    ("traces", ["verify", _HERE], False),
     ("train", ["--traces", _HERE, "--out", "predictor"], False),
     ("train_eagle", ["--task", "arithmetic", "--limit", "8", "--target", _HERE, "--out", "head"], False),
 ]  # fmt: skip
@@ -199,13 +199,13 @@ _ODD = ("nothing", "a pipe", "a device", "a folder", "a long name", "half charac
 
 
 def _odd_paths(material: Material) -> Iterator[_Deed]:
-    for name, arguments, folder_will_do in _OPTIONS:
+    for name, arguments, writes in _OPTIONS:
         for odd in _ODD:
             option = " ".join(part for part in arguments if part.startswith("--") or part == _HERE).replace(_HERE, odd)
-            yield _Deed(f"fsd-{name}", option, partial(_give, material, name, arguments, odd, folder_will_do))
+            yield _Deed(f"fsd-{name}", option, partial(_give, material, name, arguments, odd, writes))
 
 
-def _give(material: Material, name: str, arguments: list[str], odd: str, folder_will_do: bool, folder: Path) -> Verdict:
+def _give(material: Material, name: str, arguments: list[str], odd: str, writes: bool, folder: Path) -> Verdict:
     shutil.copy(material.calibration().profile, folder / PROFILE)
     path = str(_odd(odd, folder)) if odd != "nothing" else ""
     if f"{_HERE}.yaml" in arguments and path and odd != "a long name":
@@ -216,7 +216,7 @@ def _give(material: Material, name: str, arguments: list[str], odd: str, folder_
         return complaint
     if ended.refused:
         return "refused", ended.last_line
-    if ended.code in (0, 3) and folder_will_do and odd in ("a folder", "half characters"):
+    if ended.code in (0, 3) and writes and odd in ("a folder", "half characters"):
         return "ended", ""
     return "silent" if ended.code == 0 else "unclear", f"exit code {ended.code}: {ended.last_line}"
 
