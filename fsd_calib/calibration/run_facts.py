@@ -34,6 +34,8 @@ from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import Amount, Natural, Part
 from fsd_decoding.strict_json import parse
 
+_LARGEST = 1 << 20  # bytes of a file
+
 
 class RecordedCosts(Part):
     """A cost model of one draft, in seconds, with the fields of `CostModel`."""
@@ -187,8 +189,8 @@ def _read(path: Path, name: str) -> RunFacts | None:
     if not path.exists():
         return None
     try:
-        if not path.is_file():  # reading it may never end
-            raise ValueError("it is not a regular file")
+        if not path.is_file() or path.stat().st_size > _LARGEST:  # reading it may never end
+            raise ValueError(f"it is not a regular file of at most {_LARGEST:,} bytes")
         return _verified(path.read_text(encoding="utf-8"), name)
     except ValueError as error:
         aside = set_aside(path)

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fsd_decoding.errors import UsageError
 
-_MAY_BE_EMPTY = {"system"}  # options whose empty value means something
+_MAY_BE_EMPTY = {"system", "prompt", "prompts"}  # options and arguments whose empty value means something
 
 
 class Family(typer.Typer):
@@ -29,10 +29,11 @@ class _Command(TyperCommand):
         return _flags_without_type(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, options = self.make_parser(ctx).parse_args(list(args))
-        for option in options:
-            if option.opts and option.param_type_name == "option" and option.name not in _MAY_BE_EMPTY:
-                _refuse_empty(option.opts[0], given.get(option.name))
+        given, _, parameters = self.make_parser(ctx).parse_args(list(args))
+        for each in parameters:
+            if each.opts and each.name not in _MAY_BE_EMPTY:
+                shown = each.opts[0] if each.param_type_name == "option" else each.metavar
+                _refuse_empty(shown, given.get(each.name))
         return super().parse_args(ctx, args)
 
 
@@ -41,12 +42,10 @@ class _Group(TyperGroup):
         return _flags_without_type(super().get_params(ctx))
 
 
-def _refuse_empty(option: str, value: Any) -> None:
-    """Raises UsageError where an option's value is empty, which as a path would be the current folder."""
-    if "" in (value if isinstance(value, list) else [value]):
-        raise UsageError(
-            f"{option} is empty, perhaps from a variable that is not set; give it a value, or leave it out"
-        )
+def _refuse_empty(name: str, value: Any) -> None:
+    """Raises UsageError where a value is empty, which as a path would be the current folder."""
+    if "" in (value if isinstance(value, list | tuple) else [value]):
+        raise UsageError(f"{name} is empty, perhaps from a variable that is not set; give it a value, or leave it out")
 
 
 def _flags_without_type(parameters: list[Any]) -> list[Any]:

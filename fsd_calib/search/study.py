@@ -29,11 +29,12 @@ from fsd_calib.search.storage_url import is_url, names_a_file_by_a_password, rea
 from fsd_calib.storage.system_errors import naming
 from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import check_regular
+from fsd_decoding.regular_file import check_regular, read_regular
 
 _CHECK = "check"
 _JOURNAL = "the study's journal"
 _HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is considered dead
+_LARGEST = 1 << 30  # bytes of a journal
 _LOCKED = 60  # seconds that SQLite waits for another process
 _TRIES = 3  # two processes may create the tables at once, and one of them then fails
 
@@ -128,7 +129,7 @@ def _set_aside_if_damaged(path: Path) -> None:
 
 def _is_intact(path: Path) -> bool:
     """Whether the journal ends with a whole line and can be replayed."""
-    content = path.read_bytes()
+    content = read_regular(path, _LARGEST)
     if content and not content.endswith(b"\n"):
         return False
     try:

@@ -69,6 +69,7 @@ def open_database(path: Path | None, schema: Schema) -> sqlite3.Connection:
         make_private_folder(path.parent)
         with lock(path):
             if not path.exists():
+                _refuse_link(path)
                 _create_file(path, schema)
             return _check_file(_connect(str(path), schema), schema)
 
@@ -89,6 +90,12 @@ def translate_errors(path: Path | None, what: str) -> Iterator[None]:
         raise DamageError(_shorten(error)) from error
     except OSError as error:
         raise _unusable(path, what, error.strerror or str(error)) from error
+
+
+def _refuse_link(path: Path) -> None:
+    """Raises OSError where a link leads nowhere, as to a disk that is not there: a new file would hide the old one."""
+    if path.is_symlink():
+        raise OSError(errno.ENOENT, f"it is a link to {str(path.readlink())!r:.200}, where there is no file", str(path))
 
 
 def identity(path: Path) -> tuple[int, int] | None:

@@ -23,6 +23,7 @@ from fsd_decoding.strict_json import parse
 
 DESCRIPTION = "predictor.json"
 CARD = "card.md"
+_LARGEST = 1 << 30  # bytes of a file
 _OURS = r"predictor\.json|card\.md|\w+\.png|(accepting|next)\.\w+"
 
 
@@ -129,7 +130,7 @@ def _sha256(content: bytes) -> str:
 
 def _bytes(folder: Path, name: str) -> bytes:
     try:
-        return read_regular(folder / name)
+        return read_regular(folder / name, _LARGEST)
     except OSError as error:
         raise UsageError(f"predictor {str(folder)!r}: {name} cannot be read ({error.strerror})") from error
 

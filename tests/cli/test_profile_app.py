@@ -196,3 +196,8 @@ def test_profiles_are_shown_without_what_decodes(command: str, tmp_path: Path) -
 def test_a_wrong_call_leads_to_the_help_of_the_command_in_question(capsys: pytest.CaptureFixture[str]) -> None:
     assert app("diff", "a.json") == 2
     assert error_line(capsys) == "fsd-profile: error: Missing argument 'B' (see fsd-profile diff --help)"
+
+
+def test_an_empty_path_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("show", "") == 2
+    assert error_line(capsys).startswith("fsd-profile: error: PATH is empty, perhaps from a variable that is not set")

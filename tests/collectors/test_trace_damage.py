@@ -73,6 +73,12 @@ def test_a_manifest_that_cannot_be_used_is_named(
     assert said in message
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "shards.jsonl"])
+def test_a_file_of_a_terabyte_is_refused(folder: Path, name: str) -> None:
+    os.truncate(folder / name, 1 << 40)
+    assert f"{name} cannot be read (it has 1,099,511,627,776 bytes" in usage_error(lambda: load_traces(folder))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["manifest.json", "shards.jsonl"])
 def test_a_fifo_is_refused_at_once(folder: Path, name: str) -> None:

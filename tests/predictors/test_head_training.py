@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -485,3 +486,13 @@ def test_steps_that_no_text_is_long_enough_for_are_left_out(target: Any, tmp_pat
         f"| 1 | {epoch['loss'][0]:.3f} | - | - | {epoch['agreement'][0]:.3f} | - | - |"
         in (tmp_path / "card.md").read_text()
     )
+
+
+@pytest.mark.parametrize("name", ["facts.json", "texts.jsonl", "checkpoint.pt"])
+def test_a_pipe_in_the_place_of_a_file_is_named(name: str, interrupted: Path, target: Any, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    shutil.copytree(interrupted, out)
+    path = out / "unfinished" / name
+    path.unlink()
+    os.mkfifo(path)
+    assert usage_error(lambda: trained(target, out)).startswith(f"{str(path)!r} is damaged: it is not a regular file")

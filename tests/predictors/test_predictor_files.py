@@ -158,6 +158,13 @@ def test_a_description_that_is_not_plain_json_is_refused(text: str, complaint: s
     assert usage_error(lambda: Predictor.load(tmp_path)).endswith(f"predictor.json is not JSON: {complaint}")
 
 
+@pytest.mark.parametrize("name", ["predictor.json", "accepting.txt"])
+def test_a_file_of_a_terabyte_is_refused(name: str, tmp_path: Path) -> None:
+    predictor().save(tmp_path)
+    os.truncate(tmp_path / name, 1 << 40)
+    assert f"{name} cannot be read (it has 1,099,511,627,776 bytes" in usage_error(lambda: Predictor.load(tmp_path))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["predictor.json", "accepting.txt"])
 def test_a_fifo_is_refused_at_once(name: str, tmp_path: Path) -> None:

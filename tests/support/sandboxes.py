@@ -1,4 +1,4 @@
-"""The sandbox for tests: small limits, a problem with its right answer, and whether processes are left of a run."""
+"""The sandbox for tests: small limits, and whether processes are left of a run."""
 
 from __future__ import annotations
 
@@ -12,24 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.grading.python_tests import parts_of, shared_program
 from fsd_calib.tasks.sandbox.limits import Limits, Outcome
 from fsd_calib.tasks.sandbox.preflight import find_bwrap
 from fsd_calib.tasks.sandbox.run import run_python
 from fsd_decoding.errors import UsageError
+from lib.attacks.programs import PROBLEM
 
 _MIB = 1 << 20
 SMALL = Limits(wall=4.0, cpu=1, memory=128 * _MIB, disk=4 * _MIB, output=64 << 10, threads=8, files=32)
-PROBLEM = Problem(
-    1, "", "", "", None,
-    row={
-        "prompt": 'def double(x):\n    """Returns twice x."""\n',
-        "entry_point": "double",
-        "test": "def check(candidate):\n    assert candidate(2) == 4\n",
-    },
-)  # fmt: skip
-RIGHT = "    return 2 * x\n"
 
 
 def skip_without_sandbox() -> None:

@@ -5,6 +5,7 @@ They are forked from a process that has imported what they import, so that a kil
 
 from __future__ import annotations
 
+import os
 import queue
 import resource
 import threading
@@ -18,24 +19,28 @@ from pathlib import Path
 
 import torch
 
+from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
+from lib.attacks.guarded import control_character
 from lib.common.forked_programs import ForkedProgram
 
-TIMEOUT = 600.0  # seconds; a command that takes longer hangs
+TIMEOUT = 1800.0  # seconds; on a busy machine a calibration takes ten minutes
 _EXECUTABLES = {
     "calibrate": "fsd-calibrate", "collect": "fsd-collect", "train": "fsd-train-predictor", "generate": "fsd-generate",
-    "profile": "fsd-profile", "traces": "fsd-traces",
+    "profile": "fsd-profile", "traces": "fsd-traces", "inspect": "fsd-inspect", "report": "fsd-report",
+    "tasks": "fsd-tasks", "train_eagle": "fsd-train-eagle",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that ended. `code`: negative for a signal."""
+    """A command that ended. `code`: negative for a signal. `hung`: it was killed since it took too long."""
 
     name: str
     code: int
     out: str
     err: str
     seconds: float
+    hung: bool = False
 
     @property
     def last_line(self) -> str:
@@ -48,6 +53,8 @@ class Ended:
 
     def complaint(self) -> tuple[str, str] | None:
         """Returns a verdict with evidence if the output holds what no output may; None: it is in order."""
+        if self.hung:
+            return "hang", f"it did not end within {self.seconds:.0f} s"
         for text in (self.err, self.out):
             if "Traceback (most recent call last)" in text:
                 return "traceback", text.strip().splitlines()[-1][:300]
@@ -56,18 +63,23 @@ class Ended:
         return ("traceback", f"ended by signal {-self.code}") if self.code < 0 else None
 
 
-def control_character(text: str) -> str | None:
-    """Returns the first control character of a text, if there is one."""
-    return next((char for char in text if ord(char) < 32 or 127 <= ord(char) < 160), None)
+def run(
+    name: str,
+    arguments: Sequence[str | Path],
+    limit: int | None = None,
+    folder: Path | None = None,
+) -> Ended:
+    """Runs a command until it ends.
 
-
-def run(name: str, arguments: Sequence[str | Path], limit: int | None = None) -> Ended:
-    """Runs a command until it ends. limit: the longest file, in bytes, that the system lets it write."""
-    began, child = time.monotonic(), _start(name, arguments, limit)
+    Args:
+        limit: The longest file, in bytes, that the system lets it write.
+        folder: Where it runs, and has its cache and its ledger; None: here, with the user's.
+    """
+    began, child = time.monotonic(), started(name, arguments, limit, folder)
     try:
         out, err = child.communicate(timeout=TIMEOUT)
     except TimeoutError:
-        out, err = "", f"killed after {TIMEOUT:.0f} s"
+        return Ended(name, child.wait(), "", "", time.monotonic() - began, hung=True)
     return Ended(name, child.wait(), out, err, time.monotonic() - began)
 
 
@@ -76,7 +88,7 @@ def run_and_kill(name: str, arguments: Sequence[str | Path], after: float, begun
 
     begun: whether the seconds count from its first line on stderr, when imports are done and models loaded.
     """
-    began, child = time.monotonic(), _start(name, arguments)
+    began, child = time.monotonic(), started(name, arguments)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     reader = threading.Thread(target=_drain, args=(child.stderr, lines), daemon=True)
     reader.start()
@@ -95,13 +107,21 @@ def _drain(stream: object, lines: queue.SimpleQueue[str]) -> None:
     lines.put("")
 
 
-def _start(name: str, arguments: Sequence[str | Path], limit: int | None = None) -> ForkedProgram:
+def started(
+    name: str, arguments: Sequence[str | Path], limit: int | None = None, folder: Path | None = None
+) -> ForkedProgram:
+    """Starts a command; see `run`."""
     variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return ForkedProgram(partial(_command, name, limit), *map(str, arguments), variables=variables, daemon=False)
+    if folder is not None:
+        variables |= {CACHE_VARIABLE: str(folder / "cache"), STATE_VARIABLE: str(folder / "state")}
+    program = partial(_command, name, limit, folder)
+    return ForkedProgram(program, *map(str, arguments), variables=variables, daemon=False)
 
 
-def _command(name: str, limit: int | None) -> None:
+def _command(name: str, limit: int | None, folder: Path | None) -> None:
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    if folder is not None:
+        os.chdir(folder)
     torch.set_num_threads(1)  # was imported before OMP_NUM_THREADS was set
     import_module(f"fsd_calib.cli.{name}").main()

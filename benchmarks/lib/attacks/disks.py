@@ -15,10 +15,12 @@ from lib.attacks.commands import Ended, run
 from lib.attacks.jobs import Calibration, Job, saved_so_far
 from lib.attacks.kills import judge_end, undisturbed
 from lib.attacks.material import Material
+from lib.attacks.stage import Stage
 
 ATTACK = "disks"
 COMMANDS = ("calibrate", "collect", "train")
 SHARES = (0.0, 0.2, 0.45, 0.7, 0.9)  # of what the undisturbed command left on the disk
+_QUICK = 4  # a collection
 _PAGE = 4096
 _REASONS = ("No space left on device", "disk is full", "File too large")
 
@@ -27,7 +29,15 @@ def cases() -> list[tuple[str, float]]:
     return [(command, share) for share in SHARES for command in COMMANDS]
 
 
-def attack(number: int, material: Material, scratch: Path, mounted: bool) -> Iterator[Case]:
+def attack(stage: Stage) -> Iterator[Case]:
+    mounted = can_mount(stage.scratch)
+    numbers = stage.chosen([_QUICK] if stage.quick else range(len(cases())))
+    for command in dict.fromkeys(cases()[number][0] for number in numbers):
+        undisturbed(command, stage.material)
+    yield from stage.at_once(_attack, [(number, stage.material, stage.scratch, mounted) for number in numbers])
+
+
+def _attack(number: int, material: Material, scratch: Path, mounted: bool) -> Iterator[Case]:
     """Yields a case for the command on a full disk, and one for the same command when there is space.
 
     mounted: whether the disk is a tmpfs; else files are limited to the disk's size.

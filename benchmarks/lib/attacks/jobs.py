@@ -112,10 +112,11 @@ class Collection:
     """`fsd-collect` on the bundled pair."""
 
     folder: Path
+    problems: int = COLLECTED
     name: str = "collect"
 
     def arguments(self) -> list[str | Path]:
-        size = ["--task", "arithmetic", *_ALONE, "--limit", str(COLLECTED), "--batch-size", "8"]
+        size = ["--task", "arithmetic", *_ALONE, "--limit", str(self.problems), "--batch-size", "8"]
         return [*size, "--out", self.folder / "out"]
 
     def saved(self) -> Counter[Any]:

@@ -14,6 +14,7 @@ from lib.attacks.cases import Case, random_of
 from lib.attacks.commands import Ended, run, run_and_kill
 from lib.attacks.jobs import Calibration, Job, litter, saved_so_far
 from lib.attacks.material import Material, finish
+from lib.attacks.stage import Stage
 
 ATTACK = "kills"
 _EARLY = 0.15  # of kills come while the command starts
@@ -46,7 +47,16 @@ CHAINS = (
 QUICK = (Chain("collect", 1, 0.5),)
 
 
-def attack(chain: Chain, number: int, seed: int, material: Material, scratch: Path) -> Iterator[Case]:
+def attack(stage: Stage) -> Iterator[Case]:
+    chains = QUICK if stage.quick else CHAINS
+    numbers = stage.numbers(len(chains), quick=len(chains))
+    for number in numbers:
+        undisturbed(chains[number].command, stage.material)
+    each = [(chains[number], number, stage.seed, stage.material, stage.scratch) for number in numbers]
+    yield from stage.at_once(_attack, each)
+
+
+def _attack(chain: Chain, number: int, seed: int, material: Material, scratch: Path) -> Iterator[Case]:
     """Yields a case for each kill, and one for each command that was finished after kills."""
     reference, random = undisturbed(chain.command, material), random_of(seed, ATTACK, number)
     lives, kills = 0, 0

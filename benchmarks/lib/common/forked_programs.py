@@ -75,6 +75,10 @@ class ForkedProgram:
         their_err.close()
         self.stdout, self.stderr = _text_of(out), _text_of(err)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid  # type: ignore[no-any-return]
+
     def poll(self) -> int | None:
         """Returns the exit code, negative for a signal, or None while the process runs."""
         return self._process.exitcode  # type: ignore[no-any-return]

@@ -18,6 +18,8 @@ from fsd_decoding.profile.parts import Count, Natural, Part
 from fsd_decoding.regular_file import read_regular
 from fsd_decoding.strict_json import parse
 
+_LARGEST = 1 << 28  # bytes of a file
+
 
 class FileEntry(Part):
     """One file of a portion: its number of rows, and its size and checksum."""
@@ -125,7 +127,7 @@ def _check_version(facts: Any, name: str) -> None:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return read_regular(path)
+        return read_regular(path, _LARGEST)
     except OSError as error:
         raise UsageError(f"folder {str(path.parent)!r}: {path.name} cannot be read ({error.strerror})") from error
 

@@ -59,9 +59,9 @@ def difference(actual: pa.Schema, expected: pa.Schema) -> str | None:
     """Returns, in words, how a schema differs from that of the run, or None where it does not."""
     for field in expected:
         if field.name not in actual.names:
-            return f"it has no column {field.name!r}"
+            return f"it has no column {field.name!r:.80}"
         if not actual.field(field.name).equals(field):
-            return f"its column {actual.field(field.name)} should be {field}"
+            return f"its column {actual.field(field.name)!s:.80} should be {field!s:.80}"
     if actual.names != expected.names:
         return f"its columns are {actual.names}"
     of_run, run = (schema.metadata.get(_RUN.encode(), b"?").decode() for schema in (actual, expected))

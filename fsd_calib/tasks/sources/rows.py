@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LARGEST = 1 << 30  # bytes; rows of them take several times as many
 _SHOWN = 40  # characters of a value in a message
+_LISTED = 400  # characters of the names of columns
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Row:
         """The value of a column; UsageError: there is none of this name."""
         if column not in self.columns:
             known = ", ".join(self.columns) or "none"
+            known = known if len(known) <= _LISTED else f"{known[:_LISTED]}…"
             raise UsageError(f"{self.where}: no column {column!r}; its columns are {known}")
         return self.columns[column]
 
@@ -174,8 +177,9 @@ def _table(path: Path, text: str, delimiter: str, header: Sequence[str] | None) 
                 continue
             if names is None:
                 names = [name.strip() for name in values]
-                if len(set(names)) < len(names):
-                    raise UsageError(f"{where}: two columns have the same name in {', '.join(names)}; rename one")
+                name, times = Counter(names).most_common(1)[0]
+                if times > 1:
+                    raise UsageError(f"{where}: two columns have the same name, {shown(name)}; rename one")
                 continue
             if len(values) != len(names):
                 raise UsageError(f"{where}: {len(values)} columns, where the header has {len(names)}; quote commas")

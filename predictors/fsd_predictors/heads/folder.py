@@ -98,15 +98,17 @@ class HeadFolder:
         Raises:
             UsageError: it is damaged.
         """
+        path = self._unfinished / name
         try:
+            if path.exists() and not path.is_file():  # reading it may never end
+                raise ValueError("it is not a regular file")
             yield
         except (torch.OutOfMemoryError, OSError):
             raise
         except Exception as error:  # what readers raise of damaged files is of all kinds
             reason = str(error).strip().split("\n")[0].rstrip(". ") or type(error).__name__
             raise UsageError(
-                f"{str(self._unfinished / name)!r} is damaged: {reason:.100}; remove {str(self._unfinished)!r} to "
-                "begin anew"
+                f"{str(path)!r} is damaged: {reason:.100}; remove {str(self._unfinished)!r} to begin anew"
             ) from error
 
     def keep(self, checkpoint: dict[str, Any]) -> None:
@@ -166,8 +168,8 @@ class HeadFolder:
         if differing:
             name, found, own = differing
             raise UsageError(
-                f"--out {str(self.path)!r} holds an unfinished training whose {name} is {found!r}, not {own!r}; choose "
-                f"another folder, or remove {str(self._unfinished)!r}"
+                f"--out {str(self.path)!r} holds an unfinished training whose {name} is {found!r:.80}, not "
+                f"{own!r:.80}; choose another folder, or remove {str(self._unfinished)!r}"
             )
 
 

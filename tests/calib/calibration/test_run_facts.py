@@ -127,3 +127,10 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run-name.json")
     with pytest.warns(UserWarning, match="not a regular file"):
         begun(tmp_path, TIMINGS)
+
+
+def test_a_file_of_a_terabyte_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "run-name.json").touch()
+    os.truncate(tmp_path / "run-name.json", 1 << 40)
+    with pytest.warns(UserWarning, match="not a regular file of at most"):
+        begun(tmp_path, TIMINGS)

@@ -103,6 +103,15 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert "cannot be used" in str(content_of(tmp_path))
 
 
+def test_a_link_to_a_ledger_that_is_not_there_now_begins_no_other(tmp_path: Path) -> None:
+    """Its attempts would not be counted any more."""
+    (tmp_path / "ledger").symlink_to(tmp_path / "unmounted" / "ledger")
+    assert f"it is a link to '{tmp_path / 'unmounted' / 'ledger'}', where there is no file" in str(
+        content_of(tmp_path / "ledger")
+    )
+    assert (tmp_path / "ledger").is_symlink()
+
+
 # --- processes --------------------------------------------------------------------------------------------
 
 

@@ -84,7 +84,7 @@ def test_one_problem_is_read_from_every_format(name: str, tmp_path: Path) -> Non
         (
             "a.csv",
             "question,answer,answer\nHow many?,1,2\n",
-            "line 1: two columns have the same name in question, answer, answer",
+            'line 1: two columns have the same name, "answer"; rename one',
         ),
         ("a.json", '[{"question": "How many?"}]', "row 1: no column 'answer'; its columns are question"),
         ("a.json", '[{"question": "How many?",\n]', "not JSON"),

@@ -12,7 +12,7 @@ from fsd_calib.tasks.base import Grader, Problem, Task
 from fsd_calib.tasks.checking import faults
 from fsd_calib.tasks.grading.graders import contains, near_number, same_choice, same_number, same_text, similar
 from fsd_calib.tasks.grading.python_tests import parts_of
-from support.sandboxes import PROBLEM
+from lib.attacks.programs import PROBLEM
 
 GRADERS: dict[str, Grader] = {
     "same_number": same_number, "near_number": near_number(0.01), "same_choice": same_choice, "same_text": same_text,

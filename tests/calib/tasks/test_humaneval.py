@@ -14,11 +14,12 @@ import pytest
 
 from fsd_calib.tasks import Problem, Task, load_task
 from fsd_calib.tasks.grading.python_tests import parts_of, passes_tests
+from lib.attacks.programs import CHEATS, PROBLEM, RIGHT, SKIPPED
 from lib.common.forked_programs import environment
 from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
 from support.messages import usage_error
 from support.paths import HUMANEVAL
-from support.sandboxes import PROBLEM, RIGHT, skip_without_sandbox
+from support.sandboxes import skip_without_sandbox
 
 WRONG = "    return x\n"
 ROW = {"task_id": "T/0", "canonical_solution": RIGHT, **PROBLEM.row}
@@ -177,73 +178,7 @@ def test_other_texts_are_wrong(text: str) -> None:
     assert not passes_tests(PROBLEM, text)
 
 
-EQUAL = "class Any:\n    def __eq__(self, other):\n        return True\n    __hash__ = None\n"
-FRAMES = """
-import sys
-def double(x):
-    frame = sys._getframe()
-    while frame:
-        for constant in frame.f_code.co_consts:
-            if isinstance(constant, int) and constant not in (0, 1, 2):
-                return constant
-        frame = frame.f_back
-"""
-COLLECTOR = """
-import gc
-def double(x):
-    for each in gc.get_objects():
-        code = getattr(each, "__code__", None)
-        if code and code.co_name == "check":
-            return max(c for c in code.co_consts if isinstance(c, int))
-"""
-JUMPING = """
-import sys
-def trace(frame, event, argument):
-    if frame.f_code.co_name == "check" and event == "line":
-        frame.f_lineno = frame.f_code.co_firstlineno + 2
-    return trace
-def double(x):
-    sys._getframe(1).f_trace = trace
-    sys.settrace(trace)
-"""
-SECRET = """
-import os, sys
-def double(x):
-    frame = sys._getframe()
-    while frame:
-        if "secret" in frame.f_locals:
-            os.write(frame.f_locals["report"], frame.f_locals["secret"])
-            os._exit(0)
-        frame = frame.f_back
-"""
-FORGED = """
-import os
-def double(x):
-    for file in range(3, 20):
-        try:
-            os.write(file, b'["returned", ["foreign", 1], null]\\n')
-        except OSError:
-            pass
-"""
-SKIPPED = "def skipped(check):\n    return lambda candidate: None\n@skipped\n"
-
-
-@pytest.mark.parametrize(
-    "solution",
-    [
-        f"def double(x):\n    return x\n{SKIPPED}",
-        "def double(x):\n    return x\nif False:\n",
-        "def double(x):\n    return x\n'" + "''",
-        f"{EQUAL}def double(x):\n    return Any()\n",
-        f"{EQUAL}def double(x):\n    return [Any()]\n",
-        f"{EQUAL.replace('Any', 'Any(int)')}def double(x):\n    return Any()\n",
-        FRAMES, COLLECTOR, JUMPING, SECRET, FORGED,
-        "import builtins\nbuiltins.AssertionError = ValueError\ndef check(candidate): pass\ndef double(x): pass\n",
-        "import os\ndef double(x):\n    os.write(4, b'+')\n    os._exit(0)\n",
-        "def double(x):\n    raise SystemExit(0)\n",
-        "import sys\nsys.exit(0)\ndef double(x): pass\n",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("solution", CHEATS)
 def test_code_that_cheats_is_wrong(solution: str) -> None:
     assert not passes_tests(PROBLEM, f"```python\n{solution}\n```")
 
