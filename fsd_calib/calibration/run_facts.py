@@ -3,8 +3,9 @@
 They are kept in a small file per run in the output folder, with a digest, and, once an attempt is made, in the ledger
 too. A damaged file is set aside, which costs the time of measuring and searching again, unless the ledger has the
 facts. Costs are measured once per run, since they decide which configurations are tried: measured again they would
-differ, and the choice with them. For the same reason the fastest `sd` is recorded by the first process that times it. The pace of decoding, which only the plan rests on, is of a number of processes; with
-another number it is measured again.
+differ, and the choice with them. For the same reason the fastest `sd` is recorded by the first process that times it.
+The pace of decoding, which only the plan rests on, is of a number of processes; with another number it is measured
+again.
 """
 
 from __future__ import annotations

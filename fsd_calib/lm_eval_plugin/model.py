@@ -28,7 +28,8 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.chat_template import check_arguments, has_chat_template
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.requests import Prompt, prompt_tokens
+from fsd_decoding.prompt_tokens import prompt_tokens
+from fsd_decoding.requests import Prompt
 from fsd_decoding.sampling import SETTINGS
 
 _AUTO = 32  # batch size
@@ -116,7 +117,7 @@ class FsdLM(LM):
         given = requests[0].args[1]
         settings = normalize_gen_kwargs(given, self.max_gen_toks)
         results = self.decoder.generate(
-            [self._prompt(request) for request in requests], settings["max_gen_toks"], batch_size=self.batch_size, ids=ids,
+            list(map(self._prompt, requests)), settings["max_gen_toks"], batch_size=self.batch_size, ids=ids,
             stop=[each for each in settings["until"] if each], **_sampling(given, settings),
             on_finish=lambda index, result: self.cache_hook.add_partial(
                 "generate_until", requests[index].args, result.text
