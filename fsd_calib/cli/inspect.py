@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 NAME = "fsd-inspect"
+_OF_DRAFTS = ("threshold", "divergence", "draft_length", "tree")  # settings that the target alone has no use for
 _BUNDLED = "arithmetic"  # the task of the bundled pair
 _EPILOG = """
 Examples: fsd-inspect "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many pies does Mia have now?" ·
@@ -242,6 +243,10 @@ def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
         ("--divergence", divergences([setting.divergence]), DIVERGENCES),
     )  # fmt: skip
     check_settings([], setting.threshold or [])
+    ignored = [name for name in _OF_DRAFTS if getattr(setting, name) is not None]
+    if setting.rule == "target" and ignored:
+        option = f"--{ignored[0].replace('_', '-')}"
+        raise UsageError(f"--rule 'target' drafts nothing; leave {option} out, or give another rule")
     return None if setting.tree is None else read_shape(setting.tree)
 
 

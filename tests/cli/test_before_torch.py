@@ -30,7 +30,9 @@ MISTAKES = {
     ],
     "inspect": [
         "--rule foo hi", "--divergence foo hi", "--tree 2,x hi", "--device foo hi", "--threshold nan hi",
-        "--profile none.json hi", "--target ./none --draft ./none hi", "--task none.yaml hi",
+        "--rule target --tree 2,6 hi", "--rule target --draft-length 4 hi", "--rule target --divergence js hi",
+        "--rule target --threshold -1 hi", "--profile none.json hi",
+        "--target ./none --draft ./none hi", "--task none.yaml hi",
     ],
     "profile": [
         "show none.json", "validate bad.json", "diff none.json bad.json", "vllm none.json", "retime none.json",
@@ -90,7 +92,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=json.dumps(CASES), cwd=folder, env=environment, capture_output=True,
-        text=True, timeout=120,
+        text=True, timeout=300,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return dict(zip(CASES, map(tuple, json.loads(ran.stdout)), strict=True))
