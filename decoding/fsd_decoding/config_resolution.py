@@ -90,6 +90,8 @@ def _check_given(given: Mapping[str, Any], rule: str, own: str) -> None:
         if isinstance(policy, ThresholdPolicy):
             check_movable(policy, rule_named(rule))
     check_threshold(own, given.get("rule"), bool(thresholds))
+    if isinstance(given.get("tree"), TreeShape) and not rule_named(rule).drafts:
+        raise UsageError(f"tree is {given['tree']!r}, and rule {rule!r} drafts nothing; leave one of them out")
 
 
 def check_threshold(own: str, rule: str | None, given: bool) -> None:

@@ -10,17 +10,41 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of a model's configuration and tokenizer files."""
 
+_CONFIGURATION = "config.json"
 _INDEX, _WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 _PAUSES = (1.0, 2.0)  # seconds between the tries of what may pass: an error of the server, a broken download
 _TRIES = len(_PAUSES) + 1
 _LOG_IN = "log in with `hf auth login` or set HF_TOKEN"
 
 _T = TypeVar("_T")
+
+
+def check_source(what: str, source: str, *, configured: bool) -> None:
+    """Raises UsageError where a source is no folder and cannot be the id of a repository either.
+
+    Args:
+        what: is loaded, for messages.
+        configured: whether a folder must hold the configuration of a model.
+    """
+    check_path(what, source)
+    path = Path(source)
+    if path.exists():
+        if not path.is_dir() or (configured and not (path / _CONFIGURATION).is_file()):
+            lacks = f"there is no {_CONFIGURATION} in it" if path.is_dir() else "it is no folder"
+            raise UsageError(f"{what} at {source!r} cannot be loaded: {lacks}; give the folder of a model, or an id")
+        return
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(source)
+    except HFValidationError as error:
+        raise UsageError(cannot_load(what, source, error)) from error
 
 
 def fetch_small(what: str, source: str, revision: str | None = None) -> Path | None:

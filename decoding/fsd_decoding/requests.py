@@ -10,6 +10,7 @@ from typing import Any
 from fsd_decoding.argument_checks import check_count, check_settings, check_whole
 from fsd_decoding.batch import Request
 from fsd_decoding.errors import UsageError
+from fsd_decoding.prompt_tokens import prompt_tokens
 
 Prompt = str | list[int]
 
@@ -69,24 +70,6 @@ def _one_each(name: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
     if len(listed) != len(prompts):
         raise UsageError(f"{name} has {len(listed)} entries for {len(prompts)} prompts; give one each")
     return list(listed)
-
-
-def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
-    """Returns the tokens of a text as the models read it."""
-    # A chat template may already have added the BOS.
-    begun = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
-    try:
-        tokens: list[int] = tokenizer(prompt, add_special_tokens=not begun)["input_ids"]
-    except (TypeError, UnicodeEncodeError) as error:
-        if not _has_surrogate(prompt):
-            raise
-        raise UsageError(f"prompt {prompt!r:.40} holds what is not UTF-8; give it in UTF-8") from error
-    return tokens
-
-
-def _has_surrogate(text: str) -> bool:
-    """Whether it holds half a character, as an argument has in the place of a byte that is not UTF-8."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _encode(tokenizer: Any, vocabulary: int, prompt: Prompt, index: int) -> list[int]:

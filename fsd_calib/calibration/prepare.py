@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from fsd_calib.calibration.baseline import COMPARED, COUNTED, TRACED, measure_baseline, traces_along_target
@@ -21,7 +21,7 @@ from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_en
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, choose, stopping_early
 from fsd_calib.calibration.run_config import Compiling, RunConfig
-from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, rounds_of
+from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.engine_sequence import EngineSequence
@@ -86,6 +86,14 @@ class Prepared:
     @property
     def lossless(self) -> Configuration:
         return self.sds[0].under(LOSSLESS)
+
+    @cached_property
+    def sd(self) -> Configuration:
+        """The fastest `sd` by the clock of the run's first process, and no other one for the rest of the run."""
+        if self.timer.request.way == "none" and self.facts.sd is None:
+            return self.sds[0]  # a forecast, and no choice for a process of this run that times
+        folder, progress = self.config.path("out"), self.session.progress
+        return Configuration.of(first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds).values, progress))
 
 
 def prepare(

@@ -73,11 +73,10 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
         judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed
     if wanted is not None:
-        sd = ready.timer.fastest(ready.sds)
-        timed = ready.timer.time([ready.alone, sd])
-        if timed.speeds.of(sd).low >= wanted:
+        timed = ready.timer.time([ready.alone, ready.sd])
+        if timed.speeds.of(ready.sd).low >= wanted:
             meter.begin("timing")
-            return _export(ready, Decision("lossless"), baseline, sd, timed, meter)
+            return _export(ready, Decision("lossless"), baseline, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
     meter.begin("search")
     objective = _objective(ready, baseline, alone)
@@ -90,7 +89,7 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
         frozen, trials = front[-1:], [*trials, *more]
     meter.begin("certification")
     decision = _decide(ready, objective, frozen, baseline)
-    decision.study, decision.trials = study_name(ready, objective), trials
+    decision.trials = trials
     outlook.best = decided(decision.outcome, decision.chosen)
     return _time(ready, decision, baseline, meter)
 
@@ -115,7 +114,6 @@ class Decision:
         chosen: what passed, else what is given as an estimate; None: the lossless rule.
         opened: the certification part; None: nothing was tested.
         evidence: by tested configuration; of the target alone it is evidence on lossless decoding.
-        study: name of the study that was searched; None: there was no search.
         trials: of the search.
     """
 
@@ -123,23 +121,21 @@ class Decision:
     chosen: Configuration | None = None
     opened: HoldoutAttempt | None = None
     evidence: dict[Configuration, Evidence] = field(default_factory=dict)
-    study: str | None = None
     trials: Sequence[FinishedTrial] = ()
 
 
 def _time(ready: Prepared, decision: Decision, baseline: Baseline, meter: Meter) -> Findings:
     """Times the target alone, `sd` at its best and the chosen configuration, and returns the findings."""
     meter.begin("timing")
-    sd = _agreed_sd(ready, decision.study)
-    timed = ready.timer.time([ready.alone, sd, *([decision.chosen] if decision.chosen else [])], decision.opened)
-    return _export(ready, decision, baseline, sd, timed, meter)
+    compared = [ready.alone, ready.sd, *([decision.chosen] if decision.chosen else [])]
+    timed = ready.timer.time(compared, decision.opened)
+    return _export(ready, decision, baseline, timed, meter)
 
 
-def _export(
-    ready: Prepared, decision: Decision, baseline: Baseline, sd: Configuration, timed: Timed, meter: Meter
-) -> Findings:
+def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
     """Returns the findings, with the outcome that follows from the timing."""
-    outcome, chosen = _timed_outcome(ready, decision, sd, timed.speeds), decision.chosen or sd
+    sd = ready.sd
+    outcome, chosen = _timed_outcome(ready, decision, timed.speeds), decision.chosen or sd
     certified = decision.outcome in CERTIFIED
     over_sd = timed.speeds.ratio(chosen, sd)
     ends = (over_sd.low, over_sd.high) if timed.speeds.timed else (0.0, math.inf)
@@ -156,11 +152,11 @@ def _export(
     )  # fmt: skip
 
 
-def _timed_outcome(ready: Prepared, decision: Decision, sd: Configuration, speeds: Speeds[Configuration]) -> Outcome:
+def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Configuration]) -> Outcome:
     """Returns the outcome after timing, which shows of a setting that would be followed how fast it is, if anything."""
     if decision.chosen is None or not speeds.timed:
         return decision.outcome
-    over_sd, own = speeds.ratio(decision.chosen, sd), speeds.of(decision.chosen)
+    over_sd, own = speeds.ratio(decision.chosen, ready.sd), speeds.of(decision.chosen)
     intervals = (over_sd.low, over_sd.high), (own.low, own.high)
     return timed_outcome(decision.outcome, *intervals, ready.goal.min_speed)
 
@@ -176,15 +172,6 @@ def _needs_no_gain(ready: Prepared) -> bool:
     """Returns whether the goal is a retention that is met by losing nothing."""
     goal = ready.goal
     return goal.min_acc is not None and goal.min_acc <= 1 and goal.acc == "retention"
-
-
-def _agreed_sd(ready: Prepared, study: str | None) -> Configuration:
-    """Returns the fastest `sd` by the clock of the study's first process: no other one is decoded later."""
-    own = ready.timer.fastest(ready.sds)
-    if study is None:
-        return own
-    (first,) = _agreed(ready, study, f"fastest sd, timing {ready.timer.request.way}", [own])
-    return first
 
 
 def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objective:

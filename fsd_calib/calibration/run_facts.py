@@ -1,10 +1,11 @@
-"""Facts of a run that a resumed calibration needs to reach the same result: its name, costs and attempt number.
+"""Facts of a run that a resumed calibration needs to reach the same result: name, costs, attempt number and `sd`.
 
 They are kept in a small file per run in the output folder, with a digest, and, once an attempt is made, in the ledger
 too. A damaged file is set aside, which costs the time of measuring and searching again, unless the ledger has the
 facts. Costs are measured once per run, since they decide which configurations are tried: measured again they would
-differ, and the choice with them. The pace of decoding, which only the plan rests on, is of a number of processes; with
-another number it is measured again.
+differ, and the choice with them. For the same reason the fastest `sd` is recorded by the first process that times it.
+The pace of decoding, which only the plan rests on, is of a number of processes; with another number it is measured
+again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
@@ -83,6 +84,7 @@ class RunFacts(Part):
     Attributes:
         seconds_each, target_seconds_each, workers, capture_seconds: the fields of `Pace`.
         attempt: the number that an attempt on the certification part would have had when the run began.
+        sd: the values of the `sd` configuration that everything is compared with; None: none has been timed.
     """
 
     name: str
@@ -94,6 +96,7 @@ class RunFacts(Part):
     target_seconds_each: Amount
     workers: Natural
     capture_seconds: Amount
+    sd: dict[str, Any] | None = None
 
     def pace_of(self, workers: int) -> Pace | None:
         """Returns the pace of so many processes; None: it is not recorded."""
@@ -130,6 +133,19 @@ def begin_or_resume(
     path = _path(folder, name)
     with _locked(path, progress):
         return _read(path, name) or _write(path, resume_or_begin())
+
+
+def first_sd(
+    folder: Path | None, facts: RunFacts, choose: Callable[[], dict[str, Any]], progress: Progress | None = None
+) -> dict[str, Any]:
+    """Returns the values of the `sd` that the first process of a run chose; `choose` is called where there is none."""
+    if facts.sd is not None or folder is None:
+        return facts.sd or choose()
+    path, own = _path(folder, facts.name), choose()  # others need not wait for the clock
+    with _locked(path, progress):
+        found = _read(path, facts.name) or facts
+        written = found if found.sd is not None else _write(path, found.model_copy(update={"sd": own}))
+    return written.sd or own
 
 
 def rounds_of(folder: Path | None, name: str, holdout: Holdout, progress: Progress | None = None) -> Rounds | None:

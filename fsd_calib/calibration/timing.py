@@ -193,7 +193,8 @@ class Timer:
         return speeds.of(configuration)
 
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
-        """Returns the fastest configuration by the clock, in this process.
+        """Returns the fastest configuration by the clock, in this process: the first one, unless another is faster
+        beyond the noise. So several that are about equally fast end in the same choice in every run.
 
         It is timed on tuning problems that no reported speed is from: the fastest of several was also lucky. Where
         nothing is to be timed, or too few problems are left, the first one is returned.
@@ -209,7 +210,8 @@ class Timer:
 
         with self.session.threads_for(streams):
             speeds = self._speeds_here(configurations, problems, streams, _CHOOSING, decided)
-        return max(configurations, key=lambda c: speeds.ratio(c, first).value)
+        faster = [other for other in others if speeds.ratio(other, first).low > 1]
+        return max(faster, key=lambda other: speeds.ratio(other, first).value, default=first)
 
     def forecast_of(self, configuration: Configuration) -> float:
         """Returns forecast tokens/s of one stream, by the rounds on all tuning problems decoded so far."""

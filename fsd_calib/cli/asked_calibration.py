@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.output_folder import own_folder
@@ -45,10 +44,9 @@ def calibration_of(asked: Requested, progress: Progress) -> Calibration:
 def first_prompt(asked: Requested) -> str:
     """Returns the prompt of the first problem. Reads the tokenizer, and no weights."""
     tokenizer = load_tokenizer(asked.target or default_pair(asked.task)[0], asked.loaded.target)
-    data = asked.of_run("data")
     source = asked.task if asked.certified is None else prompts_of(asked.certified, asked.task)
     options = {name: asked.of_run(name) for name in _PROMPTS}
-    task = load_task(source, asked.seed, asked.of_run("limit"), data and Path(data), tokenizer, **options)
+    task = load_task(source, asked.seed, asked.of_run("limit"), asked.data, tokenizer, **options)
     return task.problems[0].prompt
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fsd_calib.cli.beforehand import check_sources
 from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, say
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.goal_options import GOAL, GoalOptions
@@ -88,6 +89,8 @@ def command(
     if not files.show_prompt:
         asked.check()
         check_writable(asked.out or asked.usual_folder, _EARLIER)
+    else:
+        check_sources({"tokenizer": [asked.target]}, asked.data)
     load_libraries(progress)
 
     from fsd_calib.calibration.saved_run import save_run

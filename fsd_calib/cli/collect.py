@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fsd_calib.cli.beforehand import check_place, check_sources, check_words, divergences
+from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import tasks
 from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
 from fsd_calib.cli.family import Family
@@ -28,6 +30,7 @@ from fsd_calib.cli.task_options import (
     named_task,
 )
 from fsd_calib.tasks.registry import task_kind
+from fsd_decoding.argument_checks import check_sampling
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
@@ -94,6 +97,12 @@ def command(
         "--workers": processes.workers,
     })  # fmt: skip
     width = _width(hidden)
+    check_sampling(*sampling)
+    check_words(
+        ("--rule", [policies.rule], RULES), ("--divergence", divergences([policies.divergence]), DIVERGENCES)
+    )  # fmt: skip
+    check_place(models.device, models.dtype)
+    check_sources({"model": [models.target, models.draft]}, problems.data)
     large, small = given_or_default(task, models.target, models.draft)
     folder = out if out is not None else Path("fsd-traces") / folder_name(task)
     check_writable(folder, ())

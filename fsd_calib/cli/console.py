@@ -193,7 +193,8 @@ def check_writable(folder: Path, earlier: Sequence[str]) -> None:
         for name in earlier:
             if (folder / name).exists():
                 (folder / name).open("r+b").close()
-        for each in missing:
-            each.rmdir()
+        with contextlib.suppress(OSError):  # another process may have written to it meanwhile
+            for each in missing:
+                each.rmdir()
     except OSError as error:
         raise UsageError(f"--out {str(folder)!r} cannot be written: {error.strerror}; choose another folder") from error

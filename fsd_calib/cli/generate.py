@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsd_calib.cli.beforehand import check_place, check_sources
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, say
 from fsd_calib.cli.drafters import check_one, given
 from fsd_calib.cli.family import Family
@@ -18,7 +19,9 @@ from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, Dtype
 from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.prompting import prompt_of, prompts_of_profile
 from fsd_calib.cli.prompts import gathered
+from fsd_decoding.argument_checks import check_settings
 from fsd_decoding.model_options import USUAL_LOADING, Loading
+from fsd_decoding.trees.shape import read_shape
 
 if TYPE_CHECKING:
     from fsd_decoding.config import DecodingKeywords
@@ -98,18 +101,23 @@ def command(
     check_one(draft, head)
     progress = output.begin()
     wanted = gathered(prompts or [], file)
+    check_place(device, dtype)
+    check_settings([], [] if threshold is None else [threshold])
+    shape = None if tree is None else read_shape(tree)
+    check_sources({"model": [target, draft], "head": [head]})
+
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+    followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     load_libraries(progress)
 
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
-    from fsd_decoding.profile.threshold_profile import ThresholdProfile
-    from fsd_decoding.trees.shape import read_shape
 
-    followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     # The rule too, as an uncertified profile would run a lossless one.
     settings: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
-    if tree is not None:
-        settings["tree"] = read_shape(tree)
+    if shape is not None:
+        settings["tree"] = shape
     drafts = given(draft, head, loading.draft.revision) or draft_of(followed.draft)
     decoder = SpeculativeDecoder.from_pretrained(
         target or followed.target.id, drafts, profile=followed, device=device, dtype=dtype,

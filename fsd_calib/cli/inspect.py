@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsd_calib.cli.beforehand import check_place, check_sources, check_words, divergences
 from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import one_of, tasks
 from fsd_calib.cli.console import announce, leave, load_libraries, reply
@@ -31,8 +32,10 @@ from fsd_calib.cli.options import (
 from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
 from fsd_calib.tasks.registry import task_kind
+from fsd_decoding.argument_checks import check_settings
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
+from fsd_decoding.trees.shape import Chain, TreeShape, read_shape
 
 if TYPE_CHECKING:
     from fsd_calib.inspection.inspected import InspectedText
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 NAME = "fsd-inspect"
+_OF_DRAFTS = ("threshold", "divergence", "draft_length", "tree")  # settings that the target alone has no use for
 _BUNDLED = "arithmetic"  # the task of the bundled pair
 _EPILOG = """
 Examples: fsd-inspect "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many pies does Mia have now?" ·
@@ -162,15 +166,17 @@ def command(
     _check_shown(thresholds, html, table, output.as_json)
     _check_sources(profile, target, draft, head, task, raw)
     kind = None if task is None else task_kind(task)
+    shape = _checked_shape(setting)
+    check_place(device, dtype)
+    check_sources({"model": [target, draft], "head": [head]})
+    followed = _followed(profile, allow_edited)
     load_libraries(progress)
 
     from fsd_calib.inspection.inspected import inspect_text
     from fsd_calib.inspection.terminal import print_texts
-    from fsd_decoding.trees.shape import read_shape
 
-    followed = _followed(profile, allow_edited)
     keywords = asdict(setting) | {
-        "threshold": thresholds[0] if thresholds else None, "tree": setting.tree and read_shape(setting.tree),
+        "threshold": thresholds[0] if thresholds else None, "tree": shape,
         "device": device, "dtype": dtype,
         "model_kwargs": loading.target, "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
     }  # fmt: skip
@@ -228,6 +234,20 @@ def _check_sources(
     if profile is None and head is None and (target is None) != (draft is None):
         missing = "--draft" if draft is None else "--target"
         raise UsageError(f"{missing} is missing; give both models, or a --profile, or neither for the bundled pair")
+
+
+def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
+    """Returns the shape of trees; None: none is given. UsageError: a setting cannot be."""
+    check_words(
+        ("--rule", [setting.rule], ("target", *RULES)),
+        ("--divergence", divergences([setting.divergence]), DIVERGENCES),
+    )  # fmt: skip
+    check_settings([], setting.threshold or [])
+    ignored = [name for name in _OF_DRAFTS if getattr(setting, name) is not None]
+    if setting.rule == "target" and ignored:
+        option = f"--{ignored[0].replace('_', '-')}"
+        raise UsageError(f"--rule 'target' drafts nothing; leave {option} out, or give another rule")
+    return None if setting.tree is None else read_shape(setting.tree)
 
 
 def _followed(profile: Path | None, allow_edited: bool) -> ThresholdProfile | None:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from fsd_calib.cli.beforehand import check_place
 from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
 from fsd_calib.cli.family import Family
@@ -116,12 +117,14 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
 
     vLLM follows the profile where fsd-calib is installed beside it. Exit code 2: it cannot follow this profile.
     """
-    from fsd_calib.vllm_plugin.command import request_notes, serve_command
     from fsd_decoding.profile.io import file_of
-    from fsd_decoding.profile.settings import warning_of
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     profile = ThresholdProfile.load(path, allow_edited=allow_edited)
+
+    from fsd_calib.vllm_plugin.command import request_notes, serve_command  # which import torch
+    from fsd_decoding.profile.settings import warning_of
+
     command = serve_command(profile, file_of(path))
     doubts = [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm"), profile.clock_doubt()]
     for doubt in filter(None, doubts):
@@ -158,9 +161,12 @@ def retime(
     """
     if timing not in _WAYS:
         raise UsageError(f"--timing is {timing!r}; it must be one of {', '.join(_WAYS)}")
+    check_place(device, None)
 
     from fsd_calib.display.chosen import stderr_progress
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
+    ThresholdProfile.load(path)
     progress = stderr_progress(quiet=False)
     load_libraries(progress)
 

@@ -60,9 +60,7 @@ def command(
     if format not in _FORMATS:
         raise UsageError(f"--format is {format!r}; it must be one of {', '.join(_FORMATS)}")
 
-    from fsd_calib.report.comparison import comparison_page
     from fsd_calib.report.output import PICTURES, write_as
-    from fsd_calib.report.page import run_page
     from fsd_calib.report.run_folder import load_run
     from fsd_decoding.profile.io import file_of
 
@@ -72,6 +70,10 @@ def command(
             say(NAME, f"warning: {path}: {run.lacks}, so trials, problems and times are not shown")
     if out is not None:
         _check_keeps_inputs(out, runs)
+
+    from fsd_calib.report.comparison import comparison_page  # which import torch
+    from fsd_calib.report.page import run_page
+
     alone = len(loaded) == 1
     page = run_page(loaded[0]) if alone else comparison_page(loaded)
     folder, stem = (file_of(runs[0]).parent, "report") if alone else (Path(), "comparison")

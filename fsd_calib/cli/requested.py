@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsd_calib.calibration.goal import Goal
+from fsd_calib.cli.beforehand import check_folders, check_place, check_sources, check_words, divergences
 from fsd_calib.cli.certify import models_of, profile_to_certify
-from fsd_calib.cli.choices import DIVERGENCES, DTYPES, ENGINES, POLICIES, RULES_WITH_T
+from fsd_calib.cli.choices import COMPILINGS, DIVERGENCES, ENGINES, POLICIES, RULES_WITH_T, TIMINGS
 from fsd_calib.cli.console import check_at_least_one
 from fsd_calib.cli.drafters import AUTO_TREES, Drafters
 from fsd_calib.cli.goal_options import KINDS, GoalOptions
@@ -138,8 +138,12 @@ class Requested:
     @property
     def out(self) -> Path | None:
         """Where the profile is written; None: nothing says so."""
-        given = self.of_run("out")
-        return None if given is None else Path(given)
+        return self._path("out")
+
+    @property
+    def data(self) -> Path | None:
+        """The file that problems are read from; None: the task's own source."""
+        return self._path("data")
 
     @property
     def usual_folder(self) -> Path:
@@ -191,23 +195,21 @@ class Requested:
         if self.certified is None:
             self.drafters.check_pair(self.task, self.target)
         check_sampling(*self.sampling)
+        check_sources({"model": [self.target, *self.drafters.models], "head": self.drafters.heads}, self.data)
+        check_folders({"--cache": self._path("cache"), "--state": self._path("state")})
 
     def _check_words(self) -> None:
-        """Raises UsageError where an option has a word that it does not take, which is known before torch is loaded."""
-        for option, words, known in (
-            ("--rule", self.of_decoding("rule"), RULES_WITH_T), ("--divergence", self._divergences, DIVERGENCES),
-            ("--threshold-policy", self.of_decoding("threshold_policy"), POLICIES), ("--engine", self.engines, ENGINES),
-            ("--dtype", (self.of_run("dtype") or DTYPES[0],), (*DTYPES, "float64")),
-        ):  # fmt: skip
-            if unknown := next((word for word in words or () if word not in known), None):
-                raise UsageError(f"{option} is {unknown!r}; it must be one of {', '.join(known)}")
+        """Raises UsageError where an option has a word that it does not take."""
+        check_words(
+            ("--rule", self.of_decoding("rule"), RULES_WITH_T),
+            ("--divergence", divergences(self.of_decoding("divergence")), DIVERGENCES),
+            ("--threshold-policy", self.of_decoding("threshold_policy"), POLICIES),
+            ("--engine", self.engines, ENGINES), ("--timing", [self.timing], TIMINGS),
+            ("--compile", [self.of_run("compile")], COMPILINGS),
+        )  # fmt: skip
+        check_place(self.of_run("device"), self.of_run("dtype"))
         for shape in self.of_decoding("tree") or ():
             read_shape(shape)
-
-    @property
-    def _divergences(self) -> list[str]:
-        """The divergences without the number of tokens that they are over, where that is one."""
-        return [re.sub("@[1-9][0-9]*$", "", name) for name in self.of_decoding("divergence") or ()]
 
     def _check_drafters(self) -> None:
         stopped, policies = self.of_decoding("stop_policy"), self.of_decoding("threshold_policy") or ()
@@ -228,6 +230,10 @@ class Requested:
             "state": files.state, "storage": files.storage, "workers": self.processes.workers,
             "ray": self.processes.ray, "device": models.device, "dtype": models.dtype,
         }  # fmt: skip
+
+    def _path(self, name: str) -> Path | None:
+        given = self.of_run(name)
+        return None if given is None else Path(given)
 
     def _first(self, name: str, option: str, section: str) -> Any:
         of_file = self._of_file(section)

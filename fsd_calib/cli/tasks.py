@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fsd_calib.cli.beforehand import check_sources
 from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, reply, say
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import DataOption, LimitOption, VersionOption
@@ -66,6 +67,7 @@ def show(
     quiet_libraries()
     tokenizer = None
     if target is not None:
+        check_sources({"tokenizer": [target]}, data)
         from fsd_decoding.loading import load_tokenizer
 
         tokenizer = load_tokenizer(target)

@@ -40,6 +40,7 @@ def verify(folder: _Folder) -> None:
 
     Exit code 0: the traces are intact. 2: they are damaged or missing.
     """
+    _check_there(folder)
     from fsd_collectors.store.verifying import notes
     from fsd_collectors.store.verifying import verify as faults_of
 
@@ -54,6 +55,7 @@ def verify(folder: _Folder) -> None:
 @app.command()
 def describe(folder: _Folder) -> None:
     """Summarises the traces: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
+    _check_there(folder)
     from fsd_collectors.report.summary import summarise
     from fsd_collectors.report.tables import print_sheets, sheets
     from fsd_collectors.report.terminal import LiteralConsole
@@ -72,11 +74,19 @@ def plot(
 ) -> None:
     """Plots how divergences tell agreement from disagreement, which tokens they change, and tokens per round, as PNG
     files and one interactive page."""
+    _check_there(folder)
     from fsd_collectors.report.plot import plot as draw
     from fsd_collectors.store.reading import load_traces
 
     for path in draw(load_traces(folder), out if out is not None else folder / "pictures"):
         reply(str(path))
+
+
+def _check_there(folder: Path) -> None:
+    """Raises UsageError where there are no traces, before what reads them is loaded."""
+    from fsd_collectors.store.folder import MANIFEST, content_of
+
+    content_of(folder / MANIFEST)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fsd_calib.cli.beforehand import check_sources, check_words, divergences
 from fsd_calib.cli.choices import DIVERGENCES, RULES_WITH_T
 from fsd_calib.cli.completion import one_of, several_of
 from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
@@ -88,10 +89,19 @@ def command(
     """
     progress = output.begin()
     check_at_least_one({"--limit": limit, "--trials": trials})
+    names = several("--divergence", divergence)
+    check_words(
+        ("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T), ("--divergence", divergences(names), DIVERGENCES)
+    )  # fmt: skip
+    check_sources({"tokenizer": [tokenizer]})
+    from fsd_collectors.store.folder import MANIFEST, content_of
+
+    content_of(traces / MANIFEST)  # which loads nothing
+    check_writable(out, ())
+
     from fsd_collectors.store.reading import load_traces
 
     loaded = load_traces(traces)
-    check_writable(out, ())
     load_libraries(progress)
 
     from fsd_decoding.loading import load_tokenizer
@@ -99,7 +109,7 @@ def command(
 
     with interruptible(lambda: f"nothing is kept: {out} holds no new predictor, and the same command begins anew"):
         predictor = train(
-            loaded, out, kind, rule, several("--divergence", divergence), trials=trials, seed=seed, limit=limit,
+            loaded, out, kind, rule, names, trials=trials, seed=seed, limit=limit,
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=progress,
         )  # fmt: skip
     if output.as_json:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fsd_calib.cli.beforehand import check_place, check_sources
 from fsd_calib.cli.completion import tasks
 from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
 from fsd_calib.cli.family import Family
@@ -104,6 +105,9 @@ def command(
         "--limit": limit, "--epochs": epochs, "--steps": steps, "--batch-size": batch_size, "--vocabulary": vocabulary,
     })  # fmt: skip
     read = None if layers is None else _numbers(layers)
+    check_place(device, dtype)
+    check_sources({"model": [target]}, data)
+    check_writable(out, ())
     load_libraries(progress)
 
     from fsd_calib.tasks.registry import load_task
@@ -120,7 +124,6 @@ def command(
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
         loaded = load_task(name, seed, limit, data, tokenizer, **asking.keywords)
-        check_writable(out, ())  # it makes the folder, so only once target and problems are found
         prompts = tuple(problem.prompt for problem in tuning_of(loaded))
         source = Source(name, prompts, loaded.max_new_tokens, loaded.stop)
         record = train_head(load_model(large, place, dtype), tokenizer, source, out, recipe, progress)

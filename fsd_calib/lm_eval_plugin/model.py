@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -14,16 +16,20 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import simple_parse_args_string
 
 from fsd_calib.lm_eval_plugin.prompts import departure
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.harness.chat import chat_renderer
+from fsd_decoding.config import DecodingKeywords
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.chat_template import check_arguments, has_chat_template
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.prompt_tokens import prompt_tokens
+from fsd_decoding.requests import Prompt
 from fsd_decoding.sampling import SETTINGS
 
 _AUTO = 32  # batch size
@@ -60,6 +66,7 @@ class FsdLM(LM):
         **settings: Any,
     ) -> None:
         super().__init__()
+        _check_names(settings)
         self._arguments = PromptOptions(chat_template_kwargs).template_arguments
         followed = self._followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
         models = _models(target, draft, head, followed)
@@ -75,6 +82,22 @@ class FsdLM(LM):
             check_arguments(self.tokenizer, self._arguments)
         if followed is not None and followed.prompt is not None and chat_template_kwargs is None:
             self._arguments = followed.prompt.template_arguments
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> FsdLM:
+        """See `LM.create_from_arg_obj`. UsageError: lm-eval has an argument of `model_args` as an option, too."""
+        options = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        for name in sorted(arg_dict.keys() & options.keys()):
+            raise UsageError(
+                f"model fsd: {name} is {arg_dict[name]!r} in model_args, and {options[name]!r} by lm-eval's option "
+                f"(given, or its default); leave it out of model_args and give --{name} {arg_dict[name]}"
+            )
+        return cls(**arg_dict, **options)
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> FsdLM:
+        """See `LM.create_from_arg_string`, and `create_from_arg_obj`."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """See `LM.generate_until`; requests with the same settings share batches."""
@@ -94,13 +117,30 @@ class FsdLM(LM):
         given = requests[0].args[1]
         settings = normalize_gen_kwargs(given, self.max_gen_toks)
         results = self.decoder.generate(
-            [request.args[0] for request in requests], settings["max_gen_toks"], batch_size=self.batch_size, ids=ids,
+            list(map(self._prompt, requests)), settings["max_gen_toks"], batch_size=self.batch_size, ids=ids,
             stop=[each for each in settings["until"] if each], **_sampling(given, settings),
             on_finish=lambda index, result: self.cache_hook.add_partial(
                 "generate_until", requests[index].args, result.text
             ),
         )  # fmt: skip
         return [result.text for result in results]
+
+    def _prompt(self, request: Instance) -> Prompt:
+        """The prompt; of one without a token the one that begins a text, from which lm-eval's models answer, too."""
+        prompt, tokenizer = request.args[0], self.tokenizer
+        if prompt.strip() or prompt_tokens(tokenizer, prompt):
+            return str(prompt)
+        first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        if first is None:
+            raise UsageError(
+                f"model fsd: the prompt of document {request.doc_id} of task {request.task_name} is empty, and the "
+                "tokenizer has no token that begins a text; mend doc_to_text, or leave the document out"
+            )
+        _LOG.warning(
+            "model fsd: the prompt of document %s of task %s is empty; it is answered after %r alone",
+            request.doc_id, request.task_name, tokenizer.decode([first]),
+        )  # fmt: skip
+        return [first]
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> NoReturn:
         """Raises UsageError: a rule accepts and rejects tokens, and says nothing of the probability of a given text."""
@@ -134,6 +174,15 @@ class FsdLM(LM):
         """Returns what lm-eval records of the model in its results."""
         setting = self.decoder.setting
         return {"fsd": {name: str(value) for name, value in setting.values().items()}}
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    """Raises UsageError where the decoder takes no such keyword."""
+    taken = [inspect.signature(each).parameters.values() for each in (FsdLM, SpeculativeDecoder.from_pretrained)]
+    named = [each.name for each in chain(*taken) if each.kind is not each.VAR_KEYWORD]
+    known = list(dict.fromkeys([*named, *DecodingKeywords.__annotations__]))
+    for name in settings.keys() - known:
+        raise UsageError(f"model fsd: there is no argument {name!r}; model_args takes {', '.join(known)}")
 
 
 def _sampling(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

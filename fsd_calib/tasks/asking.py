@@ -134,7 +134,7 @@ class Asking:
 
     def _for_template(self, made: PromptInfo) -> PromptInfo:
         from fsd_decoding.profile.chat_template import reads_clock, rejects_system, render_chat, template_digest
-        from fsd_decoding.requests import prompt_tokens
+        from fsd_decoding.prompt_tokens import prompt_tokens
 
         arguments = self._template_arguments
         begins = render_chat(self.tokenizer, [("user", "x")], arguments)

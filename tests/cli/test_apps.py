@@ -135,7 +135,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--temperature", "-1"], "temperature is -1"),
         (["--top-k", "0"], "top_k is 0"),
         (["--top-p", "1.5"], "top_p is 1.5"),
-        (["--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["--device", "abacus"], "--device is 'abacus'; it must be cpu, cuda or another kind of device"),
         (["--dtype", "int8", "--target", "x", "--draft", "x"], "dtype is 'int8'"),
         (["--target", "./no/such/folder", "--draft", "x"], "give an id, or the path of a local folder"),
     ],

@@ -71,7 +71,7 @@ def test_a_batch_that_cannot_fit_is_refused_before_the_weights_load(
         ([*SMALL, "--rule", "target"], "rule 'target' drafts nothing"),
         ([*SMALL, "--rule", "sd", "--threshold", "1"], "rule 'sd' has none"),
         ([*SMALL, "--rule", "fsd", "--threshold", "much"], "Invalid value for '--threshold'"),
-        ([*SMALL, "--device", "abacus"], "device 'abacus' cannot be used here"),
+        ([*SMALL, "--device", "abacus"], "--device is 'abacus'; it must be cpu, cuda or"),
         ([*SMALL, "--dtype", "int8"], "dtype is 'int8'"),
         ([*SMALL, "--target", "./no/such/folder", "--draft", "x"], "give an id, or the path of a local folder"),
     ],

@@ -68,7 +68,7 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path, capsys: pytest.Capture
         (["--limit", "1"], "a head needs at least 2"),
         (["--task", "poetry"], "unknown task 'poetry'"),
         (["--target", "./no/such/folder"], "is not a local folder"),
-        (["--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["--device", "abacus"], "--device is 'abacus'; it must be cpu, cuda or"),
     ],
 )
 def test_bad_input_is_one_line(

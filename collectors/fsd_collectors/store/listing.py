@@ -11,14 +11,11 @@ from pydantic import Field, ValidationError
 
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import SCHEMA_VERSION
-from fsd_collectors.store.folder import LISTING, MANIFEST, file_of
+from fsd_collectors.store.folder import LISTING, MANIFEST, content_of, file_of
 from fsd_decoding.atomic_files import sync
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import Count, Natural, Part
-from fsd_decoding.regular_file import read_regular
 from fsd_decoding.strict_json import parse
-
-_LARGEST = 1 << 28  # bytes of a file
 
 
 class FileEntry(Part):
@@ -59,7 +56,7 @@ class Listing:
     def __init__(self, folder: Path, tables: Sequence[str]) -> None:
         self._path = folder / LISTING
         begun = self._path.exists() or any(folder.glob("*/*.parquet"))
-        content = _bytes(self._path) if begun else b""
+        content = content_of(self._path) if begun else b""
         *lines, torn = content.split(b"\n")  # torn: an incomplete last line, left by a writer that was killed
         self.shards = [_shard(line, number, tables, self._path) for number, line in enumerate(lines)]
         self._end = len(content) - len(torn)
@@ -82,7 +79,7 @@ class Listing:
 def has_no_finished_portion(folder: Path) -> bool:
     """Returns whether the folder's listing exists and is empty; without a listing nothing is known, so False."""
     path = folder / LISTING
-    return path.exists() and b"\n" not in _bytes(path)
+    return path.exists() and b"\n" not in content_of(path)
 
 
 def _shard(line: bytes, number: int, tables: Sequence[str], path: Path) -> Shard:
@@ -103,7 +100,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest. Raises UsageError where it is missing, is not valid JSON, or has a newer schema."""
     path = folder / MANIFEST
     name = f"manifest {str(path)!r}"
-    content = _bytes(path)
+    content = content_of(path)
     try:
         facts = parse(content)
     except ValueError as error:
@@ -123,13 +120,6 @@ def _check_version(facts: Any, name: str) -> None:
         raise UsageError(
             f"{name} has schema_version {version}, but this fsd-calib reads {SCHEMA_VERSION}; upgrade fsd-calib"
         )
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return read_regular(path, _LARGEST)
-    except OSError as error:
-        raise UsageError(f"folder {str(path.parent)!r}: {path.name} cannot be read ({error.strerror})") from error
 
 
 def _first(error: ValidationError) -> str:

@@ -27,7 +27,7 @@ from fsd_decoding.profile.chat_template import (
     template_digest,
 )
 from fsd_decoding.profile.prompt import LETTERS, QUESTION, Message, PromptForm, PromptInfo, WorkedExample
-from fsd_decoding.requests import prompt_tokens
+from fsd_decoding.prompt_tokens import prompt_tokens
 
 _USUAL = {"answer": "", "choices": [], "letters": LETTERS}  # variables of templates beside the question
 _PROBES: tuple[tuple[str, dict[str, Any]], ...] = (  # questions that have nothing in common

@@ -30,7 +30,7 @@ def connected(address: str) -> Iterator[Any]:
         UsageError: Ray is not installed, there is no cluster at the address, or this process is connected to another.
     """
     if address == _OWN:
-        _ask_for_tokens()
+        _keep_to_itself()
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
@@ -51,13 +51,16 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _ask_for_tokens() -> None:
-    """Has a cluster that this process starts serve whoever has its token, which its own processes inherit.
+def _keep_to_itself() -> None:
+    """Has a cluster that this process starts listen on this machine alone, and serve whoever has its token, which its
+    own processes inherit.
 
-    It listens on all addresses of this machine, and whoever may use it can run commands as its user. Ray reads these
-    variables when it is imported; what the user has set is kept.
+    Whoever may use a cluster can run commands as its user. Ray reads these variables when it is imported; what the
+    user has set is kept. Without clusters of several machines, as by default on Windows and macOS, the node's address
+    is 127.0.0.1, and each server listens there.
     """
     if "ray" not in sys.modules:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 

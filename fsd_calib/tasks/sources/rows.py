@@ -26,6 +26,7 @@ _OTHERS = {
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LARGEST = 1 << 30  # bytes; rows of them take several times as many
+_QUICK = 1 << 23  # bytes that are read within a second
 _SHOWN = 40  # characters of a value in a message
 _LISTED = 400  # characters of the names of columns
 
@@ -106,6 +107,18 @@ def read_rows(path: Path, header: Sequence[str] | None = None, lines: str | None
     if not found:
         raise UsageError(f"data file {path}: it is empty; it must hold one problem per row")
     return found
+
+
+def check_data_file(path: Path) -> None:
+    """Raises UsageError where a file cannot be read, or is seen at once to be in no format that `read_rows` reads.
+
+    Of a table only a task knows whether it has a header, and large files are read once.
+    """
+    content = _unpacked(path, _read(path))
+    _refuse_other_formats(path, content)
+    suffixes = {suffix.lower() for suffix in path.suffixes}
+    if len(content) <= _QUICK and not suffixes & {*_DELIMITERS, ".txt"}:
+        read_rows(path)
 
 
 def _read(path: Path) -> bytes:

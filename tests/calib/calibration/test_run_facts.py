@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, rounds_of
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, _write, begin_or_resume, first_sd, rounds_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import Run
@@ -36,6 +36,15 @@ def begun(folder: Path, timings: Timings, ledger: AttemptLedger | None = None) -
 
 def test_the_facts_of_a_run_are_measured_once(tmp_path: Path) -> None:
     assert begun(tmp_path, TIMINGS) == begun(tmp_path, AGAIN)
+
+
+def test_the_sd_of_a_run_is_chosen_once(tmp_path: Path) -> None:
+    first, late = begun(tmp_path, TIMINGS), begun(tmp_path, TIMINGS)
+    one, other = ({"rule": "sd", "draft_length": length} for length in (3, 4))
+    assert first_sd(tmp_path, first, lambda: one) == one
+    assert first_sd(tmp_path, late, lambda: other) == one  # of a process that chose at the same time
+    assert first_sd(tmp_path, begun(tmp_path, AGAIN), pytest.fail) == one
+    assert first_sd(None, first, lambda: other) == other
 
 
 def test_a_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +28,7 @@ from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
 from fsd_calib.progress import Silent
 from fsd_calib.report.timing import timing_note
 from fsd_calib.tasks import Problem, Task
@@ -125,6 +127,21 @@ def test_of_settings_certified_together_the_clock_takes_the_fastest_on_problems_
     assert best == (contest[1] if way == "run" else contest[0])
     assert bool(seen) == (way == "run")
     assert seen <= set(tuning) - ids(of_speeds)
+
+
+@pytest.mark.parametrize(("faster", "best"), [(1.002, 0), (1.02, 1), (0.98, 0)])
+def test_a_setting_that_is_not_faster_beyond_the_noise_is_not_taken_for_the_first(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, faster: float, best: int
+) -> None:
+    contest, pieces = [FUZZY, replace(FUZZY, draft_length=3)], 20
+    noise = 1 + 0.02 * np.linspace(-1, 1, pieces)
+    seconds = {contest[0]: np.ones(pieces), contest[1]: noise / faster}
+    run = TimedRun(np.arange(pieces), dict.fromkeys(contest, np.full(pieces, 100.0)), {"wall": seconds})
+    timed = TimedSpeeds([run], pieces, 0.95)
+    monkeypatch.setattr(Timer, "_speeds_here", lambda *_: timed)
+    with timer(models, tiny_calibration.task(200)) as made:
+        assert made.fastest(contest) == contest[best]
+    assert (timed.ratio(contest[1], contest[0]).value > 1) == (faster > 1)
 
 
 @pytest.fixture

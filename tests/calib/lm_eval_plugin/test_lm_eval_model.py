@@ -151,6 +151,41 @@ def test_what_it_cannot_do_is_refused(decoder: SpeculativeDecoder, monkeypatch: 
         assert "task sums asks for the likelihood of given texts" in usage_error(partial(refused, [asked]))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ({"pretrained": "x"}, {}, "there is no argument 'pretrained'; model_args takes target, draft, head, profile, "),
+        ({"treshold": 0.3}, {"batch_size": 1}, "there is no argument 'treshold'; model_args takes target, "),
+        (
+            {"batch_size": 4}, {"batch_size": 1, "device": None},
+            "batch_size is 4 in model_args, and 1 by lm-eval's option (given, or its default); leave it out of "
+            "model_args and give --batch_size 4",
+        ),
+        ({"device": "cpu"}, {"device": "cuda:0"}, "device is 'cpu' in model_args, and 'cuda:0' by lm-eval's option"),
+    ],
+)  # fmt: skip
+def test_arguments_that_lm_eval_passes_are_refused_in_one_line(
+    arguments: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    text = ",".join(f"{name}={value}" for name, value in {**PAIR, **arguments}.items())
+    for create in (
+        partial(FsdLM.create_from_arg_obj, {**PAIR, **arguments}, options),
+        partial(FsdLM.create_from_arg_string, text, options),
+    ):
+        assert usage_error(create).startswith(f"model fsd: {said}")
+
+
+def test_an_empty_prompt_is_answered_after_the_token_that_begins_a_text(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = decoder.tokenizer.bos_token_id or decoder.tokenizer.eos_token_id
+    prompts = ["", "Question: Ana has 3 pens and buys 2. How many pens are there?\nAnswer:"]
+    texts = model(decoder, monkeypatch).generate_until([request(prompt, max_gen_toks=9) for prompt in prompts])
+    expected = decoder.generate([[first], prompts[1]], 9)
+    assert texts == [each.text for each in expected]
+    assert "is empty; it is answered after" in caplog.text
+
+
 @pytest.mark.slow
 def test_the_command_line_of_lm_eval_knows_the_model(path: Path, tmp_path: Path, decoder: SpeculativeDecoder) -> None:
     given = ",".join(f"{name}={value}" for name, value in {**PAIR, **LOSSY}.items())

@@ -40,6 +40,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "moves T along a chain",
     ),
     "a penalty": ({"repetition_penalty": 1.1}, "read the text before each token, of which a tree has several"),
+    "no drafts": ({"rule": "target", "tree": TREE}, "and rule 'target' drafts nothing; leave one of them out"),
     "no shape": ({"tree": (3, 8)}, r"tree is \(3, 8\); write a shape as TreeShape"),
 }
 

@@ -172,6 +172,7 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
 
 OWN_CLUSTER = """
 import os, subprocess, sys
+import psutil
 from fsd_decoding.workers.ray_cluster import connected
 
 for turn in range(2):
@@ -180,17 +181,20 @@ for turn in range(2):
         address = ray.get_runtime_context().gcs_address
         others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
         if turn == 0:
+            own = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            open_to = [each.laddr.ip for one in own for each in one.net_connections("inet") if each.status == "LISTEN"]
+            print(len(open_to) > 3, {address.removeprefix("::ffff:") for address in open_to})
             stranger = f"import ray; ray.init(address={address!r}); ray.get(ray.remote(lambda: 1).remote())"
             ran = subprocess.run([sys.executable, "-c", stranger], env=others, capture_output=True, text=True)
             print(ran.returncode, "ConnectionError" in ran.stderr)
 """
 
 
-def test_a_cluster_of_this_process_serves_no_stranger() -> None:
+def test_a_cluster_of_this_process_listens_here_alone_and_serves_no_stranger() -> None:
     """Whoever may use a cluster can run commands as its user."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     done = subprocess.run(
         [sys.executable, "-c", OWN_CLUSTER], env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "1 True\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "True {'127.0.0.1'}\n1 True\n"), done.stderr

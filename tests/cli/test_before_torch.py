@@ -1,0 +1,119 @@
+"""Mistakes that show without torch are refused before it is loaded, which takes seconds, by every command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MISTAKES = {
+    "calibrate": [
+        "--task none.yaml", "--task bad.yaml", "{} --config none.yaml", "{} --config bad.yaml", "{} --out file",
+        "{} --cache file/cache", "{} --state file", "{} --device foo", "{} --device cuda:x", "{} --dtype foo",
+        "{} --data none.jsonl", "{} --data folder", "{} --data bad.jsonl", "{} --data bad.json", "{} --data utf16.csv",
+        "{} --target ./none --draft ./none", "{} --target folder --draft folder", "{} --target a//b --draft c",
+        "{} --head /none/head", "{} --certify none.json", "{} --compile foo", "{} --timing foo", "{} --rule foo",
+        "{} --show-prompt --target file", "{} --engine foo",
+    ],
+    "collect": [
+        "--task none.yaml", "{} --data none.jsonl", "{} --device foo", "{} --dtype foo", "{} --rule foo",
+        "{} --rule fsd --threshold 0.1 --divergence foo", "{} --target ./none --draft ./none", "{} --top-p 2",
+        "{} --out file",
+    ],
+    "generate": [
+        "--profile none.json hi", "--profile bad.json hi", "--profile folder hi", "--profile bad.json --tree 2,x hi",
+        "--profile bad.json --device foo hi", "--profile bad.json --threshold nan hi", "--profile none.json --file no",
+    ],
+    "inspect": [
+        "--rule foo hi", "--divergence foo hi", "--tree 2,x hi", "--device foo hi", "--threshold nan hi",
+        "--rule target --tree 2,6 hi", "--rule target --draft-length 4 hi", "--rule target --divergence js hi",
+        "--rule target --threshold -1 hi", "--profile none.json hi",
+        "--target ./none --draft ./none hi", "--task none.yaml hi",
+    ],
+    "profile": [
+        "show none.json", "validate bad.json", "diff none.json bad.json", "vllm none.json", "retime none.json",
+        "retime bad.json --device foo", "retime bad.json --timing foo",
+    ],
+    "report": ["none", "folder", "bad.json", "bad.json --format foo"],
+    "tasks": ["show none", "show none.yaml", "show bad.yaml", "show gsm8k --data none.jsonl", "show csqa --target ./n"],
+    "traces": ["verify none", "describe folder", "plot none"],
+    "train": [
+        "--traces none --out x", "--traces folder --out x", "--traces none --out x --kind foo",
+        "--traces none --out x --rule foo", "--traces none --out x --tokenizer ./none",
+    ],
+    "train_eagle": [
+        "{} --out file", "{} --out x --device foo", "{} --out x --dtype foo", "{} --out x --layers a",
+        "{} --out x --target ./none", "{} --out x --data none.jsonl", "--task none.yaml --out x",
+    ],
+}  # fmt: skip
+CASES = [(command, line) for command, lines in MISTAKES.items() for line in lines]
+# Runs all of them in one process: where a command imports torch, that ends it with the words below.
+PROGRAM = """
+import contextlib, importlib, io, json, sys
+from fsd_calib.cli.console import run
+
+class Loaded(BaseException):
+    pass
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise Loaded
+
+sys.meta_path.insert(0, NoTorch())
+found = []
+for command, line in json.load(sys.stdin):
+    err = io.StringIO()
+    arguments = line.replace("{}", "--task arithmetic --min-acc 0.9" if command == "calibrate" else "--task arithmetic")
+    try:
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(err):
+            code = run(importlib.import_module(f"fsd_calib.cli.{command}").app, "fsd", arguments.split())
+    except Loaded:
+        code = "torch is loaded"
+    found.append([code, err.getvalue()])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[object, str]]:
+    """Exit code and output of each mistake."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "folder").mkdir()
+    (folder / "file").write_text("x")
+    (folder / "bad.yaml").write_text("name: x\n  bad: [\n")
+    (folder / "bad.json").write_text("{bad")
+    (folder / "bad.jsonl").write_text('{"question": "a"}\n{\n')
+    (folder / "utf16.csv").write_bytes(b"\xff\xfea\0")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=json.dumps(CASES), cwd=folder, env=environment, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return dict(zip(CASES, map(tuple, json.loads(ran.stdout)), strict=True))
+
+
+@pytest.mark.parametrize(("command", "line"), CASES)
+def test_what_shows_without_torch_is_refused_before_it_is_loaded(
+    command: str, line: str, refusals: dict[tuple[str, str], tuple[object, str]]
+) -> None:
+    code, output = refusals[command, line]
+    assert code == 2, output
+    assert ": error: " in output
+    assert output.count("\n") == 1
+
+
+def test_devices_of_other_packages_and_folders_that_hold_a_tokenizer_alone_are_left_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsd_calib.cli import beforehand
+
+    beforehand.check_sources({"tokenizer": [str(tmp_path), "owner/name", None], "model": ["gpt2"]})
+    beforehand.check_place("cuda:1", "float64")
+    monkeypatch.setattr(beforehand, "entry_points", lambda group: ["one"])
+    beforehand.check_place("npu:0", None)
