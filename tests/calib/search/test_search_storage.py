@@ -69,7 +69,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> optuna.Study:
 def test_the_study_holds_parameters_values_and_constraints(study: optuna.Study, alone: SearchResult) -> None:
     assert [t.value for t in study.trials] == [t.value for t in alone.trials]
     for trial, expected in zip(study.trials, alone.trials, strict=True):
-        assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "draft", "logit_share"]
+        assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "draft", "tree", "logit_share"]
         assert trial.constraints["shortfall"] == expected.shortfall
 
 
