@@ -49,8 +49,8 @@ class IsolatedRun(Generic[T]):
 def run_isolated(work: Callable[..., T], *arguments: object) -> IsolatedRun[T]:
     """Runs `work`, which must be picklable like its arguments, in a new process.
 
-    It is forked from one that has done nothing but imports, which take most of a smoke run otherwise. Its peak leaves out
-    most of the libraries' own code (.2 GB), which the two share.
+    It is forked from one that has done nothing but imports, which take most of a smoke run otherwise. Its peak leaves
+    out most of the libraries' own code (.2 GB), which the two share.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
