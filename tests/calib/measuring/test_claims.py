@@ -129,17 +129,6 @@ def test_a_cache_in_memory_has_no_claims() -> None:
         assert store.claim(KEY, QUERY, 0.2)
 
 
-def test_a_cache_of_an_earlier_version_gets_the_table_and_keeps_its_texts(tmp_path: Path) -> None:
-    path = tmp_path / "cache"
-    with ResultCache(path) as store:
-        store.add(KEY, QUERY, 0.2, result())
-    with sqlite3.connect(path) as file:
-        file.execute("DROP TABLE claims")
-    with ResultCache(path) as store:
-        assert store.find(KEY, [QUERY], 0.2)
-        assert store.claim(KEY, KeyedPrompt(6, "3 + 3"), 0.2)
-    assert not path.with_name("cache.damaged-1").exists()
-
 
 # --- decoding ------------------------------------------------------------------------------------------------
 
