@@ -129,7 +129,6 @@ def test_a_cache_in_memory_has_no_claims() -> None:
         assert store.claim(KEY, QUERY, 0.2)
 
 
-
 # --- decoding ------------------------------------------------------------------------------------------------
 
 
