@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -193,8 +194,12 @@ for turn in range(2):
 def test_a_cluster_of_this_process_listens_here_alone_and_serves_no_stranger() -> None:
     """Whoever may use a cluster can run commands as its user."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    done = subprocess.run(
-        [sys.executable, "-c", OWN_CLUSTER], env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    started = partial(
+        subprocess.run, [sys.executable, "-c", OWN_CLUSTER], env=environment,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+    done = started()
+    if "timed out during startup" in done.stderr:  # a busy machine, as in `local_cluster`
+        done = started()
     assert (done.returncode, done.stdout) == (0, "True {'127.0.0.1'}\n1 True\n"), done.stderr
