@@ -34,7 +34,7 @@ def fewest(miss: float) -> int:
 
     The interval of n values that is widest reaches from the least to the largest, and misses with probability 2 / 2^n.
     """
-    return math.ceil(1 - math.log2(miss))
+    return 2 - math.frexp(miss)[1]  # 1 - log2(miss), rounded up, whatever the rounding of a logarithm
 
 
 @lru_cache

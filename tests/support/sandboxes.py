@@ -20,7 +20,7 @@ from fsd_decoding.errors import UsageError
 from lib.attacks.programs import PROBLEM
 
 _MIB = 1 << 20
-SMALL = Limits(wall=4.0, cpu=1, memory=128 * _MIB, disk=4 * _MIB, output=64 << 10, threads=8, files=32)
+SMALL = Limits(wall=30.0, cpu=1, memory=128 * _MIB, disk=4 * _MIB, output=64 << 10, threads=8, files=32)
 
 
 def skip_without_sandbox() -> None:

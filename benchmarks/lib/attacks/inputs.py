@@ -68,12 +68,12 @@ def _not_finite(folder: Path) -> None:
     save_file(weights | {"fc.weight": weights["fc.weight"] * torch.nan}, folder / _WEIGHTS)
 
 
-def _of_code(folder: Path) -> None:
+def _code(folder: Path) -> None:
     (folder / _WEIGHTS).unlink()
     torch.save(exec, folder / "pytorch_model.bin")
 
 
-HEADS = {
+HEADS: dict[str, Callable[[Path], object]] = {
     "a layer of terabytes": _entries(intermediate_size=12_000_000), "a size of 10**30": _entries(hidden_size=10**30),
     "a size below 0": _entries(intermediate_size=-4), "positions without end": _entries(max_position_embeddings=10**15),
     "a size in words": _entries(num_attention_heads="four"), "a rotation": _entries(rope_scaling={"rope_type": None}),
@@ -82,7 +82,7 @@ HEADS = {
     "without memory": _tensors("fc.weight", lambda old: old.to("meta")),
     "a number": _tensors("fc.weight", lambda old: 7), "numbered": _tensors("fc.weight", lambda old: old, key=1),
     "whole numbers": _tensors("fc.weight", torch.Tensor.long),
-    "of code": _of_code,
+    "of code": _code,
 }  # fmt: skip
 DATA: dict[str, Callable[[Path], object]] = {
     "a bomb of gzip": _bomb, "depth": _written("rows.jsonl", "[" * 100_000 + "\n"),

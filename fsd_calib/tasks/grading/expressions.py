@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
+from itertools import accumulate
 from typing import Any
 
 from fsd_calib.tasks.base import Problem
@@ -54,6 +55,8 @@ def comparison() -> Callable[[str, str], bool]:
 
     @lru_cache(maxsize=1 << 12)  # a reference is asked for again and again
     def parsed(text: str) -> list[Any]:
+        if _depth(text) > _DEEPEST:
+            return []
         try:
             return list(library.parse(text, parsing_timeout=None, raise_on_error=True))
         except _BREAKS:
@@ -76,3 +79,9 @@ def comparison() -> Callable[[str, str], bool]:
 
 
 _BREAKS = (MemoryError, RecursionError)
+_DEEPEST = 50  # braces within braces; of more than some hundred its parser takes the innermost part for the whole
+
+
+def _depth(text: str) -> int:
+    """Returns how deep the braces of a text are nested."""
+    return max(accumulate((char == "{") - (char == "}") for char in text), default=0)

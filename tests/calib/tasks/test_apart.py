@@ -189,6 +189,13 @@ def test_an_expression_that_never_ends_is_wrong(text: str, monkeypatch: pytest.M
     assert same_expression(with_reference(r"\boxed{0.5}"), r"\boxed{\frac12}")
 
 
+def test_no_part_of_a_deep_expression_is_taken_for_it() -> None:
+    pytest.importorskip("math_verify", reason="math-verify is not installed (extra 'math')")
+    nested = "\\frac{1}{" * 300 + "2" + "}" * 300  # which is 2
+    assert not same_expression(with_reference(r"\boxed{\frac{1}{2}}"), rf"\boxed{{{nested}}}")
+    assert same_expression(with_reference(r"\boxed{2}"), r"\boxed{\frac{1}{\frac{1}{2}}}")
+
+
 def test_an_expression_that_backtracks_is_wrong() -> None:
     grader = extracting(r"(a|aa)+$", same_text)
     with pytest.warns(UserWarning, match="took more than 5 s of CPU time"):
