@@ -39,7 +39,8 @@ def check_source(what: str, source: str, *, configured: bool) -> None:
             lacks = f"there is no {_CONFIGURATION} in it" if path.is_dir() else "it is no folder"
             raise UsageError(f"{what} at {source!r} cannot be loaded: {lacks}; give the folder of a model, or an id")
         return
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(source)
