@@ -40,7 +40,7 @@ def check_source(what: str, source: str, *, configured: bool) -> None:
             raise UsageError(f"{what} at {source!r} cannot be loaded: {lacks}; give the folder of a model, or an id")
         return
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, without being in __all__
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(source)
