@@ -24,6 +24,7 @@ from lib.common.forked_programs import environment
 
 ATTACK = "ports"
 _WAYS = {"": [], " --workers 2": ["--workers", "2"], " --ray local": ["--ray", "local", "--workers", "2"]}
+_PROBLEMS = 16
 _LISTENS = "0A"  # in the system's tables of sockets
 _ANSWER = 3.0  # seconds
 _STRANGER = "import ray; ray.init(address={!r}); print(ray.get(ray.remote(lambda: 'served').remote()))"
@@ -51,7 +52,7 @@ def attack(stage: Stage) -> Iterator[Case]:
 def _watch(stage: Stage, number: int, name: str, more: list[str]) -> Iterator[Case]:
     """Runs a collection, and looks at its ports and knocks at them while it works."""
     folder = stage.folder(f"{ATTACK}-{number}")
-    job = Collection(folder / f"at-{time.time_ns()}", stage.material.collection().problems)
+    job = Collection(folder / f"at-{time.time_ns()}", _PROBLEMS)
     process = started(job.name, [*job.arguments(), *more])
     seen: dict[int, _Port] = {}
     knocked: dict[str, tuple[str, str]] = {}
