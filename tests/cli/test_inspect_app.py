@@ -39,7 +39,7 @@ def inspect(*arguments: str) -> int:
         (["x", "--draft", "a"], "--target is missing"),
         (["x", "--task", "poetry"], "unknown task 'poetry'"),
         (["x", "--draft-length", "0"], "Invalid value for '--draft-length'"),
-        (["x", "--rule", "fuzzy"], "unknown rule 'fuzzy'"),
+        (["x", "--rule", "fuzzy"], "--rule is 'fuzzy'; it must be one of target, sd"),
         (["x", "--rule", "sd", "--threshold", "0.1"], "--rule 'sd' has no threshold; leave --threshold out"),
         (["x", "--profile", "no/such.json"], "cannot be read"),
         (["x", "--tree", "2"], "--tree is '2'; give TOP_K,NODES, such as 2,6"),
