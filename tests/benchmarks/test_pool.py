@@ -1,4 +1,4 @@
-"""200 calibrations on real decodings: what they certify is true as often as they say.
+"""Sixty calibrations on real decodings: what they certify is true as often as they say.
 
 Each draws its problems from a pool of 10,000 that were decoded at every threshold, and runs the real split, search,
 freezing, ledger and certificate on them. The truth is the whole pool.
@@ -24,14 +24,14 @@ from fsd_data import pair_paths
 from lib.calibration.pool import TARGET, CountingPool, Pool, PooledForecast, pool_task
 from lib.calibration.pooled_calibration import calibrate_on_pool, draw
 
-RUNS, CONFIDENCE = 200, 0.95
+RUNS, CONFIDENCE = 60, 0.95
 WANTED = (0.97, 0.99, 0.995)  # in turn; the arm keeps about .99 at all thresholds worth trying: two are close decisions
 ARM = Configuration("fsd-coupled", "js", 5)  # the one that all 10,000 problems have
 THRESHOLDS = np.linspace(0.0, 0.4, 21)[1:]
 
 # Standard errors of a share of 1 - CONFIDENCE among so many runs. A calibration that errs exactly as often as it may,
 # 5 in 100, is taken for one that errs more often with probability .002. The first attempt's level is in fact 3 in 100,
-# with which that has probability 1e-5.
+# with which that has probability 5e-5.
 ALLOWED = (1 - CONFIDENCE) * RUNS + 3 * (CONFIDENCE * (1 - CONFIDENCE) * RUNS) ** 0.5
 
 
