@@ -119,7 +119,7 @@ def test_on_policy_page_says_why_a_chart_is_missing(on_policy: Path, tmp_path: P
 
 def test_a_models_name_is_no_markup(tmp_path: Path) -> None:
     target = {"id": "<script>alert(1)</script> [bold]", "fingerprint": "b", "revision": None, "dtype": "float32",
-              "vocab_size": 60}  # fmt: skip
+              "vocab_size": 60, "quantization": None, "attention": None, "kind": "model"}  # fmt: skip
     folder = write(tmp_path / "run", manifest(8, target=target))
     assert traces("plot", folder) == 0
     assert "<script>alert" not in (folder / "pictures" / "index.html").read_text(encoding="utf-8")

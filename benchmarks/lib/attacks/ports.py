@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib.attacks.cases import Case
-from lib.attacks.commands import started
+from lib.attacks.commands import Ended, started
 from lib.attacks.jobs import Collection
 from lib.attacks.processes import command_line, descendants
 from lib.attacks.stage import Stage
@@ -53,7 +53,7 @@ def _watch(stage: Stage, number: int, name: str, more: list[str]) -> Iterator[Ca
     """Runs a collection, and looks at its ports and knocks at them while it works."""
     folder = stage.folder(f"{ATTACK}-{number}")
     job = Collection(folder / f"at-{time.time_ns()}", _PROBLEMS)
-    process = started(job.name, [*job.arguments(), *more])
+    process, began = started(job.name, [*job.arguments(), *more]), time.monotonic()
     seen: dict[int, _Port] = {}
     knocked: dict[str, tuple[str, str]] = {}
     while process.poll() is None:
@@ -69,8 +69,10 @@ def _watch(stage: Stage, number: int, name: str, more: list[str]) -> Iterator[Ca
             os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.5)
     _, err = process.communicate()
-    yield Case(ATTACK, number, name, "its end", *(("ended", "") if process.wait() == 0 else ("lost", err[-300:])))
-    if "--ray" in more and "a stranger" not in knocked:
+    ended = Ended(job.name, process.wait(), "", err, time.monotonic() - began)
+    end = ("refused" if ended.refused else "lost" if ended.code else "ended"), ended.last_line
+    yield Case(ATTACK, number, name, "its end", *(ended.complaint() or end), ended.seconds)
+    if "--ray" in more and "a stranger" not in knocked and not ended.refused:
         yield Case(ATTACK, number, name, "a stranger", "lost", "the cluster was not found")
     if not seen:
         yield Case(ATTACK, number, name, "ports", "ended", "none")
@@ -131,5 +133,5 @@ def _knock(port: _Port) -> tuple[str, str]:
                 if answer.read(1).decode() == secret:
                     return ("silent" if secret == "[" else "read"), f"{where}; {path} is there for anybody"
         except Exception as error:  # it speaks something else than HTTP, or refuses
-            said = f"{path}: {error!s:.80}"
+            said = f"{path}: {error!r:.80}"
     return "refused", f"{where}; {said}"

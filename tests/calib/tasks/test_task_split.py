@@ -84,7 +84,7 @@ def test_a_prefix_of_the_tuning_part_is_a_random_sample_of_a_sorted_file() -> No
     assert parts_of(task(*shuffled)) == parts
 
 
-@pytest.mark.parametrize("name", ["train", "test"])
+@pytest.mark.parametrize("name", [pytest.param("train", marks=pytest.mark.slow), "test"])
 def test_the_real_gsm8k_has_the_same_parts_when_shuffled_and_padded(name: str, tmp_path: Path) -> None:
     path = GSM8K / f"{name}.jsonl"
     if not path.exists():

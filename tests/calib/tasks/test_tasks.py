@@ -91,7 +91,7 @@ def test_generated_problems_survive_a_file_unchanged(tmp_path: Path) -> None:
     assert task.source.endswith("problems.jsonl")
 
 
-@pytest.mark.parametrize(("name", "count"), [("train", 7473), ("test", 1319)])
+@pytest.mark.parametrize(("name", "count"), [pytest.param("train", 7473, marks=pytest.mark.slow), ("test", 1319)])
 def test_the_real_gsm8k_loads_and_grades_its_own_answers(name: str, count: int) -> None:
     path = GSM8K / f"{name}.jsonl"
     if not path.exists():

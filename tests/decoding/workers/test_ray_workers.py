@@ -171,6 +171,20 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "\n" not in str(caught.value)
 
 
+def test_a_node_that_starts_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises an exception of no kind, as on a busy machine."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+
+    def init(**settings: object) -> None:
+        raise Exception("The current node timed out during startup.\nThis could happen")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UsageError) as caught, connected("local"):
+        pass
+    assert str(caught.value).endswith("can be used there: The current node timed out during startup. This could happen")
+
+
 OWN_CLUSTER = """
 import os, subprocess, sys
 import psutil
