@@ -5,6 +5,7 @@ A damaged journal is renamed and begun anew; the results come from the result ca
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -90,7 +91,7 @@ def check_storage(storage: str | None) -> None:
     """Checks what can be told of a storage, as `open_study` takes it, before a search needs it.
 
     Raises:
-        UsageError: It is a path of something else than a regular file, reading which may never end.
+        UsageError: It is a path of something else than a regular file, reading which may never end, or within a file.
     """
     if storage is not None and not is_url(storage):
         _check_journal(Path(storage))
@@ -101,6 +102,8 @@ def _check_journal(path: Path) -> None:
     with naming(_JOURNAL, path):
         if path.exists():
             check_regular(path)
+        elif not (there := next(each for each in path.absolute().parents if each.exists())).is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
 
 
 def open_journal(path: Path) -> JournalStorage:

@@ -176,36 +176,36 @@ def _cut_off(name: str, arguments: Callable[[], Sequence[str | Path]], code: int
 
 _HERE, _PAIR = "PATH", "PAIR"  # in arguments: the odd path, and a model that is there
 _PLAN = ["--task", "arithmetic", "--min-acc", "0.8", "--limit", "80", "--plan"]
-_FOLDERS = ("--out", "--state", "--cache")
-_OPTIONS: list[tuple[str, list[str], bool]] = [  # command, arguments, whether it writes there
-    ("calibrate", ["--config", _HERE], False),
-    *(("calibrate", [*_PLAN, option, _HERE], option in _FOLDERS)
-      for option in (*_FOLDERS, "--storage", "--target", "--draft", "--head", "--predictor")),
-    ("calibrate", ["--task", "gsm8k", "--min-acc", "0.9", "--target", _PAIR, "--draft", _PAIR, "--data", _HERE], False),
-    ("calibrate", ["--certify", _HERE, "--task", "arithmetic", "--plan"], False),
-    ("collect", ["--task", "arithmetic", "--limit", "8", "--out", _HERE], True),
-    ("generate", ["--profile", _HERE, _PROMPT], False),
-    ("generate", ["--profile", PROFILE, "--file", _HERE], False),
-    ("generate", ["--profile", PROFILE, "--head", _HERE, _PROMPT], False),
-    ("inspect", ["--html", _HERE, _PROMPT], True),
-    ("profile", ["show", _HERE], False),
-    ("profile", ["retime", _HERE], False),
-    ("profile", ["vllm", _HERE], False),
-    ("report", [_HERE], False),
-    ("report", [PROFILE, "--out", _HERE], True),
-    ("tasks", ["check", "gsm8k", "--data", _HERE], False),
-    ("tasks", ["show", f"{_HERE}.yaml"], False),
-    ("traces", ["verify", _HERE], False),
-    ("train", ["--traces", _HERE, "--out", "predictor"], False),
-    ("train_eagle", ["--task", "arithmetic", "--limit", "8", "--target", _HERE, "--out", "head"], False),
+_FOLDER, _FILE, _READ = ("a folder", "half characters"), ("half characters",), tuple[str, ...]()
+_OPTIONS: list[tuple[str, list[str], tuple[str, ...]]] = [  # command, arguments, and odd paths that are in order there
+    ("calibrate", ["--config", _HERE], _READ),
+    *(("calibrate", [*_PLAN, option, _HERE], _FOLDER) for option in ("--out", "--state", "--cache")),
+    ("calibrate", [*_PLAN, "--storage", _HERE], _FILE),
+    *(("calibrate", [*_PLAN, option, _HERE], _READ) for option in ("--target", "--draft", "--head", "--predictor")),
+    ("calibrate", ["--task", "gsm8k", "--min-acc", "0.9", "--target", _PAIR, "--draft", _PAIR, "--data", _HERE], _READ),
+    ("calibrate", ["--certify", _HERE, "--task", "arithmetic", "--plan"], _READ),
+    ("collect", ["--task", "arithmetic", "--limit", "8", "--out", _HERE], _FOLDER),
+    ("generate", ["--profile", _HERE, _PROMPT], _READ),
+    ("generate", ["--profile", PROFILE, "--file", _HERE], _READ),
+    ("generate", ["--profile", PROFILE, "--head", _HERE, _PROMPT], _READ),
+    ("inspect", ["--html", _HERE, _PROMPT], _FILE),
+    ("profile", ["show", _HERE], _READ),
+    ("profile", ["retime", _HERE], _READ),
+    ("profile", ["vllm", _HERE], _READ),
+    ("report", [_HERE], _READ),
+    ("report", [PROFILE, "--out", _HERE], _FILE),
+    ("tasks", ["check", "gsm8k", "--data", _HERE], _READ),
+    ("tasks", ["show", f"{_HERE}.yaml"], _READ),
+    ("traces", ["verify", _HERE], _READ),
+    ("train", ["--traces", _HERE, "--out", "predictor"], _READ),
+    ("train_eagle", ["--task", "arithmetic", "--limit", "8", "--target", _HERE, "--out", "head"], _READ),
 ]  # fmt: skip
 _ODD = ("nothing", "a pipe", "a device", "a folder", "a long name", "half characters", "a file in a file")
-_WRITTEN = ("a folder", "half characters")  # to which a command may well write
 
 
 def _odd_paths(material: Material) -> Iterator[_Deed]:
-    for name, arguments, writes in _OPTIONS:
-        for odd in (each for each in _ODD if not (writes and each in _WRITTEN)):
+    for name, arguments, in_order in _OPTIONS:
+        for odd in (each for each in _ODD if each not in in_order):
             option = " ".join(part for part in arguments if part.startswith("--") or part == _HERE).replace(_HERE, odd)
             yield _Deed(f"fsd-{name}", option, partial(_give, material, name, arguments, odd))
 

@@ -19,7 +19,7 @@ from fsd_calib.progress import Silent
 from fsd_calib.search.agreement import first_recorded
 from fsd_calib.search.search import SearchResult, freeze, record_recounts, search
 from fsd_calib.search.space import Space
-from fsd_calib.search.study import open_journal, open_storage
+from fsd_calib.search.study import check_storage, open_journal, open_storage
 from fsd_calib.search.trial import setting_attributes
 from lib.common.forked_programs import ForkedProgram
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
@@ -270,6 +270,12 @@ def test_a_damaged_journal_is_renamed_and_begun_anew(damage: str, tmp_path: Path
     assert (tmp_path / "study.log.damaged-1").read_bytes() == spoilt
     assert len(again.calls) == len(alone.trials)
     assert run_search(str(path), world()) == alone
+
+
+def test_a_journal_within_a_file_is_refused_before_it_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = usage_error(lambda: check_storage(str(tmp_path / "file" / "study.log")))
+    assert f"cannot be used: Not a directory ('{tmp_path / 'file'}')" in message
 
 
 @pytest.mark.slow
