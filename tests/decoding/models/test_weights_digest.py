@@ -104,7 +104,7 @@ def test_the_pieces_that_it_is_computed_in_do_not_matter(monkeypatch: pytest.Mon
 
 def test_the_digest_is_the_same_in_every_version() -> None:
     """Fingerprints in files are compared with it: where it changes, DIGEST_VERSION must."""
-    assert weights_digest.DIGEST_VERSION == 2
+    assert weights_digest.DIGEST_VERSION == 1
     assert tensor_digest(ramp(2 * WHOLE_BLOCKS + 3)).hex()[:16] == "24713859431c462a"
     assert tensor_digest(torch.arange(7, dtype=torch.int8)).hex()[:16] == "435beb1e25817a80"
 
