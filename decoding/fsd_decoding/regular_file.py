@@ -1,4 +1,5 @@
-"""Reading of regular files only: a FIFO or a device may keep its reader waiting for ever, or never end."""
+"""Regular files only: a FIFO or a device may keep its reader waiting for ever, or never end, and a link may lead who
+writes to somebody's file."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import IO
 
 
 def check_regular(path: Path) -> os.stat_result:
@@ -30,3 +32,8 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
     if most is not None and size > most:
         raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most:,} are read", str(path))
     return path.read_bytes()
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    """Opens a file to append to it, or makes it. Raises OSError if it cannot be written, or a link is in its place."""
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666))

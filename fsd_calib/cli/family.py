@@ -32,8 +32,8 @@ class _Command(TyperCommand):
         given, _, parameters = self.make_parser(ctx).parse_args(list(args))
         for each in parameters:
             if each.opts and each.name not in _MAY_BE_EMPTY:
-                shown = each.opts[0] if each.param_type_name == "option" else each.metavar
-                _refuse_empty(shown or "an argument", given.get(each.name))
+                shown = each.opts[0] if each.param_type_name == "option" else str(each.metavar)
+                _refuse_empty(shown, given.get(each.name))
         return super().parse_args(ctx, args)
 
 

@@ -211,6 +211,17 @@ def test_a_missing_listing_is_refused(folder: Path) -> None:
     assert said in verify(folder)[0]
 
 
+@pytest.mark.parametrize("name", ["shards.jsonl", ".lock"])
+def test_a_link_that_was_planted_is_not_written_through(name: str, tmp_path: Path) -> None:
+    folder, victim, of = tmp_path / "traces", tmp_path / "victim", manifest(16, portion=8)
+    write(folder, of, portions=1)
+    (folder / name).rename(victim)
+    (folder / name).symlink_to(victim)
+    before = victim.read_bytes()
+    assert "Too many levels of symbolic links" in usage_error(lambda: write(folder, of))
+    assert victim.read_bytes() == before
+
+
 def test_a_torn_last_line_is_a_portion_that_was_not_finished(folder: Path) -> None:
     complete = (folder / LISTED).read_bytes()
     torn = complete[:-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from fsd_collectors.store.folder import LISTING, MANIFEST, content_of, file_of
 from fsd_decoding.atomic_files import sync
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import Count, Natural, Part
+from fsd_decoding.regular_file import open_to_append
 from fsd_decoding.strict_json import parse
 
 
@@ -64,7 +64,7 @@ class Listing:
     def append(self, shard: Shard) -> None:
         """Appends a line, replacing an incomplete one, and flushes it to the disk."""
         line = shard.model_dump_json().encode() + b"\n"
-        with self._path.open("ab") as file:
+        with open_to_append(self._path) as file:
             file.truncate(self._end)
             file.write(line)
             sync(file)
@@ -73,7 +73,8 @@ class Listing:
 
     def drop_torn_line(self) -> None:
         """Removes a line that `append` could not finish."""
-        os.truncate(self._path, self._end)
+        with open_to_append(self._path) as file:
+            file.truncate(self._end)
 
 
 def has_no_finished_portion(folder: Path) -> bool:

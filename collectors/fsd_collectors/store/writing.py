@@ -167,8 +167,9 @@ def _locked(folder: Path, option: str) -> Iterator[None]:
 
 
 def _touch(path: Path) -> None:
-    """Creates a file that may be read and written by those who may its folder, unless there is one."""
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, path.parent.stat().st_mode & 0o666))
+    """Creates a file that may be read and written by those who may its folder, unless there is one. OSError: a link."""
+    flags = os.O_CREAT | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
+    os.close(os.open(path, flags, path.parent.stat().st_mode & 0o666))
 
 
 def _refuse_other_files(folder: Path, option: str) -> None:

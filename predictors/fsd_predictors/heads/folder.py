@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from fsd_decoding.atomic_files import atomic_write, leftovers, sync
 from fsd_decoding.errors import UsageError
+from fsd_decoding.regular_file import open_to_append
 from fsd_predictors.files import foreign_name
 
 UNFINISHED, DISCARDED, FACTS, TEXTS = "unfinished", "unfinished.tmp", "facts.json", "texts.jsonl"
@@ -82,7 +83,7 @@ class HeadFolder:
     def add(self, texts: Sequence[Text]) -> None:
         """Keeps further texts."""
         lines = enumerate(texts, len(self.texts()))
-        with open(self._unfinished / TEXTS, "ab") as file:
+        with open_to_append(self._unfinished / TEXTS) as file:
             file.write("".join(json.dumps([*text, _digest(number, text)]) + "\n" for number, text in lines).encode())
             sync(file)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.digest import digest_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import TreeShape
 from support.calibration.profiles import UNCERTIFIED, values
@@ -44,7 +45,8 @@ def test_the_file_has_the_shape_as_an_object() -> None:
     ids=str,
 )  # fmt: skip
 def test_a_file_with_another_object_in_its_place_is_refused(tmp_path: Any, shape: Any, named: str) -> None:
-    (tmp_path / "profile.json").write_text(json.dumps(values({"tree": shape})))
+    content = values({"tree": shape})
+    (tmp_path / "profile.json").write_text(json.dumps(content | {"digest": digest_of(content)}))
     with pytest.raises(UsageError, match=rf"is not valid: .*{named}"):
         ThresholdProfile.load(tmp_path)
 
