@@ -395,14 +395,13 @@ def test_damaged_files_of_an_unfinished_training_are_named(
     assert message.endswith(f"; remove {str(out / 'unfinished')!r} to begin anew")
 
 
-def test_a_file_that_cannot_be_used_later_on_is_named_itself(interrupted: Path, target: Any, tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_a_file_is_named_itself(interrupted: Path, target: Any, tmp_path: Path) -> None:
     shutil.copytree(interrupted, tmp_path / "head")
     texts = tmp_path / "head" / "unfinished" / "texts.jsonl"
     texts.unlink()
     texts.mkdir()
-    with pytest.raises(IsADirectoryError) as caught:
-        trained(target, tmp_path / "head")
-    assert caught.value.filename == str(texts)
+    said = usage_error(lambda: trained(target, tmp_path / "head"))
+    assert said.startswith(f"{str(texts)!r} is damaged: it is not a regular file; remove ")
 
 
 def test_a_folder_in_use_is_refused(target: Any, tmp_path: Path) -> None:
