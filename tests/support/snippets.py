@@ -154,4 +154,6 @@ def _check_options(name: str, words: list[str]) -> None:
 
 
 def _module(name: str) -> Any:
-    return import_module(_PROJECT["scripts"][name].partition(":")[0])
+    place, _, command = _PROJECT["scripts"][name].partition(":")
+    module, _ = getattr(import_module(place), command).args  # see `fsd_calib.cli.entry`
+    return import_module(f"fsd_calib.cli.{module}")
