@@ -1,7 +1,6 @@
 """What every test gets: Hypothesis's settings, folders that are not a user's own, and as many threads in torch as the
 test before, since sums over two threads differ in their last bits. Kernels are interpreted where there is no GPU, costs
-and speeds are measured briefly, and commands start worker processes, which import for seconds, only where a test says
-so."""
+are measured by few rounds, and commands start worker processes, which import for seconds, only where a test says so."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ if not torch.cuda.is_available():  # Triton looks at it when it is first importe
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # the cores that workers are started for by default
 
-from support.calibration.quick_measuring import measure_briefly
+from support.calibration.quick_costs import measure_few_rounds
 
-measure_briefly()
+measure_few_rounds()
 
 # The first call into torch takes longer than Hypothesis's 200 ms, and so does any call on a busy machine.
 settings.register_profile("fsd", deadline=None)

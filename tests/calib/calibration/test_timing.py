@@ -46,12 +46,6 @@ PARTS: tuple[Part, Part] = ("tuning", "certification")
 FUZZY = Configuration("fsd-coupled", "js", 2, 0.1)
 
 
-@pytest.fixture(autouse=True)
-def usual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timing has as long as it has for users; other tests shorten it."""
-    monkeypatch.setattr("fsd_calib.calibration.timing._ALWAYS", Timer.seconds)
-
-
 class Notes(Silent):
     """Keeps what is worth knowing."""
 

@@ -14,12 +14,12 @@ import torch
 
 from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.tasks import Problem, Task
-from support.calibration.quick_measuring import measure_briefly
+from support.calibration.quick_costs import measure_few_rounds
 from support.models.tiny_models import llama, word_tokenizer
 from support.models.tiny_pair import related
 from support.models.tiny_task import tiny_task
 
-measure_briefly()  # in programs too
+measure_few_rounds()  # in programs too
 
 
 def even_words(problem: Problem, text: str) -> bool:
