@@ -86,6 +86,7 @@ def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
     module, _, name = path.replace(":", ".").rpartition(".")
     _refuse_standard(file, path, module)
     sys.path.insert(0, str(file.parent.resolve()))
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it would stand for a change of the same second
     try:
         function = getattr(import_module(module), name)
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
@@ -94,6 +95,7 @@ def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
             "be installed, or beside the file"
         ) from error
     finally:
+        sys.dont_write_bytecode = writes
         sys.path.pop(0)
     _refuse_standard(file, path, str(getattr(function, "__module__", None) or ""))
     if not callable(function):
