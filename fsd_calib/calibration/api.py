@@ -34,7 +34,7 @@ from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.outlook import Outlook
 from fsd_calib.progress import showing_whole
 from fsd_calib.search.space import Space
-from fsd_calib.search.study import check_storage
+from fsd_calib.search.storage_url import check_storage
 from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.base import Task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from fsd_calib.report.output import write_as
 from fsd_calib.report.page import run_page
 from fsd_calib.report.run_folder import PAGE, load_run, save_record
 from fsd_calib.tasks.split import parts_of
+from fsd_decoding.argument_checks import amount
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
@@ -59,8 +59,7 @@ def retime(
         UsageError: the profile was edited or has no setting whose speed matters; what it was calibrated with is not
             here, or has changed.
     """
-    if not 0 < minutes < math.inf:
-        raise UsageError(f"--minutes is {minutes:g}; it must be above 0")
+    amount("minutes", minutes, zero=False)
     file = file_of(profile)
     found = ThresholdProfile.load(file)
     _check_setting(found)

@@ -14,6 +14,8 @@ from fsd_calib.cli.choices import DEVICES, DTYPES
 from fsd_calib.tasks.sources.rows import check_data_file
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hub import check_source
+from fsd_decoding.workers.ray_cluster import check_answers
+from fsd_predictors import files as predictor_files
 
 _BACKENDS = "torch.backends"  # entry points of packages whose devices have names that torch itself does not know
 
@@ -70,3 +72,15 @@ def check_sources(models: Mapping[str, Sequence[str | None]], data: Path | None 
                 check_source(what, source, configured=what != "tokenizer")
     if data is not None:
         check_data_file(data)
+
+
+def check_predictor(source: str | None) -> None:
+    """Raises UsageError where a folder, unless one is trained ("auto"), holds no predictor."""
+    if source is not None and source != "auto":
+        predictor_files.read(Path(source))
+
+
+def check_cluster(address: str | None) -> None:
+    """Raises UsageError where no cluster answers at an address of a host and a port."""
+    if address is not None:
+        check_answers(address)

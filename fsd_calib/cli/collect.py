@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fsd_calib.cli.beforehand import check_place, check_sources, check_words, divergences
+from fsd_calib.cli.beforehand import check_cluster, check_place, check_sources, check_words, divergences
 from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import tasks
 from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
@@ -103,6 +103,7 @@ def command(
     )  # fmt: skip
     check_place(models.device, models.dtype)
     check_sources({"model": [models.target, models.draft]}, problems.data)
+    check_cluster(processes.ray)
     large, small = given_or_default(task, models.target, models.draft)
     folder = out if out is not None else Path("fsd-traces") / folder_name(task)
     check_writable(folder, ())

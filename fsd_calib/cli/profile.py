@@ -16,6 +16,7 @@ from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import AllowEditedOption, VersionOption
+from fsd_decoding.argument_checks import amount
 from fsd_decoding.errors import UsageError
 
 NAME = "fsd-profile"
@@ -162,6 +163,7 @@ def retime(
     if timing not in _WAYS:
         raise UsageError(f"--timing is {timing!r}; it must be one of {', '.join(_WAYS)}")
     check_place(device, None)
+    amount("--minutes", minutes, zero=False)
 
     from fsd_calib.display.chosen import stderr_progress
     from fsd_decoding.profile.threshold_profile import ThresholdProfile

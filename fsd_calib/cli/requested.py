@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsd_calib.calibration.goal import Goal
-from fsd_calib.cli.beforehand import check_folders, check_place, check_sources, check_words, divergences
+from fsd_calib.cli.beforehand import (
+    check_cluster,
+    check_folders,
+    check_place,
+    check_predictor,
+    check_sources,
+    check_words,
+    divergences,
+)
 from fsd_calib.cli.certify import models_of, profile_to_certify
 from fsd_calib.cli.choices import COMPILINGS, DIVERGENCES, ENGINES, POLICIES, RULES_WITH_T, TIMINGS
 from fsd_calib.cli.console import check_at_least_one
@@ -25,6 +33,7 @@ from fsd_calib.cli.task_options import (
     folder_name,
     named_task,
 )
+from fsd_calib.search.storage_url import check_storage
 from fsd_decoding.argument_checks import check_sampling
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import Loading
@@ -197,6 +206,9 @@ class Requested:
         check_sampling(*self.sampling)
         check_sources({"model": [self.target, *self.drafters.models], "head": self.drafters.heads}, self.data)
         check_folders({"--cache": self._path("cache"), "--state": self._path("state")})
+        check_storage(self.of_run("storage"))
+        check_predictor(self.of_decoding("stop_policy"))
+        check_cluster(self.of_run("ray"))
 
     def _check_words(self) -> None:
         """Raises UsageError where an option has a word that it does not take."""

@@ -30,6 +30,7 @@ from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.task_options import TASK_NAMES, AskingOptions, SubjectsOption, named_task
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
+from fsd_predictors.heads.recipe import HeadRecipe
 
 NAME = "fsd-train-eagle"
 _EPILOG = """
@@ -101,10 +102,9 @@ def command(
     progress = output.begin()
     name = named_task(task, subjects)
     task_kind(name)  # raises UsageError if it is unknown
-    check_at_least_one({
-        "--limit": limit, "--epochs": epochs, "--steps": steps, "--batch-size": batch_size, "--vocabulary": vocabulary,
-    })  # fmt: skip
+    check_at_least_one({"--limit": limit})
     read = None if layers is None else _numbers(layers)
+    recipe = HeadRecipe(epochs, steps, read, vocabulary, batch_size, learning_rate, seed)
     check_place(device, dtype)
     check_sources({"model": [target]}, data)
     check_writable(out, ())
@@ -113,11 +113,9 @@ def command(
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.tasks.split import tuning_of
     from fsd_decoding.loading import check_device, default_device, load_model, load_tokenizer
-    from fsd_predictors.heads.recipe import HeadRecipe
     from fsd_predictors.heads.source import Source
     from fsd_predictors.heads.training import train_head
 
-    recipe = HeadRecipe(epochs, steps, read, vocabulary, batch_size, learning_rate, seed)
     place = device or default_device()
     check_device(place)
     large = target or default_pair(name)[0]

@@ -1,11 +1,22 @@
-"""URLs of databases: recognised even where they are malformed, and named in messages without their passwords."""
+"""Names of a study's storage: paths of journals, and URLs of databases, which are recognised even where they are
+malformed, and named in messages without their passwords. Nothing here opens one.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+from pathlib import Path
 from urllib.parse import unquote
 
+from fsd_calib.storage.system_errors import naming
+from fsd_decoding.argument_checks import check_path
+from fsd_decoding.errors import UsageError
+from fsd_decoding.regular_file import check_regular
 from fsd_decoding.terminal import visible
+
+JOURNAL = "the study's journal"
 
 _DIALECTS = "postgres|postgresql|mysql|mariadb|sqlite|oracle|mssql|cockroachdb|redis|rediss|grpc|https?"
 _MEANT = re.compile(
@@ -25,9 +36,40 @@ def is_url(storage: str) -> bool:
     return _MEANT.match(storage) is not None
 
 
-def names_a_file_by_a_password(url: str) -> bool:
-    """Returns whether SQLite, which has no users, would take `user:password@host` for the name of its file."""
-    return re.match(r"sqlite\S*?:/+[^/@]*:.*@", url, re.IGNORECASE) is not None
+def check_storage(storage: str | None) -> None:
+    """Checks what can be told of a storage, as `open_study` takes it, before a search needs it.
+
+    Raises:
+        UsageError: see `check_url` and `check_journal`.
+    """
+    if storage is not None:
+        check_url(storage) if is_url(storage) else check_journal(Path(storage))
+
+
+def check_url(url: str) -> None:
+    """Raises UsageError where SQLite would take the URL for a file named by a password, or for memory."""
+    if re.match(r"sqlite\S*?:/+[^/@]*:.*@", url, re.IGNORECASE):
+        raise UsageError(
+            f"the study's storage {without_password(url)} names a user, and SQLite has none; it is "
+            "sqlite:////PATH, or the URL of another database"
+        )
+    if re.fullmatch(r"sqlite(\+\w+)?:/{2,3}(:memory:)?", url, re.IGNORECASE):
+        raise UsageError(
+            f"the study's storage {url} is SQLite's memory, which every thread has one of; name a file, as in "
+            "sqlite:///study.db, or leave it out"
+        )
+
+
+def check_journal(path: Path) -> None:
+    """Raises UsageError where a path is of something else than a regular file, reading which may never end, or is
+    within a file.
+    """
+    check_path(JOURNAL, path)
+    with naming(JOURNAL, path):
+        if path.exists():
+            check_regular(path)
+        elif not (there := next(each for each in path.absolute().parents if each.exists())).is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
 
 
 def without_password(storage: str | None) -> str:

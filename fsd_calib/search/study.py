@@ -5,7 +5,6 @@ A damaged journal is renamed and begun anew; the results come from the result ca
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -26,14 +25,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from fsd_calib.search.sampler import ProposingSampler
-from fsd_calib.search.storage_url import is_url, names_a_file_by_a_password, reason, without_password
+from fsd_calib.search.storage_url import JOURNAL, check_journal, check_url, is_url, reason, without_password
 from fsd_calib.storage.system_errors import naming
-from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import check_regular, read_regular
+from fsd_decoding.regular_file import read_regular
 
 _CHECK = "check"
-_JOURNAL = "the study's journal"
 _HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is considered dead
 _LARGEST = 1 << 30  # bytes of a journal
 _LOCKED = 60  # seconds that SQLite waits for another process
@@ -64,7 +61,7 @@ class CheckedBackend(JournalFileBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Appends all of the lines or, on a full disk, none of them."""
-        with naming(_JOURNAL, self._file_path), self._mutex:
+        with naming(JOURNAL, self._file_path), self._mutex:
             size = os.path.getsize(self._file_path)
             try:
                 super().append_logs([log | {_CHECK: _checksum(log)} for log in logs])
@@ -87,33 +84,14 @@ class _Lock:
         self.reentrant.release()
 
 
-def check_storage(storage: str | None) -> None:
-    """Checks what can be told of a storage, as `open_study` takes it, before a search needs it.
-
-    Raises:
-        UsageError: It is a path of something else than a regular file, reading which may never end, or within a file.
-    """
-    if storage is not None and not is_url(storage):
-        _check_journal(Path(storage))
-
-
-def _check_journal(path: Path) -> None:
-    check_path(_JOURNAL, path)
-    with naming(_JOURNAL, path):
-        if path.exists():
-            check_regular(path)
-        elif not (there := next(each for each in path.absolute().parents if each.exists())).is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-
-
 def open_journal(path: Path) -> JournalStorage:
     """Returns the journal, or a new one where it is damaged.
 
     Raises:
         UsageError: The path cannot be written, or is not of a regular file.
     """
-    _check_journal(path)
-    with naming(_JOURNAL, path):
+    check_journal(path)
+    with naming(JOURNAL, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             _set_aside_if_damaged(path)
@@ -203,13 +181,14 @@ def open_storage(storage: str | None) -> Iterator[BaseStorage]:
 def _translated(storage: str | None) -> Iterator[None]:
     """Turns errors of a database into a UsageError, and takes the one out that optuna hides.
 
-    Where a trial's result cannot be stored, optuna raises AssertionError("Should not reach.") in its place.
+    Where a trial's result cannot be stored, optuna raises AssertionError("Should not reach.") in its place, and where
+    its state cannot be read then either, UnboundLocalError.
     """
     try:
         yield
     except (SQLAlchemyError, StorageInternalError) as error:
         raise _failed(storage, error) from error
-    except AssertionError as error:
+    except (AssertionError, UnboundLocalError) as error:
         hidden = error.__context__
         if isinstance(hidden, UsageError):
             raise hidden from None
@@ -245,11 +224,7 @@ def _storage_of(storage: str | None) -> BaseStorage:
 
 
 def _database(url: str) -> RDBStorage:
-    if names_a_file_by_a_password(url):
-        raise UsageError(
-            f"the study's storage {without_password(url)} names a user, and SQLite has none; it is "
-            "sqlite:////PATH, or the URL of another database"
-        )
+    check_url(url)
     for attempt in range(1, _TRIES + 1):
         try:
             return _connect(url)

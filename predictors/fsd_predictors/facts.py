@@ -18,7 +18,6 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
 
-SCHEMA_VERSION = 1
 _BASE64 = r"^[A-Za-z0-9+/]*=*$"
 _ID = "<i8"
 

@@ -21,6 +21,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.regular_file import read_regular
 from fsd_decoding.strict_json import parse
 
+SCHEMA_VERSION = 1
 DESCRIPTION = "predictor.json"
 CARD = "card.md"
 _LARGEST = 1 << 30  # bytes of a file
@@ -82,29 +83,30 @@ def foreign_name(folder: Path, ours: str) -> str | None:
     return next((p.name for p in _contents(folder) if not re.fullmatch(ours, intended_name(p.name))), None)
 
 
-def read(folder: Path, schema_version: int) -> tuple[dict[str, Any], dict[str, bytes]]:
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Returns the content of predictor.json and, by name, the files it lists.
 
     Raises:
-        UsageError: a file is missing or was altered, or the schema is newer than `schema_version`.
+        UsageError: a file is missing or was altered, or the schema is newer than this one.
     """
-    content = _read_description(folder, schema_version)
+    content = _read_description(folder)
     if content.get("sha256") != checksum(content):
         raise _altered(folder, DESCRIPTION)
     return content, {name: _read_file(folder, name, sha) for name, sha in content["files"].items()}
 
 
-def _read_description(folder: Path, schema_version: int) -> dict[str, Any]:
+def _read_description(folder: Path) -> dict[str, Any]:
+    read = _bytes(folder, DESCRIPTION)
     try:
-        content = parse(_bytes(folder, DESCRIPTION))
+        content = parse(read)
     except ValueError as error:
         raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not JSON: {error}") from error
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int or version < 1:
         raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not valid: schema_version is {version!r:.60}")
-    if version > schema_version:
+    if version > SCHEMA_VERSION:
         raise UsageError(
-            f"predictor {str(folder)!r} has schema_version {version}, but this fsd-calib reads {schema_version}; "
+            f"predictor {str(folder)!r} has schema_version {version}, but this fsd-calib reads {SCHEMA_VERSION}; "
             "upgrade fsd-calib"
         )
     return dict(content)

@@ -16,7 +16,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.io import first_problem
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
-from fsd_predictors.facts import SCHEMA_VERSION, Facts
+from fsd_predictors.facts import Facts
 from fsd_predictors.features.features import FEATURES, ROLES
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.models.base import AcceptanceModel, Parts
@@ -65,7 +65,7 @@ class Predictor:
             UsageError: it is missing, was altered, or has a newer schema.
         """
         path = Path(folder)
-        content, contents = files.read(path, SCHEMA_VERSION)
+        content, contents = files.read(path)
         try:
             models = {role: _model(role, numbers, contents) for role, numbers in content["models"].items()}
             loaded = cls(
@@ -95,7 +95,7 @@ class Predictor:
         parts = {"accepting": self.accepting.parts(), "next": self.next.parts()}
         contents = {name: content for role, each in parts.items() for name, content in _files(role, each).items()}
         content = {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": files.SCHEMA_VERSION,
             "facts": json.loads(self.facts.model_dump_json()),
             "scale": self.scale.to_json(),
             "models": {role: each.numbers for role, each in parts.items()},

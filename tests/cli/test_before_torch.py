@@ -18,11 +18,13 @@ MISTAKES = {
         "{} --target ./none --draft ./none", "{} --target folder --draft folder", "{} --target a//b --draft c",
         "{} --head /none/head", "{} --certify none.json", "{} --compile foo", "{} --timing foo", "{} --rule foo",
         "{} --show-prompt --target file", "{} --engine foo",
+        "{} --storage sqlite:///", "{} --storage file/study.log", "{} --predictor none", "{} --predictor folder",
+        "{} --ray foo:1", "--task lm-eval:none.yaml --min-acc 0.9",
     ],
     "collect": [
         "--task none.yaml", "{} --data none.jsonl", "{} --device foo", "{} --dtype foo", "{} --rule foo",
         "{} --rule fsd --threshold 0.1 --divergence foo", "{} --target ./none --draft ./none", "{} --top-p 2",
-        "{} --out file",
+        "{} --out file", "{} --ray foo:1",
     ],
     "generate": [
         "--profile none.json hi", "--profile bad.json hi", "--profile folder hi", "--profile bad.json --tree 2,x hi",
@@ -36,7 +38,7 @@ MISTAKES = {
     ],
     "profile": [
         "show none.json", "validate bad.json", "diff none.json bad.json", "vllm none.json", "retime none.json",
-        "retime bad.json --device foo", "retime bad.json --timing foo",
+        "retime bad.json --device foo", "retime bad.json --timing foo", "retime bad.json --minutes 0",
     ],
     "report": ["none", "folder", "bad.json", "bad.json --format foo"],
     "tasks": ["show none", "show none.yaml", "show bad.yaml", "show gsm8k --data none.jsonl", "show csqa --target ./n"],
@@ -48,6 +50,7 @@ MISTAKES = {
     "train_eagle": [
         "{} --out file", "{} --out x --device foo", "{} --out x --dtype foo", "{} --out x --layers a",
         "{} --out x --target ./none", "{} --out x --data none.jsonl", "--task none.yaml --out x",
+        "{} --out x --epochs 0", "{} --out x --learning-rate -1",
     ],
 }  # fmt: skip
 CASES = [(command, line) for command, lines in MISTAKES.items() for line in lines]

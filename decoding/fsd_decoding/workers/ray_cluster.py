@@ -39,7 +39,7 @@ def connected(address: str) -> Iterator[Any]:
         _check_address(ray, address)
         yield ray
         return
-    _check_answers(address)
+    check_answers(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
     except Exception as error:  # bare where a node does not start within half a minute, as on a busy machine
@@ -65,7 +65,7 @@ def _keep_to_itself() -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
-def _check_answers(address: str) -> None:
+def check_answers(address: str) -> None:
     """Raises UsageError where nothing listens at HOST:PORT, for which Ray itself looks for half a minute."""
     host, colon, port = address.removeprefix(_CLIENT).rpartition(":")
     if not colon:

@@ -18,7 +18,7 @@ from fsd_calib.tasks.base import Example, Task, pick, problem_of, task_of
 from fsd_calib.tasks.grading.apart import renew
 from fsd_calib.tasks.harness.metric import MetricGrader, grader_of
 from fsd_calib.tasks.harness.prompts import Document, Prompts, stop_of
-from fsd_calib.tasks.harness.source import NAME, Source, check_installed, harness_task
+from fsd_calib.tasks.harness.source import NAME, Source, check_file, check_installed, harness_task
 from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
 
@@ -33,12 +33,13 @@ def lm_eval(argument: str) -> HarnessKind:
     """Returns the kind of task `lm-eval:argument`: a name or a YAML file, and after a comma the name of filters.
 
     Raises:
-        UsageError: lm-eval is not installed, or the argument is empty.
+        UsageError: lm-eval is not installed, or the argument is empty, or the name of a file that is not there.
     """
     check_installed()
     task, _, filters = argument.partition(",")
     if not task:
         raise UsageError(f"task {NAME}: which one? Give {NAME}:gsm8k, {NAME}:gsm8k,flexible-extract or {NAME}:my.yaml")
+    check_file(Source(task))
     return HarnessKind(task, filters or None)
 
 

@@ -43,6 +43,13 @@ def check_installed() -> None:
         raise UsageError("task lm-eval: lm-evaluation-harness is not installed; pip install 'fsd-calib[lm-eval]'")
 
 
+def check_file(source: Source) -> None:
+    """Raises UsageError where a task is a YAML file that is not there."""
+    path = source.argument
+    if path.endswith(_YAML) and not Path(path).is_file():
+        raise source.refused(f"there is no file {path}; give the path of a task in YAML, or a task's name")
+
+
 @cache
 def harness_task(source: Source) -> Any:
     """Returns lm-eval's own object of a task, with its documents; a process that grades makes it once.
@@ -88,8 +95,7 @@ def _yaml_file(source: Source) -> Path:
 
     argument = source.argument
     if argument.endswith(_YAML):
-        if not Path(argument).is_file():
-            raise source.refused(f"there is no file {argument}; give the path of a task in YAML, or a task's name")
+        check_file(source)
         return Path(argument)
     line = re.compile(rf"^task:\s*([\"']?){re.escape(argument)}\1\s*(#.*)?$", re.MULTILINE)
     folder = Path(lm_eval.tasks.__file__).parent

@@ -7,7 +7,6 @@ from typing import Any
 
 from fsd_decoding.argument_checks import check_count, check_whole
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.runner import vocabulary_size
 
 _RATE, _AT_WIDTH = 4e-3, 128  # a larger head takes smaller steps: in inverse proportion to its width
 _FEWEST_LAYERS = 3  # of a target, of which one is read at the beginning, in the middle and at the end
@@ -65,5 +64,7 @@ class HeadRecipe:
 
     def check_vocabulary(self, target: Any) -> None:
         """Raises UsageError where the head would draft more tokens than there are."""
+        from fsd_decoding.models.runner import vocabulary_size  # which imports torch
+
         if self.vocabulary is not None and self.vocabulary > (most := vocabulary_size(target)):
             raise UsageError(f"--vocabulary is {self.vocabulary}; the target has {most} tokens")

@@ -197,5 +197,5 @@ def test_what_is_not_what_was_certified_is_refused(folder: Path, change: Callabl
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("inf"), float("nan")])
 def test_minutes_are_a_time(folder: Path, minutes: float) -> None:
-    with pytest.raises(UsageError, match="--minutes is"):
+    with pytest.raises(UsageError, match="minutes is"):
         retime(folder, minutes=minutes)

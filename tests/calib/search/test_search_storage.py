@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import astuple, replace
@@ -19,7 +20,8 @@ from fsd_calib.progress import Silent
 from fsd_calib.search.agreement import first_recorded
 from fsd_calib.search.search import SearchResult, freeze, record_recounts, search
 from fsd_calib.search.space import Space
-from fsd_calib.search.study import check_storage, open_journal, open_storage
+from fsd_calib.search.storage_url import check_storage
+from fsd_calib.search.study import open_journal, open_storage
 from fsd_calib.search.trial import setting_attributes
 from lib.common.forked_programs import ForkedProgram
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
@@ -276,6 +278,25 @@ def test_a_journal_within_a_file_is_refused_before_it_is_needed(tmp_path: Path) 
     (tmp_path / "file").touch()
     message = usage_error(lambda: check_storage(str(tmp_path / "file" / "study.log")))
     assert f"cannot be used: Not a directory ('{tmp_path / 'file'}')" in message
+
+
+def test_a_database_that_goes_away_during_a_search_is_named(tmp_path: Path) -> None:
+    """Then optuna can neither store a trial's result nor read its state."""
+    of = world()
+
+    def drop(configuration: Configuration) -> None:
+        if len(of.calls) == 2:
+            with sqlite3.connect(tmp_path / "study.db") as database:
+                database.execute("DROP TABLE trials")
+
+    of.before = drop
+    message = usage_error(lambda: run_search(place("sqlite", tmp_path), of))
+    assert message.endswith("no such table: trials); free or repair it, and the same command resumes")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite+pysqlite:///"])
+def test_memory_of_sqlite_is_refused(url: str) -> None:
+    assert usage_error(lambda: check_storage(url)).startswith(f"the study's storage {url} is SQLite's memory")
 
 
 @pytest.mark.slow
