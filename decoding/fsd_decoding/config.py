@@ -32,7 +32,8 @@ class DecodingConfig:
         rule: acceptance rule, a name in `acceptance.rules.RULES`.
         divergence: the divergence that T bounds, a name in `divergence.DIVERGENCES`, such as `js` or `js@50`.
             None: `js`.
-        threshold: T; negative is lossless. None: 0.1. A `ThresholdPolicy` here is the same as in `threshold_policy`.
+        threshold: T; negative is lossless. None: 0.1. Rules without one (`target`, `sd`, `coupled`) do not read it. A
+            `ThresholdPolicy` here is the same as in `threshold_policy`.
         draft_length: L, tokens drafted per round, or the depth of trees. None: 5.
         sampling: how tokens are drawn; greedy by default.
         seed: seed of the sampling noise.
