@@ -30,9 +30,9 @@ from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import p_value
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.interleaved import measure_speeds
-from fsd_calib.progress import Silent
 from fsd_calib.report.figures import own_threshold
 from fsd_calib.tasks.base import Problem
+from fsd_common.progress.base import Silent
 from fsd_data import pair_paths
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.calibration.pool import Pool, PooledForecast

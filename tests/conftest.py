@@ -14,8 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
-from fsd_collectors.pages.script import FOLDER as PAGES
+from fsd_common.pages.page import FOLDER as PAGES
+from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 
 if not torch.cuda.is_available():  # Triton looks at it when it is first imported
     os.environ["TRITON_INTERPRET"] = "1"

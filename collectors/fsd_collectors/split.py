@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, TypeVar
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 Part = Literal["tuning", "certification"]
 

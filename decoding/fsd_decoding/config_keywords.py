@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _Config = TypeVar("_Config")
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from fsd_common.argument_checks import check_settings, check_whole
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule, rule_named
-from fsd_decoding.argument_checks import check_settings, check_whole
 from fsd_decoding.config import CallOverrides, DecodingConfig, StopPolicyLike
 from fsd_decoding.config_keywords import check_type, override, refuse_rest
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.sampling import Sampling

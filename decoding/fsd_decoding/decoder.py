@@ -11,8 +11,9 @@ from typing import Any, Unpack
 
 import torch
 
+from fsd_common.argument_checks import check_count, check_flag
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.rules import Rule, rule_named
-from fsd_decoding.argument_checks import check_count, check_flag
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
 from fsd_decoding.config_resolution import (
@@ -29,7 +30,6 @@ from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.engine.settings import Settings
-from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.kernels.dispatch import probe_triton
 from fsd_decoding.loading import (

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsd_decoding.argument_checks import check_path
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_path
+from fsd_common.errors import UsageError
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of a model's configuration and tokenizer files."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from fsd_decoding.argument_checks import check_path
+from fsd_common.argument_checks import check_path
+from fsd_common.errors import UsageError, in_one_line
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
 from fsd_decoding.model_options import USUAL, USUAL_LOADING, Loading, LoadingKeywords, ModelKwargs, ModelOptions
 from fsd_decoding.models.checkpoint_files import CheckpointFiles

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.quantization import SCHEMES, UNQUANTISED, check_installed, check_quantization, check_scheme
 
 if TYPE_CHECKING:

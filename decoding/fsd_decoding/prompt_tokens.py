@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from fsd_decoding.argument_checks import check_count, check_settings, check_whole
+from fsd_common.argument_checks import check_count, check_settings, check_whole
+from fsd_common.errors import UsageError
 from fsd_decoding.batch import Request
-from fsd_decoding.errors import UsageError
 from fsd_decoding.prompt_tokens import prompt_tokens
 
 Prompt = str | list[int]

@@ -20,9 +20,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from fsd_common.argument_checks import TRUNCATIONS, check_kind, check_sampling
+from fsd_common.errors import UsageError
 from fsd_decoding import noise
-from fsd_decoding.argument_checks import TRUNCATIONS, check_kind, check_sampling
-from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels.dispatch import kernels_support
 from fsd_decoding.tensors import argmax
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.drafters.base import Drafter
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.composed import Composed
 from fsd_decoding.policies.scale import Shape
 from fsd_decoding.policies.switch import Switch

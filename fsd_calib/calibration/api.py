@@ -31,20 +31,19 @@ from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.engine_sequence import EngineSequence
-from fsd_calib.outlook import Outlook
-from fsd_calib.progress import showing_whole
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
-from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Outlook, showing_whole
+from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of

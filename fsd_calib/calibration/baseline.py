@@ -18,15 +18,15 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.engines.base import WantedTraces
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.progress import Waiting
-from fsd_calib.storage.private_files import make_private_folder, private_lock
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.verifying import verify
+from fsd_common.errors import UsageError
+from fsd_common.files import make_private_folder, private_lock
+from fsd_common.progress.base import Waiting
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 
 _ROUNDING = {"batch_size", "portion"}  # facts that move the numbers by rounding alone

@@ -10,7 +10,7 @@ from fsd_calib.certification.retention_interval import retention_interval
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.report.record import DraftAlone
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import Counts
 
 

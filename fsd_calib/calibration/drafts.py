@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsd_calib.engines.base import Engine
+from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.drafts import kind_of
 
 

@@ -19,9 +19,9 @@ from fsd_calib.engines.vllm.arguments import EngineArguments
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.vllm_plugin.engine_checks import RULES
+from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import is_source, keywords_of
 from fsd_decoding.model_options import USUAL_LOADING
 from fsd_decoding.profile.costs import COMPILE

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, Literal, TypedDict, get_args
 
+from fsd_common.errors import UsageError
 from fsd_decoding.config_keywords import check_type, override
-from fsd_decoding.errors import UsageError
 
 MAX_MIN_ACC = 1.2
 

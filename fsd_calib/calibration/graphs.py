@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from fsd_calib.formatting import duration, percent
-from fsd_calib.progress import Progress
+from fsd_common.formatting import duration, percent
+from fsd_common.progress.base import Progress
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.kv_pool import CAPTURES
 from fsd_decoding.profile.costs import COMPILE, Rounds

@@ -16,7 +16,7 @@ from fsd_calib.calibration.recertify import as_recorded
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.engines.vllm.arguments import EngineArguments
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 One = Callable[[Calibration], int | None]
 """Plans or runs the calibration of one engine; returns the number of its attempt, None where the sequence ends."""

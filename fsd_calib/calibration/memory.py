@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
-from fsd_calib.formatting import gigabytes
 from fsd_calib.tasks.base import Problem, Task
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.formatting import gigabytes
 from fsd_decoding.loading import check_device, default_device, is_source
 from fsd_decoding.memory import NAMES, ModelSize, Need, UnknownSizeError, Work, available, need
 from fsd_decoding.requests import requests_for

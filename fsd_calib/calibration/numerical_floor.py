@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.certification.floor import DELTA, Floor
-from fsd_calib.formatting import at_least, at_most, confidence
-from fsd_calib.progress import Progress
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.formatting import at_least, at_most, confidence
+from fsd_common.progress.base import Progress
 from fsd_decoding.profile.parts import NumericalChurn
 
 

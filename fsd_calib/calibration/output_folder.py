@@ -21,11 +21,11 @@ from typing import Any, Protocol
 from fsd_calib.calibration.drafts import drafts_of
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.storage.system_errors import naming
 from fsd_calib.tasks.base import Task
+from fsd_common.errors import UsageError
+from fsd_common.files import naming
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import is_source
 from fsd_decoding.models.fingerprint import model_fingerprint
 from fsd_decoding.profile.drafts import kind_of

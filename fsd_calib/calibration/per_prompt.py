@@ -18,8 +18,8 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.replay.blocks import Traces
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.per_prompt import PROMPT_FACTS, PerPrompt, PromptFacts
 
 Floats = NDArray[np.float64]

@@ -17,9 +17,9 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.floor import Floor
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import least_problems, power, problems_needed
-from fsd_calib.formatting import level
 from fsd_calib.measuring.measurement import Measurement
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.formatting import level
 from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import EngineInfo
 

@@ -16,8 +16,8 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import quantiles
 from fsd_collectors.replay.blocks import Traces, blocks
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Constant, EntropyScaled, PerPrompt, Schedule
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.composed import Composed
 from fsd_decoding.policies.registry import policy_named
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy

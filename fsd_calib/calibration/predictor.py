@@ -17,7 +17,7 @@ from fsd_calib.search.space import Space
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.replay import CostModel, RoundPolicy
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import EarlyStopInfo, RatesInfo, SamplingInfo
 from fsd_predictors.datasets.split import LEAST

@@ -9,8 +9,8 @@ from typing import Any
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.engines.base import Pair
 from fsd_calib.engines.configuration import Configuration
+from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import is_source
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -18,15 +18,15 @@ from fsd_calib.calibration.to_profile import speed_figures
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.speed import Speeds
-from fsd_calib.progress import Progress
 from fsd_calib.report.output import write_as
 from fsd_calib.report.page import run_page
 from fsd_calib.report.run_folder import PAGE, load_run, save_record
 from fsd_calib.tasks.split import parts_of
-from fsd_decoding.argument_checks import amount
+from fsd_common.argument_checks import amount
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.costs import COMPILE, Speed
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.io import FILE_NAME, file_of

@@ -20,7 +20,6 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
-from fsd_calib.outlook import Outlook
 from fsd_calib.report.record import Step
 from fsd_calib.search.agreement import agreed
 from fsd_calib.search.history import FinishedTrial
@@ -29,6 +28,7 @@ from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
+from fsd_common.progress.base import Outlook
 from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.outcome import CERTIFIED, Outcome, follows, timed_outcome
 

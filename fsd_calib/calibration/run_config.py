@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fsd_calib.progress import Progress, Silent
 from fsd_calib.search.storage_url import without_password
 from fsd_calib.tasks.asking import PromptKeywords, PromptOptions
-from fsd_decoding.argument_checks import check_count, check_path
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_count, check_path
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress, Silent
 from fsd_decoding.model_options import Loading, ModelKwargs
 
 Timing = Literal["run", "careful", "none"]

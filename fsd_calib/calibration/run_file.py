@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fsd_calib.calibration.goal import MAX_MIN_ACC, Acc, Guarantee, Test
 from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
-from fsd_calib.strict_yaml import Strict, read_yaml
+from fsd_common.strict_yaml import Strict, read_yaml
 from fsd_decoding.trees.shape import CHAIN
 
 NAME = "run.yaml"

@@ -17,10 +17,10 @@ from fsd_calib.calibration.predictor import AUTO
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_file import NAME, DecodingSection, GoalSection, RunFile, RunSection, SamplingSection
 from fsd_calib.search.storage_url import is_url, without_password
+from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL, ModelOptions
 from fsd_decoding.profile.io import FILE_NAME, write_atomically
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -20,9 +20,9 @@ from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.measuring.threads import Threads
-from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.split import Parts, parts_of
+from fsd_common.progress.base import Progress
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy

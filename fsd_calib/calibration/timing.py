@@ -17,7 +17,6 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.engines.own.source import source_of
-from fsd_calib.formatting import interval
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.interleaved import (
     LOOKS,
@@ -35,7 +34,8 @@ from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.split import Parts
 from fsd_collectors.split import Part
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.formatting import interval
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.workers.sources import Sources
 

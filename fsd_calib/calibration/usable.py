@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fsd_calib.tasks.base import Problem, Task
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.memory import ModelSize, UnknownSizeError
 from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.prompt_tokens import prompt_tokens

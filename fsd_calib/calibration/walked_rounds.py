@@ -14,10 +14,8 @@ import numpy as np
 
 from fsd_calib.engines.base import DecodingRequest
 from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.storage.private_files import make_private_folder
-from fsd_calib.storage.system_errors import naming
 from fsd_collectors.replay.walks import Walked, Walks
-from fsd_decoding.atomic_files import atomic_write
+from fsd_common.files import atomic_write, make_private_folder, naming
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 
 _WALKS_VERSION = 1  # of what is kept

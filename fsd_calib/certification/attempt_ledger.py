@@ -26,7 +26,7 @@ from fsd_calib.certification.ledger_file import (
     numbers,
 )
 from fsd_calib.storage.sqlite_file import DamageError
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 def attempt_level(confidence: float, number: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from scipy.stats import binomtest
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _HALVINGS = 60  # of an interval as long as the bound: down to the resolution of a float
 

@@ -10,7 +10,7 @@ from typing import Literal
 from fsd_calib.certification import betting_test, multi_seed, score_test
 from fsd_calib.certification.bounds import largest
 from fsd_calib.certification.outcomes import Paired
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 Acc = Literal["retention", "absolute"]
 Guarantee = Literal["population", "dataset"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fsd_calib.formatting import at_most, confidence
+from fsd_common.formatting import at_most, confidence
 
 DELTA = 0.05  # significance level of each bound, individually
 

@@ -18,9 +18,9 @@ from fsd_calib.certification.verdict import counts_of, standing_grades, verdict_
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
-from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 
 TESTS_VERSION = 2  # raised where the same outcomes may lead to another verdict: that is then another attempt
 PORTIONS = 8

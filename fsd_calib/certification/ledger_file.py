@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib.storage.sqlite_file import DamageError, Schema, VersionError, open_database, translate_errors
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 Numbers = NDArray[np.int64]  # (n, 2): id and key of each problem
 

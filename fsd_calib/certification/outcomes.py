@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from fsd_calib.certification.outcomes import Counts, Floats, Paired
 from fsd_calib.certification.score_test import p_values
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 PRECISION = 1e-6  # of shares that a plan finds by bisection
 _MOST = 10_000_000  # problems; a larger number is not realistic

@@ -11,7 +11,7 @@ from scipy.special import bdtr, ndtr
 from fsd_calib.certification.bounds import largest
 from fsd_calib.certification.exact_test import FEW, exact_p_values
 from fsd_calib.certification.outcomes import Counts, Floats, Outcomes, require_solved
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _NO_VARIANCE = 1e-12  # of a count; smaller variances are rounding errors
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.outcomes import Gradings, Paired
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 def verdict_text(kind: str, result: Any, evidence: Sequence[Evidence]) -> str:

@@ -10,8 +10,8 @@ from fsd_calib.calibration.recertify import decoding_of, prompts_of
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.cli.options import default_pair
 from fsd_calib.cli.requested import Requested
-from fsd_calib.progress import Progress
 from fsd_calib.tasks.registry import load_task
+from fsd_common.progress.base import Progress
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import check_device, load_tokenizer
 from fsd_decoding.sampling import Sampling

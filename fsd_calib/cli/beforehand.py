@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fsd_calib.cli.choices import DEVICES, DTYPES
 from fsd_calib.tasks.sources.rows import check_data_file
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.hub import check_source
 from fsd_decoding.workers.ray_cluster import check_answers
 from fsd_predictors import files as predictor_files

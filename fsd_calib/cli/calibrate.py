@@ -130,7 +130,7 @@ def _kept(config: RunConfig) -> str:
     """Returns what an interrupted calibration keeps."""
     from fsd_calib.calibration.session import DECODINGS
     from fsd_calib.search.storage_url import is_url, without_password
-    from fsd_calib.storage.user_folders import default_cache
+    from fsd_common.user_folders import default_cache
 
     cache, storage = config.path("cache") or default_cache(), config.study_storage
     kept = [f"the decodings in {cache}"] if (cache / DECODINGS).exists() else []

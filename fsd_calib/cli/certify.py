@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -30,8 +30,8 @@ from fsd_calib.cli.task_options import (
     named_task,
 )
 from fsd_calib.tasks.registry import task_kind
-from fsd_decoding.argument_checks import check_sampling
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_sampling
+from fsd_common.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
 if TYPE_CHECKING:

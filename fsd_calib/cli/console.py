@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from fsd_calib.cli.failures import explanation
-from fsd_decoding.errors import UsageError
-from fsd_decoding.interrupts import noticed
-from fsd_decoding.terminal import discard, leave_closed_pipe, say_on, visible
+from fsd_common.errors import UsageError
+from fsd_common.interrupts import noticed
+from fsd_common.terminal import discard, leave_closed_pipe, say_on, visible
 
 if TYPE_CHECKING:
-    from fsd_calib.progress import Progress
+    from fsd_common.progress.base import Progress
     from fsd_decoding.decoder import SpeculativeDecoder
 
 FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsd_calib.cli.choices import DRAFTERS
 from fsd_calib.cli.options import BUNDLED, default_pair, given_or_default
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.trees.shape import CHAIN
 
 AUTO = "auto"

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _MAY_BE_EMPTY = {"system", "prompt", "prompts"}  # options and arguments whose empty value means something
 

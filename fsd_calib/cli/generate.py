@@ -19,7 +19,7 @@ from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, Dtype
 from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.prompting import prompt_of, prompts_of_profile
 from fsd_calib.cli.prompts import gathered
-from fsd_decoding.argument_checks import check_settings
+from fsd_common.argument_checks import check_settings
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 from fsd_decoding.trees.shape import read_shape
 

@@ -12,7 +12,7 @@ from fsd_calib.calibration.goal import Acc, Goal, Guarantee, Test
 from fsd_calib.cli.completion import one_of, tasks
 from fsd_calib.cli.groups import OptionGroup
 from fsd_calib.cli.task_options import TASK_NAMES
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 GOAL = "Goal"
 _WAYS = ("run", "careful")

@@ -15,7 +15,7 @@ from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.console import print_report
 from fsd_calib.report.plan import print_plan
 from fsd_calib.report.run_folder import PAGE
-from fsd_collectors.report.terminal import LiteralConsole, literal
+from fsd_common.console import LiteralConsole, literal
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 

@@ -32,8 +32,8 @@ from fsd_calib.cli.options import (
 from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
 from fsd_calib.tasks.registry import task_kind
-from fsd_decoding.argument_checks import check_settings
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_settings
+from fsd_common.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 from fsd_decoding.trees.shape import Chain, TreeShape, read_shape
 
@@ -284,7 +284,7 @@ def _decoders(
 
 def _write_page(path: Path, texts: Sequence[InspectedText], prompt: str, decoder: SpeculativeDecoder) -> Path:
     from fsd_calib.inspection.html import texts_page
-    from fsd_collectors.pages.files import write
+    from fsd_common.pages.page import write
     from fsd_decoding.profile.drafts import kind_of
     from fsd_decoding.profile.parts import IN_WORDS
 

@@ -11,7 +11,7 @@ import typer
 from fsd_calib.cli.choices import DRAFTERS, DTYPES
 from fsd_calib.cli.completion import one_of, several_of
 from fsd_calib.cli.groups import OptionGroup
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 MOST_NEW_TOKENS = 256
 """The limit on new tokens where no task sets one."""

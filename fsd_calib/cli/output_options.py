@@ -17,8 +17,8 @@ from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import reply
 from fsd_calib.cli.groups import OptionGroup
 from fsd_calib.cli.options import VersionOption
-from fsd_calib.progress import Progress
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 
 OUTPUT = "Output"
 LEVELS = ("debug", "info", "warning", "error")
@@ -65,7 +65,7 @@ class OutputOptions(OptionGroup):
         Raises:
             UsageError: the level is unknown.
         """
-        from fsd_calib.display.chosen import stderr_progress
+        from fsd_common.progress.chosen import stderr_progress
 
         if self.log_level is not None:
             _log(self.log_level)

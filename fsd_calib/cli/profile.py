@@ -16,8 +16,8 @@ from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import AllowEditedOption, VersionOption
-from fsd_decoding.argument_checks import amount
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import amount
+from fsd_common.errors import UsageError
 
 NAME = "fsd-profile"
 DIFFERENT = 1
@@ -95,7 +95,7 @@ def diff(first: _A, second: _B) -> None:
     Dates and decoding effort are not compared. Exit code 0: no differences. 1: some differences.
     """
     from fsd_calib.report.diff import difference_table, differences
-    from fsd_collectors.report.terminal import LiteralConsole
+    from fsd_common.console import LiteralConsole
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     profiles = [ThresholdProfile.load(path, allow_edited=True) for path in (first, second)]
@@ -165,7 +165,7 @@ def retime(
     check_place(device, None)
     amount("--minutes", minutes, zero=False)
 
-    from fsd_calib.display.chosen import stderr_progress
+    from fsd_common.progress.chosen import stderr_progress
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     ThresholdProfile.load(path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fsd_calib.cli.options import MOST_NEW_TOKENS
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Kind
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.prompt import QUESTION, PromptForm
 
 if TYPE_CHECKING:

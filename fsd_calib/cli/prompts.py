@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import read_regular
-from fsd_decoding.strict_json import parse
+from fsd_common.errors import UsageError
+from fsd_common.files import read_regular
+from fsd_common.strict_json import parse
 
 STDIN = "-"
 _JSON_LINES = ".jsonl"

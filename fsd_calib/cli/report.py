@@ -15,7 +15,7 @@ from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import leave, reply, say
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import VersionOption
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 NAME = "fsd-report"
 _FORMATS = ("html", "png", "svg", "md")

@@ -34,8 +34,8 @@ from fsd_calib.cli.task_options import (
     named_task,
 )
 from fsd_calib.search.storage_url import check_storage
-from fsd_decoding.argument_checks import check_sampling
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_sampling
+from fsd_common.errors import UsageError
 from fsd_decoding.model_options import Loading
 from fsd_decoding.trees.shape import read_shape
 

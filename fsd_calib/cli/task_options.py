@@ -26,7 +26,7 @@ from fsd_calib.cli.options import (
     TopPOption,
 )
 from fsd_calib.tasks.registry import TASKS
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 TASK_NAMES = f"{', '.join(TASKS)}, or a file in YAML that describes your own (see fsd-tasks list)"
 

@@ -58,8 +58,8 @@ def describe(folder: _Folder) -> None:
     _check_there(folder)
     from fsd_collectors.report.summary import summarise
     from fsd_collectors.report.tables import print_sheets, sheets
-    from fsd_collectors.report.terminal import LiteralConsole
     from fsd_collectors.store.reading import load_traces
+    from fsd_common.console import LiteralConsole
 
     traces = load_traces(folder)
     print_sheets(sheets(traces.manifest, summarise(traces)), LiteralConsole())

@@ -125,7 +125,7 @@ def main() -> None:
 
 def _print(predictor: Predictor) -> None:
     from fsd_collectors.report.tables import print_sheets
-    from fsd_collectors.report.terminal import LiteralConsole
+    from fsd_common.console import LiteralConsole
     from fsd_predictors.training.card import by_threshold
 
     print_sheets([by_threshold(predictor.facts)], LiteralConsole())

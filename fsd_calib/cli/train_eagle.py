@@ -29,7 +29,7 @@ from fsd_calib.cli.options import (
 from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.task_options import TASK_NAMES, AskingOptions, SubjectsOption, named_task
 from fsd_calib.tasks.registry import task_kind
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.heads.recipe import HeadRecipe
 
 NAME = "fsd-train-eagle"
@@ -145,7 +145,7 @@ def _numbers(layers: str) -> tuple[int, ...]:
 
 def _print(record: dict[str, Any]) -> None:
     from fsd_collectors.report.tables import print_sheets
-    from fsd_collectors.report.terminal import LiteralConsole
+    from fsd_common.console import LiteralConsole
     from fsd_predictors.heads.card import by_draft, by_epoch
 
     print_sheets([by_epoch(record), by_draft(record)], LiteralConsole())

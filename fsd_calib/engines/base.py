@@ -10,15 +10,15 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Task
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from fsd_calib.formatting import in_trees
+from fsd_common.formatting import in_trees
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.policy import PolicyInfo, brief, moved
 from fsd_decoding.trees.shape import TreeShape

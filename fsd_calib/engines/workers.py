@@ -10,8 +10,8 @@ from itertools import islice
 
 from fsd_calib.engines.base import DecodingRequest, EngineSource, KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
+from fsd_common.errors import UnfinishedError, UsageError
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UnfinishedError, UsageError
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.workers.batches import batch_sizes
 from fsd_decoding.workers.model_workers import ModelWorkers

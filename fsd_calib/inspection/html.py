@@ -20,11 +20,11 @@ from fsd_calib.inspection.words import (
     token_cells,
     token_line,
 )
-from fsd_collectors.pages.shell import token_style
-from fsd_collectors.pages.themes import DARK, LIGHT, variables
+from fsd_common.pages.page import token_style
+from fsd_common.pages.themes import DARK, LIGHT, variables
+from fsd_common.terminal import visible
 from fsd_decoding.observers.drafted_trees import DraftedTree
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
-from fsd_decoding.terminal import visible
 
 if TYPE_CHECKING:
     from markupsafe import Markup

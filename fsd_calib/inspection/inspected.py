@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsd_calib.formatting import threshold as shown
+from fsd_common.formatting import threshold as shown
 
 if TYPE_CHECKING:
     from fsd_decoding.decoder import SpeculativeDecoder

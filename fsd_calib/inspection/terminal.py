@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsd_calib.formatting import threshold
 from fsd_calib.inspection.inspected import InspectedText, first_difference
 from fsd_calib.inspection.words import (
     HEADINGS,
@@ -21,7 +20,8 @@ from fsd_calib.inspection.words import (
     shares_line,
     token_cells,
 )
-from fsd_collectors.report.terminal import LiteralConsole, literal
+from fsd_common.console import LiteralConsole, literal
+from fsd_common.formatting import threshold
 from fsd_decoding.observers.drafted_trees import DraftedTree
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fsd_calib.formatting import NONE, pace, percent, threshold
 from fsd_calib.inspection.inspected import InspectedText
+from fsd_common.formatting import NONE, pace, percent, threshold
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
 
 MEANINGS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fsd_calib.tasks.harness.source import check_installed
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ from lm_eval.utils import simple_parse_args_string
 from fsd_calib.lm_eval_plugin.prompts import departure
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.harness.chat import chat_renderer
+from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingKeywords
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.chat_template import check_arguments, has_chat_template
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

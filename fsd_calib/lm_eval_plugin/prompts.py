@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.harness.kind import HarnessKind
 from fsd_calib.tasks.registry import task_kind
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 

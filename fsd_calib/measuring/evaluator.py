@@ -15,9 +15,9 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
-from fsd_calib.progress import Advance, Progress, Silent, Waiting
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.split import Part
+from fsd_common.progress.base import Advance, Progress, Silent, Waiting
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy

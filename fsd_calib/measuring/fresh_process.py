@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from fsd_calib.storage.system_errors import naming
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.files import naming
 
 Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")

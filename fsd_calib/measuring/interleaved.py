@@ -14,8 +14,8 @@ import numpy as np
 
 from fsd_calib.measuring.signed_rank import fewest
 from fsd_calib.measuring.speed import C, Clock, TimedRun, TimedSpeeds
-from fsd_calib.progress import Progress, Silent
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress, Silent
 
 P = TypeVar("P")  # a problem
 

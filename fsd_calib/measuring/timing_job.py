@@ -15,9 +15,9 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.interleaved import WALL, WALL_AND_CPU, Until, measure_speeds
 from fsd_calib.measuring.speed import TimedSpeeds, pool_processes
-from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.loading import is_placed
 

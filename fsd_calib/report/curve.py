@@ -8,9 +8,9 @@ from pathlib import PurePath
 from rich import box
 from rich.table import Table
 
-from fsd_calib.formatting import bound, pace, percent, threshold
 from fsd_calib.report.figures import was_timed
-from fsd_collectors.report.terminal import TITLE, breakable, literal
+from fsd_common.console import TITLE, breakable, literal
+from fsd_common.formatting import bound, pace, percent, threshold
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

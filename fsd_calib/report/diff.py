@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table
 
-from fsd_calib.formatting import NONE, in_trees
-from fsd_collectors.report.terminal import breakable, literal
+from fsd_common.console import breakable, literal
+from fsd_common.formatting import NONE, in_trees
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing
 from fsd_calib.report.run_folder import Run
-from fsd_collectors.pages.blocks import Answer, Block, Legend, Paragraph, Piece, Section, ShownToken, TextPair, Tone
+from fsd_common.pages.blocks import Answer, Block, Legend, Paragraph, Piece, Section, ShownToken, TextPair, Tone
 
 _SOURCES = Legend((
     ("exact", "the exact rule accepts it too"), ("fuzzy", "accepted only because D ≤ T"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsd_calib.formatting import NONE, bound, in_trees, pace, percent, threshold
 from fsd_calib.report.record import Rung, RunRecord
 from fsd_calib.report.rows import Row, setting_name
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import details
-from fsd_collectors.pages.blocks import Section
-from fsd_collectors.pages.sheet import Sheet
+from fsd_common.formatting import NONE, bound, in_trees, pace, percent, threshold
+from fsd_common.pages.blocks import Section, Sheet
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SHARES = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)

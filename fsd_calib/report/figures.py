@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fsd_calib.formatting import in_trees
+from fsd_common.formatting import in_trees
 from fsd_decoding.profile.curve import CurvePoint, Source
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import TreeShape

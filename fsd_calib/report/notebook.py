@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsd_calib.formatting import duration
 from fsd_calib.report.page import run_page
 from fsd_calib.report.plan import (
     attempt_line,
@@ -16,9 +15,9 @@ from fsd_calib.report.plan import (
     rounds_line,
 )
 from fsd_calib.report.run_folder import Run
-from fsd_collectors.pages.blocks import Paragraph, Section
-from fsd_collectors.pages.fragment import fragment
-from fsd_collectors.pages.sheet import Sheet
+from fsd_common.formatting import duration
+from fsd_common.pages.blocks import Paragraph, Section, Sheet
+from fsd_common.pages.fragment import fragment
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.plan import Plan

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fsd_calib.formatting import answer_seconds, bound, exact, interval, pace, percent, threshold
 from fsd_calib.report.curve import front
 from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front
 from fsd_calib.report.figures import drafts, main_figures, own_threshold
 from fsd_calib.report.rows import setting_name
 from fsd_calib.report.verdict import unbound, verdict
-from fsd_collectors.pages.blocks import Section, Tone, Verdict
-from fsd_collectors.pages.sheet import Sheet
+from fsd_common.formatting import answer_seconds, bound, exact, interval, pace, percent, threshold
+from fsd_common.pages.blocks import Section, Sheet, Tone, Verdict
 from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from fsd_collectors.pages.blocks import Page
-from fsd_collectors.pages.files import write
-from fsd_collectors.pages.markdown import markdown
-from fsd_collectors.pages.pictures import png, svg
-from fsd_collectors.pages.shell import html
+from fsd_common.pages.blocks import Page
+from fsd_common.pages.markdown import markdown
+from fsd_common.pages.page import html, write
+from fsd_common.pages.pictures import png, svg
 
 Format = Literal["html", "png", "svg", "md"]
 FORMATS: tuple[Format, ...] = ("html", "png", "svg", "md")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fsd_calib.formatting import exact
 from fsd_calib.report import rows as measured
 from fsd_calib.report.charts.acceptance import accepted_by_length, tokens_by_length
 from fsd_calib.report.charts.effort import decodings_by_step, seconds_by_step
@@ -15,8 +14,9 @@ from fsd_calib.report.opening import verdict_section
 from fsd_calib.report.rows import Row
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.timing import busy_note, timing_note
-from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
 from fsd_collectors.report.tables import short_name
+from fsd_common.formatting import exact
+from fsd_common.pages.blocks import Block, Page, Paragraph, Section
 
 _TIMED = (
     "Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts: judge "

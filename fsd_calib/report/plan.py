@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fsd_calib.certification.power import PRECISION
-from fsd_calib.formatting import (
+from fsd_common.console import TITLE, LiteralConsole, literal
+from fsd_common.formatting import (
     NONE,
     ROUNDS,
     bound,
@@ -22,7 +23,6 @@ from fsd_calib.formatting import (
     percent,
     requirement,
 )
-from fsd_collectors.report.terminal import TITLE, LiteralConsole, literal
 from fsd_decoding.memory import NAMES
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from fsd_calib.engines.configuration import DRAFT_ALONE
-from fsd_calib.formatting import in_trees
 from fsd_calib.report.figures import is_chosen, key_of, was_timed
 from fsd_calib.report.record import DraftAlone, Measured, Setting
 from fsd_calib.report.run_folder import Run
+from fsd_common.formatting import in_trees
 from fsd_decoding.profile.curve import CurvePoint, Source
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

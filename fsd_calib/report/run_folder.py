@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from fsd_calib.report.record import FILE_NAME, RunRecord
-from fsd_collectors.pages.files import write
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.files import read_regular
+from fsd_common.pages.page import write
+from fsd_common.strict_json import parse
 from fsd_decoding.profile.digest import FIELD, digest_of
 from fsd_decoding.profile.io import file_of, first_problem
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.regular_file import read_regular
-from fsd_decoding.strict_json import parse
 
 PAGE = "report.html"
 _LARGEST = 256 << 20  # bytes of a record

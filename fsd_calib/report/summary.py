@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from fsd_calib.formatting import NONE, ROUNDS, answer_seconds, bound, confidence, interval, pace, percent
 from fsd_calib.report.figures import Figures, main_figures, point_of, sd_draft_length, source_of
 from fsd_calib.report.timing import busy_note, timing_note
-from fsd_collectors.report.terminal import TITLE, literal
+from fsd_common.console import TITLE, literal
+from fsd_common.formatting import NONE, ROUNDS, answer_seconds, bound, confidence, interval, pace, percent
 from fsd_decoding.profile.costs import Speed, SpeedFigures
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from rich import box
 from rich.table import Table
 
-from fsd_calib.formatting import (
+from fsd_calib.report.figures import drafts
+from fsd_calib.report.summary import was_selected
+from fsd_common.console import literal
+from fsd_common.formatting import (
     ROUNDS,
     answer_seconds,
     at_most,
@@ -22,9 +25,6 @@ from fsd_calib.formatting import (
     threshold,
     tokens,
 )
-from fsd_calib.report.figures import drafts
-from fsd_calib.report.summary import was_selected
-from fsd_collectors.report.terminal import literal
 from fsd_decoding.profile.parts import IN_WORDS, Certificate, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

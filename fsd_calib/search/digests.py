@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _KEY = "digest"
 

@@ -17,7 +17,6 @@ from optuna.trial import FrozenTrial, TrialState
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.progress import Advance, Progress, Waiting
 from fsd_calib.search.agreement import first_recorded, recorded
 from fsd_calib.search.digests import damaged
 from fsd_calib.search.forecast import Forecast
@@ -28,6 +27,7 @@ from fsd_calib.search.space import Point, Space
 from fsd_calib.search.study import add_attributes, open_study
 from fsd_calib.search.trial import TrialRunner, measured_attributes, setting_attributes
 from fsd_calib.search.workers import Workers, fail_dead_trials
+from fsd_common.progress.base import Advance, Progress, Waiting
 
 _POLL = 0.5  # seconds between checks of other workers' trials
 

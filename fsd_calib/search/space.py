@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from fsd_calib.engines.configuration import Configuration, Drafting
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.trees.shape import TreeShape
 
 

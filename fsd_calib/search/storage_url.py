@@ -10,11 +10,10 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from fsd_calib.storage.system_errors import naming
-from fsd_decoding.argument_checks import check_path
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import check_regular
-from fsd_decoding.terminal import visible
+from fsd_common.argument_checks import check_path
+from fsd_common.errors import UsageError
+from fsd_common.files import check_regular, naming
+from fsd_common.terminal import visible
 
 JOURNAL = "the study's journal"
 

@@ -26,9 +26,8 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from fsd_calib.search.sampler import ProposingSampler
 from fsd_calib.search.storage_url import JOURNAL, check_journal, check_url, is_url, reason, without_password
-from fsd_calib.storage.system_errors import naming
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import read_regular
+from fsd_common.errors import UsageError
+from fsd_common.files import naming, read_regular
 
 _CHECK = "check"
 _HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is considered dead

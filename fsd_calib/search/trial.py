@@ -11,13 +11,13 @@ from optuna.trial import Trial
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.progress import Advance, Progress
 from fsd_calib.search import sensitivity
 from fsd_calib.search.digests import seal
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement, retention
 from fsd_calib.search.space import Space, arm_of
 from fsd_calib.search.workers import heartbeats
+from fsd_common.progress.base import Advance, Progress
 from fsd_decoding.profile.policy import brief
 
 _FIRST = 128  # problems of the first portion; fewer never settle a decision

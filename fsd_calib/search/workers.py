@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from fsd_calib.storage.processes import Watch, is_alive
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 KEY = "worker"
 _BEATS = "heartbeats"

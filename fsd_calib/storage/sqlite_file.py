@@ -15,10 +15,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fsd_calib.storage.private_files import make_private_file, make_private_folder, private_lock
-from fsd_decoding.atomic_files import sync_folder, temporary_of
-from fsd_decoding.errors import UsageError
-from fsd_decoding.terminal import visible
+from fsd_common.errors import UsageError
+from fsd_common.files import make_private_file, make_private_folder, private_lock, sync_folder, temporary_of
+from fsd_common.terminal import visible
 
 _SAFE = "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;"
 _SECONDS = 60.0  # to wait for another process; each holds the file for milliseconds

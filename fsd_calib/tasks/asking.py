@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from fsd_decoding.argument_checks import check_count
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_count
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.prompt import Message, PromptForm, PromptInfo, literal
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 
 from fsd_calib.tasks.asking import Asking, PromptKeywords, PromptOptions
 from fsd_calib.tasks.base import Kind, Task
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.near_duplicates import BOUND, near_duplicates
 from fsd_collectors.split import check_ids, content_key, tuning_and_certification
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _TUNING_PROBLEMS = 1000  # at most: with more, the certification part limits what can be certified
 _EXCERPT = 60  # characters of a text shown in a message

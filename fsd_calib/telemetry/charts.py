@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsd_calib.telemetry.tables import divergences_line, facts_of, unit
-from fsd_collectors.pages.blocks import Paragraph, Section
-from fsd_collectors.pages.charts import LINES, Chart, Spec, by_series, layered, quantitative
+from fsd_common.pages.blocks import Paragraph, Section
+from fsd_common.pages.charts import LINES, Chart, Spec, by_series, layered, quantitative
 from fsd_decoding.observers.round_log import DecodingSetup
 
 if TYPE_CHECKING:

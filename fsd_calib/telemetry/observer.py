@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_decoding.argument_checks import check_count
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_count
+from fsd_common.errors import UsageError
 from fsd_decoding.observers.round_log import RoundLog
 
 if TYPE_CHECKING:
@@ -70,9 +70,8 @@ class Telemetry(RoundLog):
         """
         from fsd_calib.telemetry.charts import run_section
         from fsd_calib.telemetry.tables import remarks, summary_table
-        from fsd_collectors.pages.blocks import Page, Paragraph, Section
-        from fsd_collectors.pages.files import write
-        from fsd_collectors.pages.shell import html
+        from fsd_common.pages.blocks import Page, Paragraph, Section
+        from fsd_common.pages.page import html, write
 
         table = self.frame()
         if table.empty:

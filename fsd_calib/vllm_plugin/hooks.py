@@ -9,7 +9,7 @@ from typing import Final
 
 from packaging.specifiers import SpecifierSet
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 SUPPORTED: Final = ">=0.32,<0.33"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.loading import load_config, load_model, load_tokenizer
 from fsd_decoding.memory import UnknownSizeError, available, skeleton
 from fsd_decoding.models.fingerprint import architecture_digest, tokenizer_fingerprint

@@ -11,7 +11,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from fsd_calib.vllm_plugin import KEY, cpu_sampling
 from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _MARK = "_checks_fsd_options"
 

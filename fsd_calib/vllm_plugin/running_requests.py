@@ -9,7 +9,7 @@ from typing import Any
 
 from fsd_calib.vllm_plugin.followed import Followed
 from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.sampling import SETTINGS
 
 logger = logging.getLogger("vllm.fsd")  # vLLM's own handlers take what is logged below its name

@@ -23,7 +23,7 @@ from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_calib.vllm_plugin.thresholds import policy_of
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.tensors import argmax, to_device
 

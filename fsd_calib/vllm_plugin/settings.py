@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _EXAMPLE = """--additional-config '{"fsd": {"profile": "profile.json"}}'"""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.followed import Followed
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.constant import Constant
 from fsd_decoding.policies.entropy_scaled import EntropyScaled
 from fsd_decoding.policies.schedule import Schedule

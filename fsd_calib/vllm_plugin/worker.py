@@ -12,7 +12,7 @@ from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.calibrating import CalibratingServing
 from fsd_calib.vllm_plugin.measured_setting import CALIBRATION, MeasuredSetting
 from fsd_calib.vllm_plugin.serving import Serving, follow_profile
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
     from fsd_calib.vllm_plugin.serving_v2 import ServingV2

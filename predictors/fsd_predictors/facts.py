@@ -12,9 +12,9 @@ from pydantic import Field
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
 

@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsd_decoding.atomic_files import atomic_write, intended_name
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import read_regular
-from fsd_decoding.strict_json import parse
+from fsd_common.errors import UsageError
+from fsd_common.files import atomic_write, intended_name, read_regular
+from fsd_common.strict_json import parse
 
 SCHEMA_VERSION = 1
 DESCRIPTION = "predictor.json"

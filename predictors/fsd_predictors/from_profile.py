@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsd_collectors.replay.cost import CostModel
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.io import first_problem
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from lib.attacks import texts
 from lib.attacks.files import attack_readers
 from lib.attacks.guarded import GuardedProcess, Reading

@@ -14,8 +14,8 @@ from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.cli.calibrate import app
 from fsd_calib.cli.drafters import Drafters
 from fsd_calib.cli.requested import Requested
+from fsd_common.errors import UsageError
 from fsd_data import head_path, pair_paths
-from fsd_decoding.errors import UsageError
 from support.messages import usage_error
 
 SMALL, HEAD = str(pair_paths()[1]), Eagle(str(head_path()))

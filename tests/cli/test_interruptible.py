@@ -15,7 +15,7 @@ import typer
 
 from fsd_calib.cli import entry
 from fsd_calib.cli.console import INTERRUPTED, RunInterruptedError, interruptible, run
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from support.messages import error_line
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

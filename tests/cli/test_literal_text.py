@@ -18,11 +18,11 @@ from rich.console import Console
 
 from fsd_calib.cli import console, profile, traces
 from fsd_calib.cli.console import say
-from fsd_calib.display.bars import Bars
-from fsd_calib.display.lines import Lines
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
-from fsd_decoding.terminal import visible
+from fsd_common.progress.bars import Bars
+from fsd_common.progress.lines import Lines
+from fsd_common.terminal import visible
 from lib.common.forked_programs import environment
 from support.calibration.profiles import profile as made_up
 from support.calibration.reports import printed, printed_details
@@ -169,9 +169,9 @@ def test_texts_reach_a_terminal_by_these_ways_only() -> None:
     """Each of them escapes: `reply` and `say`, progress, `LiteralConsole` and `literal`."""
     allowed = {
         "fsd_calib/cli/console.py",
-        "fsd_calib/display/lines.py",
-        "fsd_calib/display/bars.py",
-        "collectors/fsd_collectors/report/terminal.py",
+        "decoding/fsd_common/progress/lines.py",
+        "decoding/fsd_common/progress/bars.py",
+        "decoding/fsd_common/console.py",
     }
     printing = re.compile(r"\bprint\(|\bConsole\(|\bText\(|sys\.std(out|err)\.write")
     of_users = [*ROOT.glob("fsd_calib/**/*.py"), *ROOT.glob("collectors/fsd_collectors/**/*.py"),

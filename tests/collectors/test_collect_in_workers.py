@@ -18,7 +18,7 @@ from fsd_calib import collect_traces
 from fsd_collectors.collection.portions import Portion, PortionJob, ReadPortion, read_in_workers
 from fsd_collectors.store.reading import Traces
 from fsd_collectors.store.verifying import verify
-from fsd_decoding.errors import NumericalError, UsageError
+from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.workers import model_workers
 from fsd_decoding.workers.pool import WorkerPool
 from fsd_decoding.workers.serving import Served

@@ -13,7 +13,7 @@ import torch
 from fsd_calib import load_traces
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.store.verifying import verify
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from support.models.tiny_pair import related
 from support.models.tiny_task import TinyProblem, TinyTask, tiny_task
 from support.traces.collecting import WAYS, collect

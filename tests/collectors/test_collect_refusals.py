@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fsd_calib import NGram
-from fsd_decoding.errors import NumericalError, UsageError
+from fsd_common.errors import NumericalError, UsageError
 from support.models.tiny_pair import related
 from support.models.tiny_task import TinyProblem, TinyTask, tiny_task
 from support.traces.collecting import Frame, collect

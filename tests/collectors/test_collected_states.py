@@ -13,8 +13,8 @@ from fsd_calib import NGram
 from fsd_collectors.collection.hidden_states import HiddenStates
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.collection.on_policy import OnPolicy
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_pair import related
 from support.models.tiny_task import tiny_task

@@ -22,11 +22,11 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.share_quantiles import even_shares, quantiles
 from fsd_collectors.replay.simulation import replay, sweep
 from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import DraftState
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.traces.memory_traces import MemoryManifest, MemoryTraces

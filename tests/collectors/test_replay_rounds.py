@@ -26,8 +26,8 @@ from fsd_collectors.replay.rounds import (
 from fsd_collectors.replay.share_quantiles import quantiles
 from fsd_collectors.replay.simulation import replay, sweep
 from fsd_collectors.replay.stop_policy import LengthPolicy
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.traces.memory_traces import MemoryTraces, trace_texts

@@ -20,7 +20,7 @@ from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.shard_file import checksum
 from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.verifying import notes, verify
-from fsd_decoding.atomic_files import temporary_of
+from fsd_common.files import temporary_of
 from support.messages import usage_error, usage_error_of
 from support.traces.rows import ON_POLICY, manifest, portion, replace_column, write
 

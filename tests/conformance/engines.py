@@ -10,11 +10,11 @@ import pytest
 
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, WantedTraces
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.progress import Silent
 from fsd_calib.tasks.base import Task
 from fsd_collectors.replay import sweep
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Silent
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 
 ALONE = Configuration("target", "js", 1)
 LENGTH = 4

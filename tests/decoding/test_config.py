@@ -7,10 +7,10 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.divergence_budget import DivergenceBudget
 from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.constant import Constant
 from fsd_decoding.policies.entropy_scaled import EntropyScaled
 from fsd_decoding.policies.schedule import Schedule

@@ -16,8 +16,8 @@ from scipy.special import entr, rel_entr, softmax
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fsd_common.errors import UsageError
 from fsd_decoding.divergence import DIVERGENCES, divergence, divergences
-from fsd_decoding.errors import UsageError
 
 MIRROR = {"kl_qp": "kl_pq", "kl_pq": "kl_qp"}
 LARGEST = {"js": math.log(2), "tv": 1.0, "hellinger": 1.0, "doubt": math.log(2) + math.log(7)}  # of 7 tokens

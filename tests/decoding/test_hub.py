@@ -23,7 +23,7 @@ TARGET, DRAFT = pair_paths()
 PAIR = {"acme/target": TARGET, "acme/draft": DRAFT}
 LOAD = """
 import json, sys, time
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.loading import load_config, load_model, load_tokenizer
 time.sleep = lambda seconds: None  # pauses between tries, of huggingface_hub too
 load_model(sys.argv[1], "cpu", None), load_tokenizer(sys.argv[1])  # what is imported is not timed
@@ -40,7 +40,7 @@ for source in sys.argv[2:]:
 GSM8K = """
 import datasets, json, time  # what is imported is not timed
 from fsd_calib.tasks import load_task
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 began = time.monotonic()
 try:
     load_task("gsm8k", limit=10)
@@ -60,7 +60,7 @@ print(json.dumps([[info.revision, info.fingerprint, len(computed)], None]))
 AT = """
 import json, sys
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.loading import load_config
 from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint

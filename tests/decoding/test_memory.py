@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
 from fsd_decoding import memory
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -19,7 +20,6 @@ from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.eagle.drafter import EagleDrafter
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.engine.kv_pool import Models, PooledCaches
-from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Eager
 from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize, UnknownSizeError, Work, available, need

@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import GPTQConfig, LlamaConfig
 
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
 from fsd_decoding import quantization
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize
 from fsd_decoding.model_options import Loading, ModelOptions

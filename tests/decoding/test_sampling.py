@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, NoRepeatNGramLogitsProcessor
 
+from fsd_common.errors import UsageError
 from fsd_decoding import noise
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import argmax
 from support.models.tiny_models import EOS, VOCABULARY, llama, word_tokenizer

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.errors import UsageError
 from fsd_decoding.text import StopStrings, TextStream
 from support.models.scripted_models import TEXT, generating
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.models.base import Parts
 from fsd_predictors.models.boosted import Boosted
 
@@ -20,7 +20,7 @@ FEATURES, MUTATIONS, PROCESSES = 5, 400, 4
 _RUN = """
 import json, sys
 import numpy as np
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.models.base import Parts
 from fsd_predictors.models.boosted import Boosted
 

@@ -22,7 +22,7 @@ import torch
 from filelock import FileLock
 from transformers import GPT2Config, OPTConfig, Qwen3Config
 
-from fsd_decoding.atomic_files import intended_name, leftovers
+from fsd_common.files import intended_name, leftovers
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.checkpoint import files_of
 from fsd_decoding.eagle.loading import Eagle
@@ -230,7 +230,7 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(target: Any, tmp_path: P
 KILLED_FINISHING = """
 import os, signal, sys
 from pathlib import Path
-from fsd_decoding.atomic_files import intended_name
+from fsd_common.files import intended_name
 from fsd_predictors.heads.folder import HeadFolder
 
 files = {{"model.safetensors": b"new weights", "training.json": b"{{}}"}}

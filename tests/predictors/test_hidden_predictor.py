@@ -15,10 +15,10 @@ from scipy.special import expit
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.simulation import replay
 from fsd_collectors.store.reading import Traces
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import DraftState, StopPolicy
 from fsd_predictors.datasets.rows import training_rows
 from fsd_predictors.datasets.texts import Texts

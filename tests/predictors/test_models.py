@@ -11,7 +11,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.metrics import log_loss
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.calibration import Calibrated, fit_calibration, restore_model

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fsd_common.errors import UsageError
 from fsd_decoding import divergence
-from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
@@ -202,7 +202,7 @@ def test_a_failed_save_leaves_the_earlier_predictor(tmp_path: Path, monkeypatch:
     def sync(file: Any) -> None:
         raise full
 
-    monkeypatch.setattr("fsd_decoding.atomic_files.sync", sync)
+    monkeypatch.setattr("fsd_common.files.sync", sync)
     with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\); free space or choose"):
         predictor(seed=2).save(tmp_path)
     assert names(tmp_path) == before

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.metrics import BINS, auc, bins, calibration_error, falls
 from fsd_predictors.models.registry import MODELS

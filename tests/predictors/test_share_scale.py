@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.features.share_scale import MOST, NEVER, ShareScale
 from support.traces.memory_traces import MemoryManifest, MemoryTraces
 

@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.simulation import replay
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.features.draft_distribution import measure
 from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, RoundContext
 from fsd_predictors.features.share_scale import Knots, ShareScale

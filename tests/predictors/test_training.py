@@ -10,7 +10,7 @@ import pytest
 
 from fsd_calib import load_traces
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.datasets.rows import training_rows
 from fsd_predictors.datasets.split import problem_filter, split_problems
 from fsd_predictors.datasets.texts import Texts

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cases import cases
 from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, simulate_rounds
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.datasets.examples import CEILING, ExampleMaker
 from fsd_predictors.datasets.rows import Rows, training_rows
 from fsd_predictors.datasets.sample import Sample

@@ -7,10 +7,11 @@ from graphlib import TopologicalSorter
 from support.sources import import_graph, modules, package_folders
 
 MAY_IMPORT = {
-    "fsd_calib": {"fsd_predictors", "fsd_collectors", "fsd_decoding", "fsd_data"},
-    "fsd_predictors": {"fsd_collectors", "fsd_decoding"},
-    "fsd_collectors": {"fsd_decoding"},
-    "fsd_decoding": set(),
+    "fsd_calib": {"fsd_predictors", "fsd_collectors", "fsd_decoding", "fsd_common", "fsd_data"},
+    "fsd_predictors": {"fsd_collectors", "fsd_decoding", "fsd_common"},
+    "fsd_collectors": {"fsd_decoding", "fsd_common"},
+    "fsd_decoding": {"fsd_common"},
+    "fsd_common": set(),
     "fsd_data": set(),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
+from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 from support.calibration.fixed_speeds import fix_speeds
 from support.paths import DOCS, PAGES, ROOT, page_name, public_names
 from support.snippets import DATA, NEEDS, SHOWN, Snippet, commands, run_page, snippets

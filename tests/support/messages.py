@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:

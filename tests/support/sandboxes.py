@@ -16,7 +16,7 @@ from fsd_calib.tasks.grading.python_tests import parts_of, shared_program
 from fsd_calib.tasks.sandbox.limits import Limits, Outcome
 from fsd_calib.tasks.sandbox.preflight import find_bwrap
 from fsd_calib.tasks.sandbox.run import run_python
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from lib.attacks.programs import PROBLEM
 
 _MIB = 1 << 20

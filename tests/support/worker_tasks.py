@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from fsd_decoding.errors import NumericalError, UsageError
+from fsd_common.errors import NumericalError, UsageError
 
 
 def pid_after(seconds: float) -> int:

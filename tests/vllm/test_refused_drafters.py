@@ -19,8 +19,8 @@ from fsd_calib.vllm_plugin.engine_checks import check_engine
 from fsd_calib.vllm_plugin.serving import _check_drafter
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
-from fsd_decoding.errors import UsageError
 from support.calibration.profiles import profile
 
 TARGET, DRAFT = (str(path) for path in pair_paths())

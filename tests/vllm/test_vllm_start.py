@@ -16,7 +16,7 @@ from vllm.entrypoints.llm import LLM
 from vllm.exceptions import VLLMValidationError
 
 from fsd_calib.vllm_plugin import hooks
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from support.calibration.profiles import UNCERTIFIED
 from support.vllm_engine import (
     DRAFT,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
+from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 from lib.attacks.guarded import control_character
 from lib.common.forked_programs import ForkedProgram
 

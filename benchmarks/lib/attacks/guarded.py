@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from fsd_calib.cli.failures import explanation
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from lib.attacks.cases import HANGS
 from lib.common.forked_programs import fork
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from lib.attacks.cases import Case, random_of
 from lib.attacks.commands import Ended, run, run_and_kill
 from lib.attacks.jobs import Calibration, Job, litter, saved_so_far

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsd_calib.cli import entry
-from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
+from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 from fsd_data import pair_paths
 from lib.attacks.cases import Case, random_of
 from lib.attacks.commands import TIMEOUT, Ended, run, started

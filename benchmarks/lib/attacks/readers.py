@@ -34,11 +34,11 @@ from fsd_calib.search.sampler import history_of
 from fsd_calib.search.study import open_study
 from fsd_calib.search.workers import Workers
 from fsd_calib.tasks.sources.rows import read_rows
-from fsd_collectors.pages.markdown import markdown
 from fsd_collectors.store.verifying import notes, verify
+from fsd_common.errors import UsageError
+from fsd_common.pages.markdown import markdown
 from fsd_data import pair_paths
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.profile.digest import FIELD, digest_of
 from fsd_predictors.heads.folder import HeadFolder

@@ -21,12 +21,12 @@ from fsd_calib.certification.holdout import Holdout
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.search import SearchResult, freeze, search
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
+from fsd_common.progress.base import Silent
 from lib.calibration.pool import TARGET, CountingPool, Pool
 
 TRIALS = 30

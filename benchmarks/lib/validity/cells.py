@@ -16,7 +16,7 @@ from scipy.stats import binom
 
 from fsd_calib.certification.power import Cells, cells
 from fsd_calib.certification.score_test import p_values
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from lib.validity.levels import LEVELS, line
 
 Floats = NDArray[np.float64]

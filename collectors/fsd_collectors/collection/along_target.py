@@ -19,9 +19,9 @@ from torch import Tensor
 from fsd_collectors.collection.hidden_states import HiddenStates
 from fsd_collectors.collection.measures import HostCopies, Measures, Positions
 from fsd_collectors.collection.protocols import Finished
+from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, vocabulary_size
 from fsd_decoding.noise import problem_keys
 

@@ -10,9 +10,9 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from fsd_decoding.argument_checks import check_count
+from fsd_common.argument_checks import check_count
+from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.tracing import in_graph
 
 Width = int | Literal["whole"]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.acceptance.residuals import accepted_by_chance
 from fsd_decoding.divergence import DistributionPair, check_name, divergences_of_pair, log_softmax
-from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 
 _CHUNK = 1 << 25  # logits (positions x V) of a chunk: bounds the memory of intermediate results

@@ -12,10 +12,10 @@ from fsd_collectors.collection.hidden_states import HiddenStates, Width
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.collection.on_policy import DraftedTokens, OnPolicy, Rounds
 from fsd_collectors.collection.protocols import Advance
+from fsd_common.errors import UnfinishedError
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result, attach_finished
-from fsd_decoding.errors import UnfinishedError
 from fsd_decoding.loading import ModelSource
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.workers.models import check_identity, decoder_of

@@ -27,11 +27,11 @@ from fsd_collectors.manifest import Manifest, Policy
 from fsd_collectors.split import Part, check_ids, tuning_and_certification
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
+from fsd_common.argument_checks import check_count
+from fsd_common.errors import UnfinishedError, UsageError
 from fsd_decoding.acceptance.proposal import Logits
-from fsd_decoding.argument_checks import check_count
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
-from fsd_decoding.errors import UnfinishedError, UsageError
 from fsd_decoding.loading import ModelSource, check_loading, is_source
 from fsd_decoding.model_options import ModelKwargs
 from fsd_decoding.profile.parts import ModelInfo

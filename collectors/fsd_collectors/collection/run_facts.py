@@ -11,11 +11,11 @@ from importlib.metadata import version
 from fsd_collectors.collection.hidden_states import HiddenStates
 from fsd_collectors.collection.protocols import Problem, Task
 from fsd_collectors.manifest import Manifest, Policy, TaskInfo
+from fsd_common.argument_checks import check_settings
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.rules import rule_named
-from fsd_decoding.argument_checks import check_settings
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.engine import ENGINE_VERSION
-from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo, SamplingInfo

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 Array = npt.NDArray[Any]
 

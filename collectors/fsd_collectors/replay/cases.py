@@ -13,7 +13,7 @@ import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Block, Traces
 from fsd_collectors.replay.share_quantiles import check_divergence, even_shares, quantiles
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 Thresholds = Sequence[float] | Array | Mapping[str, Sequence[float] | Array] | int
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 @dataclass(frozen=True)

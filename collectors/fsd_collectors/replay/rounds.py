@@ -16,7 +16,7 @@ import numpy as np
 from fsd_collectors.replay.blocks import Array, Block
 from fsd_collectors.replay.cases import REPLAYABLE, Case
 from fsd_collectors.replay.counting import RoundCounts
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _LANES = 1 << 16  # lanes that are counted at once: a policy reads some hundred bytes of each
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from fsd_collectors.replay.blocks import Array, Facts, Traces
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.threshold import ScalePolicy
 
 

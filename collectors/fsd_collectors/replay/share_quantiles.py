@@ -9,7 +9,7 @@ import numpy as np
 
 from fsd_collectors.float_bins import FloatBins
 from fsd_collectors.replay.blocks import Array, Traces, blocks
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _LOWEST, _HIGHEST = 0.1, 0.999  # of `even_shares`
 _BINS = FloatBins(kept=11)  # relative width below 0.05 %

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Block
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 @dataclass(frozen=True)

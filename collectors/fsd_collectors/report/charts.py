@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_collectors.pages.charts import LINES, Chart, Spec, by_series, layered, quantitative
-from fsd_collectors.pages.themes import DASHES, SERIES
 from fsd_collectors.report.histogram import BINS, Histogram
 from fsd_collectors.report.summary import DivergenceSummary, Summary
 from fsd_collectors.report.tables import number, percent, threshold
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.pages.charts import LINES, Chart, Spec, by_series, layered, quantitative
+from fsd_common.pages.themes import DASHES, SERIES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fsd_collectors.pages.blocks import Block, Paragraph, Section
-from fsd_collectors.pages.fragment import fragment
 from fsd_collectors.report.charts import separation, substitutions
 from fsd_collectors.report.summary import summarise
 from fsd_collectors.report.tables import sheets
 from fsd_collectors.store.reading import Traces
+from fsd_common.pages.blocks import Block, Paragraph, Section
+from fsd_common.pages.fragment import fragment
 
 _MOST = 2_000_000  # rows, which take some seconds to read
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
-from fsd_collectors.pages.charts import Chart
-from fsd_collectors.pages.files import write
-from fsd_collectors.pages.pictures import png
-from fsd_collectors.pages.shell import html
 from fsd_collectors.report.charts import LENGTHS, charts, thresholds
 from fsd_collectors.report.summary import Summary, TraceSource, summarise
 from fsd_collectors.report.tables import sheets, short_name
+from fsd_common.pages.blocks import Block, Page, Paragraph, Section
+from fsd_common.pages.charts import Chart
+from fsd_common.pages.page import html, write
+from fsd_common.pages.pictures import png
 
 if TYPE_CHECKING:
     import pandas as pd

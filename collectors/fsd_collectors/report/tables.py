@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.pages.sheet import Sheet
 from fsd_collectors.report.histogram import RELATIVE_ERROR
 from fsd_collectors.report.summary import ENTROPIES, DivergenceSummary, PartSummary, Summary
 from fsd_collectors.schema import token_columns
+from fsd_common.pages.blocks import Sheet
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -215,7 +215,7 @@ def _as_table(sheet: Sheet) -> Table:
     from rich import box
     from rich.table import Table
 
-    from fsd_collectors.report.terminal import literal
+    from fsd_common.console import literal
 
     table = Table(
         title=literal(sheet.title, "bold"),

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import read_regular
+from fsd_common.errors import UsageError
+from fsd_common.files import read_regular
 
 MANIFEST = "manifest.json"
 LISTING = "shards.jsonl"

@@ -11,11 +11,10 @@ from pydantic import Field, ValidationError
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_collectors.store.folder import LISTING, MANIFEST, content_of, file_of
-from fsd_decoding.atomic_files import sync
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.files import open_to_append, sync
+from fsd_common.strict_json import parse
 from fsd_decoding.profile.parts import Count, Natural, Part
-from fsd_decoding.regular_file import open_to_append
-from fsd_decoding.strict_json import parse
 
 
 class FileEntry(Part):

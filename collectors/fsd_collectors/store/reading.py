@@ -19,9 +19,9 @@ from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.listing import FileEntry, Listing, Shard, read_manifest
 from fsd_collectors.store.shard_file import CHECKED, FILES, FORMAT, check_content, check_schema, check_size, read_file
 from fsd_collectors.store.tables import schemas
-from fsd_decoding.argument_checks import check_path
-from fsd_decoding.errors import UsageError
-from fsd_decoding.notebook import html_of
+from fsd_common.argument_checks import check_path
+from fsd_common.errors import UsageError
+from fsd_common.notebook import html_of
 
 _NULLABLE = {pa.bool_(): pd.BooleanDtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype()}
 

@@ -15,8 +15,8 @@ from pyarrow.fs import LocalFileSystem
 from fsd_collectors.store.folder import file_of
 from fsd_collectors.store.listing import FileEntry
 from fsd_collectors.store.tables import difference
-from fsd_decoding.atomic_files import atomic_write
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.files import atomic_write
 
 CHECKED = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 FORMAT = ds.ParquetFileFormat(default_fragment_scan_options=CHECKED)

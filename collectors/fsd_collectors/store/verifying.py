@@ -14,8 +14,8 @@ from fsd_collectors.store.listing import FileEntry, Listing, Shard, read_manifes
 from fsd_collectors.store.row_checks import ORDER, WHOSE, row_faults
 from fsd_collectors.store.shard_file import check_content, check_schema, check_size, read_file
 from fsd_collectors.store.tables import in_words, problems_in, schemas
-from fsd_decoding.atomic_files import leftovers
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.files import leftovers
 
 
 def verify(path: str | os.PathLike[str]) -> list[str]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fsd_common.errors import UsageError
 from fsd_decoding.divergence import check_name, unchecked_divergences
-from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels.dispatch import kernels_support
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import lazy

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.proposal import Proposal, Verdict
 from fsd_decoding.acceptance.residuals import accepted_by_chance, judge_siblings, residual
-from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 
 

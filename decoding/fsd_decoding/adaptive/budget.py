@@ -9,8 +9,8 @@ from weakref import ref
 
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.settings import coverage_of, doubts_of

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsd_common.argument_checks import number
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.budget import ModelsCheck, check_chains, check_criterion
-from fsd_decoding.argument_checks import number
 from fsd_decoding.batch import Request
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundState
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.coverage import DecodingSetting

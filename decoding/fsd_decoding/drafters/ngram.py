@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import Frontier
 from fsd_decoding.drafters.ngram_corpus import NGramCorpus, check_order, context_term
-from fsd_decoding.errors import UsageError
 
 _ORDER = 3
 

@@ -16,10 +16,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from fsd_decoding.argument_checks import check_count
-from fsd_decoding.atomic_files import atomic_write
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import read_regular
+from fsd_common.argument_checks import check_count
+from fsd_common.errors import UsageError
+from fsd_common.files import atomic_write, read_regular
 
 LONGEST_ORDER = 16
 _FOLLOWERS = 32  # of a context that are kept: the most frequent ones

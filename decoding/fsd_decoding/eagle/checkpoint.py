@@ -13,12 +13,11 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fsd_decoding.atomic_files import atomic_write
+from fsd_common.errors import UsageError, in_one_line
+from fsd_common.files import atomic_write, check_regular, read_regular
+from fsd_common.strict_json import parse
 from fsd_decoding.eagle.head import Eagle3Head
-from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.hub import SMALL_FILES, fetch_files
-from fsd_decoding.regular_file import check_regular, read_regular
-from fsd_decoding.strict_json import parse
 
 LAYERS = "target_hidden_states"
 """Entry of `config.json`: which of the target's hidden states are read, as indices into transformers'."""

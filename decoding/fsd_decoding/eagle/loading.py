@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
+from fsd_common.errors import UsageError, in_one_line
 from fsd_decoding.eagle.checkpoint import LAYERS, Checkpoint
 from fsd_decoding.eagle.drafter import Rotation
 from fsd_decoding.eagle.head import Eagle1Head, Eagle3Head, EagleHead
-from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.models.rope_types import unknown_rope_type
 from fsd_decoding.models.runner import vocabulary_size
 

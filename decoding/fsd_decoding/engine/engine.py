@@ -14,6 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fsd_common.errors import NumericalError, ThresholdError, UnfinishedError
 from fsd_decoding.acceptance.walk import as_chain
 from fsd_decoding.batch import Request
 from fsd_decoding.drafters.base import ReadsTarget
@@ -25,7 +26,6 @@ from fsd_decoding.engine.settings import Settings
 from fsd_decoding.engine.threshold_control import ThresholdControl
 from fsd_decoding.engine.tree_rounds import TreeRounds
 from fsd_decoding.engine.verify import Decided, JudgedRound, judge
-from fsd_decoding.errors import NumericalError, ThresholdError, UnfinishedError
 from fsd_decoding.observers.round_record import JudgedTrees, RoundRecord
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.tensors import to_device

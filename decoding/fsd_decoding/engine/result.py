@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import torch
 
+from fsd_common.errors import OutOfMemoryError, UnfinishedError
 from fsd_decoding.engine.row import FinishReason, Row
-from fsd_decoding.errors import OutOfMemoryError, UnfinishedError
 
 
 @dataclass(frozen=True)

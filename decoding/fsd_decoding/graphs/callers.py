@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.graphs.recent import RecentlyUsed
 
 Value = TypeVar("Value")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, MaxTimeCriteria, StoppingCriteriaList
 
+from fsd_common.errors import UsageError
 from fsd_decoding.batch import Request
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.caller import argument_of_generate
 from fsd_decoding.models.compatibility import CACHE_ARGUMENTS
 from fsd_decoding.sampling import Sampling

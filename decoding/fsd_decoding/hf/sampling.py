@@ -25,7 +25,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.sampling import Sampling
 
 # Fields of `Sampling` by warper, in the order in which both `generate` and `Sampling` apply them.

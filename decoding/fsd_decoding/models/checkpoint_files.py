@@ -17,9 +17,9 @@ from typing import Any
 import transformers
 from torch import nn
 
-from fsd_decoding.atomic_files import atomic_write
+from fsd_common.files import atomic_write
+from fsd_common.user_folders import default_cache
 from fsd_decoding.models.weights_digest import DIGEST_VERSION
-from fsd_decoding.user_cache import default_cache
 
 _COARSEST_CLOCK = 2 * 10**9  # ns: a file system may give files written within this time the same time stamp
 _BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # how the hub's cache names a file: by a hash of its content

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import torch
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 CACHE_ARGUMENTS = ("cache", "past_key_values")  # the current name, and that of transformers before 5.24
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.models.attention import attention_kind, use_grouped_attention
 from fsd_decoding.models.compatibility import cache_argument
 from fsd_decoding.models.kv_cache import SlotCache

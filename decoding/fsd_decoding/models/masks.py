@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.models.branches import Branches
 
 FULL, SLIDING = "full_attention", "sliding_attention"

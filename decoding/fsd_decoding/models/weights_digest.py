@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 DIGEST_VERSION = 1  # of what is kept by the files of checkpoints; raised when equal weights get another digest
 

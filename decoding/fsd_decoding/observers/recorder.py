@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.divergence import check_name, unchecked_divergences
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 
 _PENDING = 1 << 22  # logits (positions x V) that are kept before they are reduced: 32 MB for both models in fp32

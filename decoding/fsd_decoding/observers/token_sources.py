@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.text import text_pieces, token_name
 

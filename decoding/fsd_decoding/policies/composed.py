@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 from fsd_decoding.policies.scale import Shape, share
 from fsd_decoding.policies.threshold import Array, ScalePolicy, ThresholdPolicy, check_output

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsd_decoding.argument_checks import number
+from fsd_common.argument_checks import number
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.scale import Shape
 from fsd_decoding.policies.threshold import Array

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsd_decoding.argument_checks import number
+from fsd_common.argument_checks import number
+from fsd_common.errors import UsageError
 from fsd_decoding.divergence import entropy, log_softmax
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundState
 from fsd_decoding.policies.scale import Shape
 from fsd_decoding.policies.threshold import Array

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.composed import ScaledMax, ScaledMin
 from fsd_decoding.policies.constant import Constant
 from fsd_decoding.policies.entropy_scaled import EntropyScaled

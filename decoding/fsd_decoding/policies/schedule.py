@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fsd_decoding.argument_checks import amount, check_count
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import amount, check_count
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.scale import Shape, share
 from fsd_decoding.policies.threshold import Array

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.batch import Batch, Request
-from fsd_decoding.errors import UsageError
 from fsd_decoding.tensors import lazy, to_device
 
 Answer = Tensor | Sequence[bool]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.composed import Composed, Scaled, check_no_budget, parts_of
 from fsd_decoding.policies.rounds import RoundOutcome, RoundState
 from fsd_decoding.policies.threshold import Array, ThresholdPolicy

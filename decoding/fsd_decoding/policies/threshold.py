@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 
 Array = npt.NDArray[np.generic]

@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 Turn = tuple[str, str]  # role and text of a message
 DAY = date(2024, 7, 26)

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.draft_shapes import DraftsByRule

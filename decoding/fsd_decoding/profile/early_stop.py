@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -9,11 +9,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from fsd_decoding.atomic_files import atomic_write
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.files import atomic_write, check_regular
+from fsd_common.strict_json import parse
 from fsd_decoding.profile import digest
-from fsd_decoding.regular_file import check_regular
-from fsd_decoding.strict_json import parse
 
 SCHEMA_VERSION: Final = 1
 FILE_NAME: Final = "profile.json"

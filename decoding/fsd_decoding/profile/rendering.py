@@ -16,7 +16,7 @@ from jinja2 import DebugUndefined, Environment, StrictUndefined, Template, Templ
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.chat_template import (
     FAILURES,
     Turn,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.curve import Configuration, CurvePoint
 from fsd_decoding.profile.parts import Certificate
 from fsd_decoding.profile.policy import PolicyInfo, moved

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import PrivateAttr, ValidationError
 
-from fsd_decoding.errors import UsageError
-from fsd_decoding.notebook import html_of
+from fsd_common.errors import UsageError
+from fsd_common.notebook import html_of
 from fsd_decoding.profile.chat_template import DAY
 from fsd_decoding.profile.content import ProfileContent
 from fsd_decoding.profile.digest import digest_of, edited_message

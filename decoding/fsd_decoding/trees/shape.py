@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from fsd_decoding.argument_checks import check_count
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_count
+from fsd_common.errors import UsageError
 
 Chain = Literal["chain"]
 CHAIN: Final[Chain] = "chain"

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
-from fsd_decoding.interrupts import held_back, kept_from_children
+from fsd_common.interrupts import held_back, kept_from_children
 from fsd_decoding.workers.serving import Served, open_standard_streams, prepare, serve
 
 _REMOVED = "ignore:resource_tracker:UserWarning"

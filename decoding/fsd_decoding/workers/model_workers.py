@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.workers.backends import LocalWorkers, RayWorkers
 from fsd_decoding.workers.planning import Capacity, cluster_share, cores, worker_gpus, workers_for
 from fsd_decoding.workers.pool import WorkerPool

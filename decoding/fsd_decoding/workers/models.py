@@ -7,10 +7,10 @@ import json
 import torch
 import transformers
 
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import ENGINE_VERSION
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import ModelSource, keywords_of
 from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.loading import default_device
 from fsd_decoding.workers.sources import Sources
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _OWN = "local"  # the address of a cluster that is started for this process
 _ANY = "auto"  # the address of whichever cluster there is

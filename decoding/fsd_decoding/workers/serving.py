@@ -15,7 +15,7 @@ import time
 import traceback
 from typing import Any, NamedTuple
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _LOOK = 1.0  # seconds between looks at whether the process that hands out work still lives
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fsd_common.errors import UsageError
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import ModelSource, is_source
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 

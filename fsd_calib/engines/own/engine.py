@@ -16,7 +16,6 @@ from fsd_calib.engines.base import Begin, DecodingRequest, Engine, KeyedPrompt, 
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
 from fsd_calib.engines.configuration import DRAFT_ALONE, Configuration
 from fsd_calib.engines.own.round_costs import measure_costs
-from fsd_calib.progress import Progress
 from fsd_collectors.collection.hidden_states import HiddenStates
 from fsd_collectors.collection.judged_nodes import JudgedNodes
 from fsd_collectors.collection.run import collect_traces
@@ -25,12 +24,13 @@ from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.fingerprint import family_id, model_fingerprint, tokenizer_fingerprint

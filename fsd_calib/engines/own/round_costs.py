@@ -10,10 +10,10 @@ from statistics import median
 import torch
 
 from fsd_calib.engines.round_fit import fit
-from fsd_calib.progress import Progress, Silent
 from fsd_collectors.replay.cost import CostModel
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress, Silent
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.requests import Prompt
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _OURS = {
     "model": "give it as --target",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from fsd_calib.engines.base import Pair, short_name
 from fsd_calib.vllm_plugin.model_checks import too_large
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.loading import load_model, shared_tokenizer
 from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
 from fsd_decoding.models.runner import context_length, vocabulary_size

@@ -19,17 +19,17 @@ from fsd_calib.engines.vllm.loading import Room, load, versions
 from fsd_calib.engines.vllm.requests import Finished, Requests
 from fsd_calib.engines.vllm.step_costs import measure_costs
 from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of
-from fsd_calib.progress import Progress
 from fsd_calib.vllm_plugin.engine_checks import RULES
 from fsd_calib.vllm_plugin.measured_setting import MeasuredSetting
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.engine.result import Result
 from fsd_decoding.engine.row import FinishReason
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
 from fsd_decoding.requests import requests_for
 from fsd_decoding.trees.shape import TreeShape

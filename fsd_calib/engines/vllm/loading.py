@@ -11,7 +11,7 @@ from fsd_calib.engines.base import Pair
 from fsd_calib.engines.vllm.arguments import EngineArguments
 from fsd_calib.vllm_plugin import KEY, plugin
 from fsd_calib.vllm_plugin.measured_setting import CALIBRATION, MeasuredSetting
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _CPU_CACHE = 1 << 30  # bytes of KV cache on a CPU, where vLLM would take most of the memory
 _ENVIRONMENT = {

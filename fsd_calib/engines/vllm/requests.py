@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from fsd_calib.engines.base import Begin
+from fsd_common.errors import UsageError
 from fsd_decoding.batch import Request
-from fsd_decoding.errors import UsageError
 
 _numbers = count()  # of requests: vLLM and the plugin tell them apart by their names
 

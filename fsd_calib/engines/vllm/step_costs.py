@@ -9,9 +9,9 @@ from statistics import median
 
 from fsd_calib.engines.round_fit import fit
 from fsd_calib.engines.vllm.requests import Requests
-from fsd_calib.progress import Progress
 from fsd_collectors.replay.cost import CostModel
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 
 _STEPS = 200  # timed per draft length
 _FEWER, _SECONDS = 50, 15.0  # steps that suffice after so many seconds

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib.engines.base import Engine, KeyedPrompt, WantedTraces
-from fsd_calib.progress import Progress
 from fsd_collectors.collection.assembly import Completions
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.collection.run_facts import task_info, versions
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
+from fsd_common.progress.base import Progress
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.parts import SamplingInfo
 from fsd_decoding.sampling import Sampling

@@ -8,7 +8,7 @@ from typing import Any
 from fsd_calib.report.charts.marks import hover, hovering, series
 from fsd_calib.report.record import Replayed, RunRecord
 from fsd_calib.report.rows import Row, series_of
-from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
+from fsd_common.pages.charts import Chart, Spec, layered, quantitative
 
 _HEIGHT = 240
 

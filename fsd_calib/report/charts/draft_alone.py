@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fsd_calib.engines.configuration import DRAFT_ALONE
-from fsd_calib.formatting import pace_between, percent
 from fsd_calib.report.charts.marks import hover, kept
 from fsd_calib.report.record import RunRecord
 from fsd_calib.report.rows import Row
+from fsd_common.formatting import pace_between, percent
 
 _WIDER = 1.7  # times the fastest setting's speed: a chart this wide still leaves room for the settings
 _INSIDE = 0.04  # of the axis of retention: how far from the edge a mark stands that lies beyond it

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsd_calib.formatting import duration, tokens
 from fsd_calib.report.record import Step
-from fsd_collectors.pages.charts import Chart, Spec, by_series, layered, quantitative
+from fsd_common.formatting import duration, tokens
+from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
 
 _BAR = 34  # pixels of a step
 _BEGUN = ("made", "from the cache")

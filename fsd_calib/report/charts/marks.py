@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from fsd_calib.formatting import NONE, bound, in_trees, pace, percent, threshold
 from fsd_calib.report.rows import COUPLED, DRAFT, SD, TARGET, Row, series_of
-from fsd_collectors.pages.charts import Spec, by_series
-from fsd_collectors.pages.themes import SERIES, SHAPES
+from fsd_common.formatting import NONE, bound, in_trees, pace, percent, threshold
+from fsd_common.pages.charts import Spec, by_series
+from fsd_common.pages.themes import SERIES, SHAPES
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 HOVER = ("setting", "T", "L", "divergence", "policy", "retention", "accuracy", "tokens/round", "accepted", "tokens/s",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsd_calib.formatting import bound, percent
 from fsd_calib.report.charts.marks import hover, hovering, intervals, kept, levels, retention_axis, ring, series
 from fsd_calib.report.record import RunRecord, Trial
 from fsd_calib.report.rows import Row, series_of
-from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
+from fsd_common.formatting import bound, percent
+from fsd_common.pages.charts import Chart, Spec, layered, quantitative
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import TreeShape
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsd_calib.formatting import in_trees, pace, percent, threshold
 from fsd_calib.report.charts.marks import levels, padded_range, series
 from fsd_calib.report.record import RunRecord, Trial
 from fsd_calib.report.rows import Row
-from fsd_collectors.pages.charts import Chart, layered, quantitative
+from fsd_common.formatting import in_trees, pace, percent, threshold
+from fsd_common.pages.charts import Chart, layered, quantitative
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SHOWN = ("trial", "verdict", "T", "L", "divergence", "policy", "retention", "lossless share", "tokens/s", "problems")

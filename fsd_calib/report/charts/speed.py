@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fsd_calib.formatting import pace_between
 from fsd_calib.report.charts.draft_alone import Room, draft_alone
 from fsd_calib.report.charts.marks import hover, hovering, intervals, kept, levels, retention_axis, ring, series
 from fsd_calib.report.figures import sd_draft_length
 from fsd_calib.report.record import RunRecord
 from fsd_calib.report.rows import SD, TARGET, Row, series_of
 from fsd_calib.report.timing import pace_axis
-from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
+from fsd_common.formatting import pace_between
+from fsd_common.pages.charts import Chart, Spec, layered, quantitative
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _HEIGHT = 380

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _MEMORY = 2 << 30  # bytes that a text may take, beside what the grader's own modules do
 _PATIENCE = 12  # as many times the limit of CPU time may pass on the clock

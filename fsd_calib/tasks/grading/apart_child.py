@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 with suppress(ImportError):  # Windows has neither; time is limited from outside there
     import fcntl

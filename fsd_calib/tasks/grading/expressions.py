@@ -15,7 +15,7 @@ from typing import Any
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.grading.apart import Apart
 from fsd_calib.tasks.grading.phrases import last_box
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _COMPARISON = Apart(f"{__name__}:comparison")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.sandbox.run import run_python
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 COLUMNS = ("prompt", "entry_point", "test")
 STOP = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(")  # begin what follows a completed function

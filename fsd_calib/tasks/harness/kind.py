@@ -20,7 +20,7 @@ from fsd_calib.tasks.harness.metric import MetricGrader, grader_of
 from fsd_calib.tasks.harness.prompts import Document, Prompts, stop_of
 from fsd_calib.tasks.harness.source import NAME, Source, check_file, check_installed, harness_task
 from fsd_collectors.split import Part
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.prompt import PromptInfo

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 NAME = "lm-eval"
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}  # of `datasets`

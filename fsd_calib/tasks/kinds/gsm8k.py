@@ -17,7 +17,7 @@ from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _HUB = HubData(
     "openai/gsm8k", {"train": "tuning", "test": "certification"}, "main", ("README.md", "main/*"),

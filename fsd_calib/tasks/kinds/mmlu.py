@@ -19,7 +19,7 @@ from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, Options, choice_e
 from fsd_calib.tasks.prompts import WorkedExamples
 from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _HUB = HubData(
     "cais/mmlu", {"validation": "tuning", "test": "certification"}, "all", ("README.md", "all/*"),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.prompts import Exemplar
 from fsd_calib.tasks.sources.rows import Row, shown
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.prompt import LETTERS
 
 BEST_OPTION = (

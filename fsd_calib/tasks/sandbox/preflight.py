@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fsd_calib.tasks.sandbox.limits import Limits
 from fsd_calib.tasks.sandbox.process import run_in
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _LIMITS = Limits()
 _PROBE = f"""

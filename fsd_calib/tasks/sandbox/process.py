@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 from fsd_calib.tasks.sandbox.command import sandbox_command
 from fsd_calib.tasks.sandbox.filter import system_call_filter
 from fsd_calib.tasks.sandbox.limits import Ending, Limits, Outcome
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _STARTED = b"+"
 _NAMESPACES = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.sources.rows import Row
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 def examples_of(rows: Iterable[Row], example: Callable[[Row], Example]) -> list[Example]:

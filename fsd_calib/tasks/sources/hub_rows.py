@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fsd_calib.tasks.sources.rows import Row
 from fsd_collectors.split import Part
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.hub import explain, fetch_data, hub
 
 

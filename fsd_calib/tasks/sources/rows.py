@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import read_regular
+from fsd_common.errors import UsageError
+from fsd_common.files import read_regular
 
 _UNPACK = "decompress it first"
 _OTHERS = {

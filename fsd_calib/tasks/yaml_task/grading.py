@@ -18,7 +18,7 @@ from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.python_tests import passes_tests
 from fsd_calib.tasks.sandbox.preflight import checked_bwrap
 from fsd_calib.tasks.yaml_task.schema import Description
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _OWN_SECONDS = 20.0  # CPU time of one call of the user's function
 

@@ -18,7 +18,7 @@ from fsd_collectors.replay.blocks import Array, Block, Traces, blocks
 from fsd_collectors.replay.cases import Case, cases, check_lengths
 from fsd_collectors.replay.counting import STEPPED_ROWS
 from fsd_collectors.replay.rounds import Lanes, RoundPolicy, lanes_of, simulate_rounds
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.datasets.examples import CEILING, ExampleMaker
 from fsd_predictors.datasets.sample import Sample
 from fsd_predictors.features.features import NO_HISTORY

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 LEAST = 50  # problems: with fewer, the calibration and the evaluation are noise
 _TUNING = ("split", "==", "tuning")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsd_collectors.pages.markdown import table
-from fsd_collectors.pages.sheet import Sheet
+from fsd_common.pages.blocks import Sheet
+from fsd_common.pages.markdown import table
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.head import Eagle3Head
 from fsd_decoding.trees.shape import TreeShape

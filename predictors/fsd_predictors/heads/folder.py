@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fsd_decoding.atomic_files import atomic_write, leftovers, sync
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import open_to_append
+from fsd_common.errors import UsageError
+from fsd_common.files import atomic_write, leftovers, open_to_append, sync
 from fsd_predictors.files import foreign_name
 
 UNFINISHED, DISCARDED, FACTS, TEXTS = "unfinished", "unfinished.tmp", "facts.json", "texts.jsonl"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fsd_decoding.argument_checks import check_count, check_whole
-from fsd_decoding.errors import UsageError
+from fsd_common.argument_checks import check_count, check_whole
+from fsd_common.errors import UsageError
 
 _RATE, _AT_WIDTH = 4e-3, 128  # a larger head takes smaller steps: in inverse proportion to its width
 _FEWEST_LAYERS = 3  # of a target, of which one is read at the beginning, in the middle and at the end

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from transformers import LlamaConfig
 
+from fsd_common.errors import UsageError, in_one_line
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.checkpoint import files_of
 from fsd_decoding.eagle.head import Eagle3Head
-from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_predictors.heads.card import card, drafts

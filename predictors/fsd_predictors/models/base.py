@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 Array = npt.NDArray[Any]
 

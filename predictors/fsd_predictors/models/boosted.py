@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import lightgbm
 import numpy as np
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Array, Parts
 from fsd_predictors.models.boosted_text import check_text
 from fsd_predictors.models.one_row import one_row

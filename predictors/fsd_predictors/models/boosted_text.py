@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _HEADER = {"version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective",
            "feature_names", "monotone_constraints", "feature_infos", "tree_sizes"}  # fmt: skip

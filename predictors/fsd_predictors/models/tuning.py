@@ -10,7 +10,7 @@ import numpy.typing as npt
 import optuna
 from sklearn.metrics import log_loss
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.models.base import Array
 from fsd_predictors.models.registry import MODELS
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.stopping.rule import Answer, Kept, Round, StoppingRule, numbers
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.errors import UsageError
 from fsd_predictors.facts import HiddenInfo
 
 

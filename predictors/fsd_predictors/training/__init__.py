@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsd_decoding.lazy_exports import lazy_exports
+from fsd_common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fsd_predictors.training.api import train

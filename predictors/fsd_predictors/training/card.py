@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.pages.markdown import table
-from fsd_collectors.pages.sheet import Sheet
 from fsd_collectors.report.tables import model_line, number, sampling_line
+from fsd_common.pages.blocks import Sheet
+from fsd_common.pages.markdown import table
 from fsd_predictors.facts import Facts, Quality
 from fsd_predictors.training.evaluation import Evaluation, StepQuality
 from fsd_predictors.training.importances import Importance

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fsd_collectors.pages.charts import Chart, Spec, by_series, quantitative
-from fsd_collectors.pages.pictures import png
-from fsd_collectors.pages.themes import SERIES, SHAPES
+from fsd_common.pages.charts import Chart, Spec, by_series, quantitative
+from fsd_common.pages.pictures import png
+from fsd_common.pages.themes import SERIES, SHAPES
 from fsd_predictors.features.features import Array
 
 _SIDE = 220  # pixels of a panel

@@ -14,7 +14,7 @@ import numpy as np
 from fsd_collectors.collection.protocols import Advance
 from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_predictors.datasets.rows import Rows, training_rows
 from fsd_predictors.datasets.split import ProblemSplit, problem_filter
 from fsd_predictors.datasets.texts import Texts

@@ -23,13 +23,13 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.display.lines import Lines
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.progress import Progress, Silent
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress, Silent
+from fsd_common.progress.lines import Lines
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import family_id
 from fsd_decoding.sampling import Sampling
 from support.models import tiny_calibration

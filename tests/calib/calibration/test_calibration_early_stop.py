@@ -15,10 +15,10 @@ from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_t
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.display.lines import Lines
 from fsd_calib.tasks import Problem
+from fsd_common.errors import UsageError
+from fsd_common.progress.lines import Lines
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train

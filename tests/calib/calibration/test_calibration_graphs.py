@@ -21,10 +21,10 @@ from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.timing_job import TimingJob, run_job
-from fsd_calib.progress import Silent
 from fsd_calib.report.console import usage
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.workers.sources import Sources
 from support.calibration.fixed_speeds import fix_speeds

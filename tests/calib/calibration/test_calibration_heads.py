@@ -16,7 +16,7 @@ from fsd_calib import Eagle, NGram, SpeculativeDecoder, ThresholdProfile, TreeSh
 from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.report.console import usage
 from fsd_calib.vllm_plugin.engine_checks import check_profile
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.drafts import draft_of, info_of
 from fsd_decoding.profile.parts import ModelInfo
 from support.calibration.fixed_speeds import fix_speeds

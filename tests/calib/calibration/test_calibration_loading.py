@@ -19,8 +19,8 @@ from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.engines.own.source import OwnEngineSource
 from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.timing_job import run_job
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import Loading
 from fsd_decoding.workers.sources import Sources
 from support.models import tiny_calibration

@@ -19,7 +19,7 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
-from fsd_calib.progress import Advance, Silent
+from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.policies.rounds import RoundState

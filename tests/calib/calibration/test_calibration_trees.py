@@ -17,8 +17,8 @@ from fsd_calib.calibration.recertify import decoding_of, setting_of
 from fsd_calib.engines.base import Limits
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.vllm_plugin.engine_checks import check_profile
+from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.drafted_trees import DraftedTrees
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile

@@ -17,8 +17,8 @@ from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_collectors.replay.cost import CostModel
+from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
 from fsd_decoding.workers import planning
 from fsd_decoding.workers.model_workers import open_workers

@@ -12,8 +12,8 @@ from fsd_calib import DecodingConfig, Goal, RunConfig, Sampling, calibrate
 from fsd_calib.calibration.api import CalibrationKeywords
 from fsd_calib.calibration.goal import GoalKeywords
 from fsd_calib.calibration.run_config import RunKeywords
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
-from fsd_decoding.errors import UsageError
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 

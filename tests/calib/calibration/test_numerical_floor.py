@@ -15,10 +15,10 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import judge, note
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.floor import Floor
-from fsd_calib.progress import Silent
 from fsd_calib.report.plan import pilot_summary
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Silent
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 from support.models import tiny_calibration
 from support.models.tiny_models import VOCABULARY, word_tokenizer

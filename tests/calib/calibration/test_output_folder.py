@@ -23,9 +23,9 @@ from fsd_calib.calibration.output_folder import (
 )
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.saved_run import save_run
+from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import FRONT, LOSSLESS, UNCERTIFIED, VALUES, profile

@@ -15,9 +15,9 @@ from fsd_calib.calibration.per_prompt import GAINS, NEEDED, facts_of, per_prompt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks import Problem
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Constant, Min, PerPrompt, policy_named
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.per_prompt import PROMPT_FACTS, PromptFacts
 from fsd_decoding.policies.threshold import ScalePolicy
 from support.calibration.simulated_worlds import problems

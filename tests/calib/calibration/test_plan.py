@@ -16,10 +16,10 @@ from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
 from fsd_calib.certification.score_test import p_values
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.formatting import duration
 from fsd_calib.measuring.measurement import Decoding, Measurement
 from fsd_calib.report.plan import attempt_line, outlook, print_plan
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.formatting import duration
 from support.calibration.reports import paper, text_of
 
 DELTA = 0.05 * 6 / np.pi**2  # of a first attempt at 95 %

@@ -16,8 +16,8 @@ from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.cli import profile as profile_app
 from fsd_calib.cli.console import run
 from fsd_calib.report.run_folder import load_run
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.io import file_of
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import UNCERTIFIED, profile

@@ -29,12 +29,12 @@ from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
-from fsd_calib.progress import Silent
 from fsd_calib.report.timing import timing_note
 from fsd_calib.tasks import Problem, Task
 from fsd_collectors.split import Part
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
 from fsd_decoding.workers.sources import Sources
 from support.calibration.fixed_speeds import fix_costs

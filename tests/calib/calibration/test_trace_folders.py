@@ -15,9 +15,9 @@ from fsd_calib.calibration.baseline import traces_along_target
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.progress import Advance, Silent
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.collection import run_facts
+from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.sampling import Sampling
 from support.models import tiny_calibration

@@ -8,8 +8,8 @@ import pytest
 
 from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.tasks import load_task
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
-from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.model_options import USUAL
 from fsd_decoding.prompt_tokens import prompt_tokens

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
 from fsd_calib.certification.ledger_file import Run
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from support.calibration.ledgers import OTHERS, OURS, Numbered, open_attempt, problems_with
 
 FIRST = attempt_level(0.95, 1)

@@ -15,7 +15,7 @@ from fsd_calib.certification.certificate import bound_together, certify_sequence
 from fsd_calib.certification.claim import Acc, Claim, Guarantee, Test
 from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.score_test import lower_bound, p_value
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from support.calibration.paired_gradings import Portions, first, paired
 
 DELTA = 0.05

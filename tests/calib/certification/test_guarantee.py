@@ -13,7 +13,7 @@ from scipy.stats import binom, norm
 
 from fsd_calib.certification.power import Cells, cells
 from fsd_calib.certification.score_test import p_values
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 DELTA = 1 - 0.95
 

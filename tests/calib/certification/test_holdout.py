@@ -22,9 +22,9 @@ from fsd_calib.certification.ledger_file import Run
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
-from fsd_calib.progress import Silent
 from fsd_calib.tasks import Problem
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Silent
 
 ALONE = Configuration("target", "js", 1)
 SAFER, SAFE, LOOSE, LOOSER = (Configuration("fsd-coupled", "js", 5, t) for t in (0.05, 0.1, 0.2, 0.3))

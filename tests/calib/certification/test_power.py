@@ -11,7 +11,7 @@ from fsd_calib.certification.multi_seed import fitted_p_values
 from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.power import cells, least_problems, power, problems_needed, seeds_worth
 from fsd_calib.certification.score_test import p_value, p_values
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from lib.validity.seeds import law
 
 

@@ -16,7 +16,7 @@ from scipy.stats import binom, norm
 
 from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import lower_bound, p_value, p_values
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 EXAMPLE = Outcomes(1020, 40, 35, 224)
 

@@ -8,8 +8,8 @@ import pytest
 
 from fsd_calib import calibrate
 from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
-from fsd_decoding.errors import UsageError
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related

@@ -26,9 +26,9 @@ from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.measurement import Seeds
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.tasks import Task, load_task
+from fsd_common.errors import NumericalError, UsageError
 from fsd_data import pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.loading import load_model
 from fsd_decoding.model_options import Loading
 from fsd_decoding.sampling import Sampling

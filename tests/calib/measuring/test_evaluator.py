@@ -15,11 +15,11 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
-from fsd_calib.progress import Advance
 from fsd_calib.tasks import Task
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import Advance
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related, tiny_decoder

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fsd_calib.measuring.fresh_process import in_fresh_process
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 _changed = False
 

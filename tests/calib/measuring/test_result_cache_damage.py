@@ -16,8 +16,8 @@ import pytest
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from fsd_calib.storage.sqlite_file import set_aside
+from fsd_common.errors import UsageError
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from support.calibration.cached_results import KEY, QUERY, result
 from support.child_processes import kill, remaining_messages, start_process
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.engines.own.round_costs import RoundClock, measure_costs, undisturbed_clock
 from fsd_calib.engines.round_fit import fit
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 

@@ -10,7 +10,7 @@ import pytest
 
 from fsd_calib.measuring.interleaved import LOOKS, Clocks, Until, measure_speeds
 from fsd_calib.measuring.speed import ForecastSpeeds, Interval, TimedSpeeds, pool_processes
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 SPEEDS = {"target": 20.0, "sd": 50.0, "fsd": 60.0}  # rounds per second
 Problem = tuple[int, float]  # its number and its rounds, of about two tokens each

@@ -15,11 +15,11 @@ from fsd_calib.report.console import print_details, print_report
 from fsd_calib.report.diff import difference_table, differences
 from fsd_calib.report.page import run_page
 from fsd_calib.report.run_folder import Run
-from fsd_collectors.pages.markdown import markdown
-from fsd_collectors.pages.themes import plain
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.pages.markdown import markdown
+from fsd_common.pages.themes import plain
+from fsd_common.terminal import visible
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.terminal import visible
 from support.calibration.damage import ACTING, NUMBERS, edited, leaves
 from support.calibration.profiles import FAST_ENOUGH, FRONT, UNCERTIFIED, UNTESTED, profile
 from support.calibration.reports import HARM, paper, text_of

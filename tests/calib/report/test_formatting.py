@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsd_calib.formatting import at_least, at_most, confidence
+from fsd_common.formatting import at_least, at_most, confidence
 
 
 @pytest.mark.parametrize(

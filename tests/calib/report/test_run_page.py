@@ -23,14 +23,14 @@ from fsd_calib.report.record import RunRecord
 from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run, load_run
 from fsd_calib.tasks import Task
-from fsd_collectors.pages.markdown import markdown
-from fsd_collectors.pages.shell import html
-from fsd_collectors.pages.themes import plain
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
+from fsd_common.pages.markdown import markdown
+from fsd_common.pages.page import html
+from fsd_common.pages.themes import plain
+from fsd_common.terminal import visible
 from fsd_decoding.profile.digest import digest_of
-from fsd_decoding.terminal import visible
 from support.browsers import PHONE, Looked, chromium
 from support.calibration.damage import ACTING, NUMBERS, edited, leaves
 from support.calibration.profiles import profile

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import speed_at
 from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.pareto import (
@@ -27,6 +26,7 @@ from fsd_calib.search.pareto import (
 )
 from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Point, Space
+from fsd_common.progress.base import Silent
 from support.calibration.simulated_worlds import HIGHEST, LOWEST, Formula, World
 
 SPACE = Space(("fsd-coupled",), ("js", "doubt"), (2, 5, 8, 12))

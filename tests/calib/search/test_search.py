@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import least_share_reaching, speed_at
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.objective import Objective
@@ -19,6 +18,7 @@ from fsd_calib.search.pareto import ParetoFront, nondominated
 from fsd_calib.search.search import SearchResult, freeze, search
 from fsd_calib.search.space import Space, logit, same_family
 from fsd_calib.search.trial import race
+from fsd_common.progress.base import Silent
 from fsd_decoding.adaptive import Schedule
 from support.calibration.simulated_worlds import HIGHEST, LOWEST, Formula, World, keep_accuracy
 from support.messages import usage_error

@@ -16,13 +16,13 @@ import optuna
 import pytest
 
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.progress import Silent
 from fsd_calib.search.agreement import first_recorded
 from fsd_calib.search.search import SearchResult, freeze, record_recounts, search
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.search.study import open_journal, open_storage
 from fsd_calib.search.trial import setting_attributes
+from fsd_common.progress.base import Silent
 from lib.common.forked_programs import ForkedProgram
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
 from support.calibration.simulated_worlds import TARGET, Formula, World

@@ -21,7 +21,7 @@ from fsd_calib.tasks.grading import apart, expressions
 from fsd_calib.tasks.grading.apart import Apart, broken_texts
 from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.graders import extracting, same_text
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from lib.common.forked_programs import environment
 from support.calibration.harness_tasks import write_task
 

@@ -37,7 +37,7 @@ def run_in_process(code: str, tmp_path: Path, **changes: str) -> str:
 def test_an_unreachable_hub_is_reported_with_the_way_out(tmp_path: Path) -> None:
     code = """
 from fsd_calib.tasks import load_task
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 try:
     load_task("gsm8k", limit=10)
 except UsageError as error:

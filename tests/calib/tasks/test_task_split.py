@@ -18,7 +18,7 @@ from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.grading.graders import same_number
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.split import Part, content_key
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from support.calibration.task_files import task_of
 from support.paths import GSM8K
 

@@ -17,8 +17,8 @@ import torch
 from fsd_calib import Telemetry, together
 from fsd_calib.telemetry.charts import MAX_STEPS, downsample
 from fsd_calib.telemetry.observer import COLUMNS
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.rounds import RoundOutcome, RoundState
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from fsd_calib.vllm_plugin import hooks
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 @dataclass

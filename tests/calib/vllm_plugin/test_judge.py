@@ -14,9 +14,9 @@ from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits,
 from fsd_calib.vllm_plugin.judge import Judge, Verification
 from fsd_calib.vllm_plugin.judged import Judged
 from fsd_calib.vllm_plugin.rejection_rule import accept_at, accept_certainly
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.divergence import DIVERGENCES, divergence, entropy
-from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels import dispatch
 
 VOCABULARY, LENGTH = 7, 3

@@ -9,7 +9,7 @@ import pytest
 
 from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from scipy.special import softmax, xlogy
 from scipy.stats import chisquare
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding import noise
 from fsd_decoding.acceptance.proposal import Criterion, Logits, Proposal
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES, divergence
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import word_tokenizer

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
 from fsd_decoding.adaptive import DivergenceBudget, Schedule
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.profile.policy import PolicyInfo
 from support.calibration.profiles import UNCERTIFIED, profile

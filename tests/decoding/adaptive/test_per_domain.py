@@ -15,10 +15,10 @@ from conformance.threshold_policies import (
     decode,
     decoder,
 )
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import (
     PerDomain,
 )
-from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import DivergenceBudget, SpeedBudget
 from fsd_decoding.adaptive.speed_budget import InverseCurve, TokensCurve
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.drafters.ngram_corpus import NGramCorpus
-from fsd_decoding.errors import UsageError
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
 TEXTS = [[2, 3, 4, 2, 3, 5], [4, 2, 3, 4], [7]]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_models import CONTEXT, EOS, FAMILIES, llama, random_model, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, tiny_decoder

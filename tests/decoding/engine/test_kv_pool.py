@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fsd_common.errors import NumericalError, OutOfMemoryError, UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine import kv_pool
-from fsd_decoding.errors import NumericalError, OutOfMemoryError, UsageError
 from fsd_decoding.graphs import recent
 from fsd_decoding.graphs.capture import Captured
 from lib.gpu.tape import Tape

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Graphs
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_models import FAMILIES, random_model, word_tokenizer

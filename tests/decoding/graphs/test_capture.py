@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine import kv_pool
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.trees.shape import TreeShape
 from lib.gpu.tape import Tape

@@ -14,7 +14,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from fsd_decoding.errors import NumericalError, UsageError
+from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.models.compatibility import cache_argument
 from support.models.hf_pair import (
     DRAFT,

@@ -20,10 +20,10 @@ from transformers import (
     TextStreamer,
 )
 
+from fsd_common.errors import UsageError
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.checks import check_draft
 from fsd_decoding.hf.generate import FsdGenerateOutput
 from fsd_decoding.trees.shape import TreeShape

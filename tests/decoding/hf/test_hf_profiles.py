@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.generate import fsd_generate
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from fsd_common.errors import UsageError
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import (
     model_fingerprint,
     tokenizer_difference,

@@ -17,9 +17,9 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.models import lean_choice
 from fsd_decoding.models.lean_choice import choose, packed_bytes
 from fsd_decoding.models.lean_forward import LeanModel

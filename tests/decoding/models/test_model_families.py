@@ -16,7 +16,7 @@ import transformers as hf
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.models.compatibility import CACHE_ARGUMENTS, cache_argument
 from fsd_decoding.models.lean_choice import choose
 from fsd_decoding.models.lean_forward import ARCHITECTURES

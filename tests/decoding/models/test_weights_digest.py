@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.models import weights_digest
 from fsd_decoding.models.fingerprint import family_id, model_fingerprint
 from fsd_decoding.models.weights_digest import tensor_digest

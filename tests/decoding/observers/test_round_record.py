@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import entropy
 
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES, divergence
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.recorder import Recorder
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_models import llama, word_tokenizer

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fsd_common.errors import UsageError
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource, TokenSources
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.schedule import Schedule

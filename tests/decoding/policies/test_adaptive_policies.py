@@ -21,6 +21,7 @@ from conformance.threshold_policies import (
     thresholds_of,
 )
 from fsd_calib import adaptive
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import (
     Constant,
     EntropyScaled,
@@ -31,7 +32,6 @@ from fsd_decoding.adaptive import (
     Switch,
     policy_named,
 )
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.registry import KNOWN
 from fsd_decoding.policies.threshold import ThresholdPolicy
 

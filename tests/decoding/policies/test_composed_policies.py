@@ -21,6 +21,7 @@ from conformance.threshold_policies import (
     rise,
     thresholds_of,
 )
+from fsd_common.errors import ThresholdError, UsageError
 from fsd_decoding import divergence
 from fsd_decoding.adaptive import (
     Constant,
@@ -30,7 +31,6 @@ from fsd_decoding.adaptive import (
     Switch,
     policy_named,
 )
-from fsd_decoding.errors import ThresholdError, UsageError
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 

@@ -20,9 +20,9 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
+from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy, Verified
 from support.models.tiny_calibration import task
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer

@@ -19,13 +19,13 @@ from conformance.threshold_policies import (
     decoder,
     rise,
 )
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import (
     Constant,
     EntropyScaled,
     Min,
     Switch,
 )
-from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.switch import FirstSentenceEnded
 from support.models.tiny_models import word_tokenizer

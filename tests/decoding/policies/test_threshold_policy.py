@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from conformance.threshold_policies import DRAFTS, NEW, PROMPTS, counted, decode, decoder
+from fsd_common.errors import ThresholdError, UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import ThresholdError, UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 from fsd_decoding.policies.stopping import StopPolicy

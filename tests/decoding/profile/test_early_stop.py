@@ -14,9 +14,9 @@ from scipy.stats import chisquare
 
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.simulation import replay
+from fsd_common.errors import NumericalError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from fsd_decoding.errors import NumericalError
 from fsd_predictors.features.features import FEATURES
 from fsd_predictors.features.share_scale import Knots, ShareScale
 from fsd_predictors.stopping.baselines import AdaEdl, Confidence, FixedLength, Heuristic, Svip

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.per_domain import PerDomain
 from fsd_decoding.adaptive.speed_budget import SpeedBudget
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import FAST_ENOUGH, FRONT, UNCERTIFIED, UNTESTED, profile, values

@@ -12,9 +12,9 @@ import torch
 
 from fsd_calib.report.diff import differences
 from fsd_calib.report.verdict import verdict
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import EntropyScaled, Min, Schedule, policy_named
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.generate import fsd_generate
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.policies.threshold import ScalePolicy

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import profile, values
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.digest import digest_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import TreeShape

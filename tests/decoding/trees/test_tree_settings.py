@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import NoBadWordsLogitsProcessor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Constant, DivergenceBudget, EntropyScaled, Min, Schedule, Switch
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.trees.shape import TreeShape
 from support.models.hf_pair import Fours

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fsd_decoding.errors import NumericalError, UsageError
+from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.workers import backends
 from fsd_decoding.workers.backends import RayWorkers
 from fsd_decoding.workers.pool import WorkerPool

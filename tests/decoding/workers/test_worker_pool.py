@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_decoding.errors import NumericalError, UsageError
+from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.workers.backends import LocalWorkers
 from fsd_decoding.workers.pool import WorkerPool
 from fsd_decoding.workers.serving import Served, serve

@@ -16,11 +16,11 @@ from functools import wraps
 from typing import Any
 
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.progress import Silent
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.sampler import ProposingSampler
 from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Space
+from fsd_common.progress.base import Silent
 from support.calibration.simulated_worlds import Formula, World, keep_accuracy
 
 SPACE = Space(("fsd-coupled",), ("js", "kl_qp", "tv"), (2, 6, 10))

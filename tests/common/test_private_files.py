@@ -11,7 +11,7 @@ import pytest
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.measuring.result_cache import ResultCache
-from fsd_calib.storage.private_files import make_private_folder
+from fsd_common.files import make_private_folder
 from support.models.tiny_calibration import run_surely
 from support.traces.rows import manifest, write
 

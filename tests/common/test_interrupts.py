@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsd_decoding.interrupts import held_back, kept_from_children
+from fsd_common.interrupts import held_back, kept_from_children
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fsd_decoding.errors import in_one_line
+from fsd_common.errors import in_one_line
 from fsd_decoding.loading import load_config
 from support.messages import usage_error
 from support.models.tiny_models import FAMILIES

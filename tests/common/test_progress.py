@@ -12,11 +12,10 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
-from fsd_calib import progress
-from fsd_calib.display.bars import Bars
-from fsd_calib.display.lines import Lines
-from fsd_calib.outlook import Outlook, Stage
-from fsd_calib.progress import Silent, Waiting, showing_whole
+from fsd_common.progress import base as progress
+from fsd_common.progress.bars import Bars
+from fsd_common.progress.base import Outlook, Silent, Stage, Waiting, showing_whole
+from fsd_common.progress.lines import Lines
 
 
 def test_lines_say_start_progress_and_end() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fsd_calib.progress import Progress, Silent
+from fsd_common.progress.base import Progress, Silent
 
 _WITHOUT_CURSOR = ("dumb", "unknown")  # terminals on which nothing can be drawn over
 
@@ -15,9 +15,9 @@ def stderr_progress(quiet: bool = False) -> Progress:
     if quiet:
         return Silent()
     if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in _WITHOUT_CURSOR:
-        from fsd_calib.display.bars import Bars
+        from fsd_common.progress.bars import Bars
 
         return Bars()
-    from fsd_calib.display.lines import Lines
+    from fsd_common.progress.lines import Lines
 
     return Lines()

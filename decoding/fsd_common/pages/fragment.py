@@ -6,12 +6,11 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
-from fsd_collectors.pages.blocks import Block, Paragraph, Section, Verdict
-from fsd_collectors.pages.charts import Chart
-from fsd_collectors.pages.pictures import svg
-from fsd_collectors.pages.sheet import Sheet
-from fsd_collectors.pages.themes import FONT, LIGHT
-from fsd_decoding.terminal import visible
+from fsd_common.pages.blocks import Block, Paragraph, Section, Sheet, Verdict
+from fsd_common.pages.charts import Chart
+from fsd_common.pages.pictures import svg
+from fsd_common.pages.themes import FONT, LIGHT
+from fsd_common.terminal import visible
 
 _CARD = (
     f"background: {LIGHT.paper}; color: {LIGHT.ink}; font: 14px/1.5 {FONT}; padding: 1rem 1.2rem; "

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fsd_collectors.pages import script
-from fsd_collectors.pages.blocks import Page, Paragraph, Section
-from fsd_collectors.pages.charts import Chart, layered
-from fsd_collectors.pages.markdown import markdown, table
-from fsd_collectors.pages.pictures import png, svg
-from fsd_collectors.pages.sheet import Sheet
-from fsd_collectors.pages.shell import html
-from fsd_collectors.pages.themes import DARK, LIGHT, SERIES, THEMES, Theme
+from fsd_common.pages import page as pages
+from fsd_common.pages.blocks import Page, Paragraph, Section, Sheet
+from fsd_common.pages.charts import Chart, layered
+from fsd_common.pages.markdown import markdown, table
+from fsd_common.pages.page import html
+from fsd_common.pages.pictures import png, svg
+from fsd_common.pages.themes import DARK, LIGHT, SERIES, THEMES, Theme
 
 DOT = Chart("dot", "A dot.", layered([{"x": 1, "label": "\u202eleft"}], [{
     "mark": {"type": "text", "color": "@first"},
@@ -81,18 +80,18 @@ def test_pictures_are_drawn_in_the_colours_of_their_theme() -> None:
 
 
 def test_the_script_is_kept_and_made_again_where_it_is_damaged(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (cache / script.FOLDER).unlink()
+    (cache / pages.FOLDER).unlink()
     made = []
 
     def bundle() -> str:
         made.append(1)
         return "let \u2265 = 1;"
 
-    monkeypatch.setattr(script, "_bundle", bundle)
-    fresh = script.chart_script.__wrapped__
+    monkeypatch.setattr(pages, "_bundle", bundle)
+    fresh = pages.chart_script.__wrapped__
     assert fresh() == fresh() == "let \u2265 = 1;"
     assert len(made) == 1
-    (file,) = (cache / script.FOLDER).iterdir()
+    (file,) = (cache / pages.FOLDER).iterdir()
     file.write_bytes(file.read_bytes()[:-1])
     assert fresh() == "let \u2265 = 1;"
     assert len(made) == 2
@@ -101,5 +100,5 @@ def test_the_script_is_kept_and_made_again_where_it_is_damaged(cache: Path, monk
 def test_the_script_needs_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "taken").write_text("a file")
     monkeypatch.setenv("FSD_CALIB_CACHE", str(tmp_path / "taken"))
-    monkeypatch.setattr(script, "_bundle", lambda: "x")
-    assert script.chart_script.__wrapped__() == "x"
+    monkeypatch.setattr(pages, "_bundle", lambda: "x")
+    assert pages.chart_script.__wrapped__() == "x"

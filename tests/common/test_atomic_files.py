@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fsd_decoding.atomic_files import atomic_write, intended_name, leftovers, temporary_of
+from fsd_common.files import atomic_write, intended_name, leftovers, temporary_of
 
 _SIZE = 1 << 16
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fsd_decoding.atomic_files import atomic_write
+from fsd_common.files import atomic_write
 with atomic_write(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()

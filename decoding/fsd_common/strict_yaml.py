@@ -13,8 +13,8 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fsd_decoding.errors import UsageError
-from fsd_decoding.regular_file import read_regular
+from fsd_common.errors import UsageError
+from fsd_common.files import read_regular
 
 
 class Strict(BaseModel):

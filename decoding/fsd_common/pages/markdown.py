@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from fsd_collectors.pages.blocks import Answer, Block, Legend, Page, Paragraph, TextPair, Verdict
-from fsd_collectors.pages.charts import Chart
-from fsd_collectors.pages.sheet import Sheet
-from fsd_decoding.terminal import visible
+from fsd_common.pages.blocks import Answer, Block, Legend, Page, Paragraph, Sheet, TextPair, Verdict
+from fsd_common.pages.charts import Chart
+from fsd_common.terminal import visible
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from fsd_calib.formatting import clock
-from fsd_calib.outlook import Outlook
-from fsd_calib.progress import Advance
-from fsd_decoding.terminal import say_on, visible
+from fsd_common.formatting import clock
+from fsd_common.progress.base import Advance, Outlook
+from fsd_common.terminal import say_on, visible
 
 _SECONDS_BETWEEN_LINES = 30.0
 

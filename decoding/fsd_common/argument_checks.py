@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from numbers import Integral, Real
 
-from fsd_decoding.errors import UsageError
+from fsd_common.errors import UsageError
 
 
 def number(thing: str, value: object, rule: str = "it must be a number (negative is lossless)") -> float:

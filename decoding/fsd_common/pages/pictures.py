@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsd_collectors.pages.charts import Chart
-from fsd_collectors.pages.themes import LIGHT, Theme, coloured, plain, settings
+from fsd_common.pages.charts import Chart
+from fsd_common.pages.themes import LIGHT, Theme, coloured, plain, settings
 
 WIDTH = 760  # pixels of a chart's plot, without its axes
 _SCALE = 2.0  # pixels of a PNG for each of the chart's

@@ -13,10 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from fsd_calib.formatting import clock
-from fsd_calib.outlook import Outlook
-from fsd_calib.progress import Advance
-from fsd_collectors.report.terminal import LiteralConsole, literal
+from fsd_common.console import LiteralConsole, literal
+from fsd_common.formatting import clock
+from fsd_common.progress.base import Advance, Outlook
 
 _REFRESHES = 5  # a second
 _COUNTABLE = 10  # parts of a step at least, to tell from those that are done when the rest will be

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from fsd_decoding.terminal import leave_closed_pipe, visible
+from fsd_common.terminal import leave_closed_pipe, visible
 
 TITLE = "table.title"  # the style that rich gives to titles which are plain strings
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fsd_decoding.terminal import visible
+from fsd_common.terminal import visible
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 SERIES = ("@first", "@second", "@third", "@fourth", "@fifth", "@sixth", "@seventh")
