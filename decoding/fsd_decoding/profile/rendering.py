@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any
 
@@ -222,9 +222,15 @@ class FormTemplates:
 
     def _template(self, source: str, key: str) -> Template:
         try:
-            return self._environment.from_string(source)
+            return _compiled(self._environment, source)
         except (TemplateError, RecursionError) as error:
             raise UsageError(f"{self._where}, {key}: no Jinja template ({reason_of(error)}); repair it") from None
+
+
+@lru_cache(maxsize=256)
+def _compiled(environment: Environment, source: str) -> Template:
+    """A template, of which the worked examples of every problem ask for the same."""
+    return environment.from_string(source)
 
 
 def _of(example: WorkedExample) -> dict[str, Any]:
