@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fsd_collectors.replay.walks import Walks
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.trees.shape import TreeShape
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
+from support.thinning import thinned
 
 SHAPES = [None, TreeShape(1, 3), TreeShape(2, 6), TreeShape(3, 16)]
 
@@ -34,9 +36,9 @@ def first_rounds(decoder: SpeculativeDecoder, **settings: Any) -> tuple[Walks, l
     return nodes.walks(), tokens
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rule", ["fsd-coupled", "fsd"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("shape", "rule", "temperature"), thinned(product(SHAPES, ["fsd-coupled", "fsd"], [0.0, 1.0]), every=3), ids=str
+)
 def test_a_walk_at_any_threshold_is_the_round_that_is_decoded_there(
     shape: TreeShape | None, rule: str, temperature: float
 ) -> None:

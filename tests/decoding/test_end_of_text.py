@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -29,11 +30,18 @@ def test_a_text_ends_where_generate_ends_it(case: str, rule: str) -> None:
     target, draft = related(seed=1, spread=0.05)
     target.generation_config.eos_token_id = CONFIGURED[case]
     results = SpeculativeDecoder(target, draft, word_tokenizer(), rule=rule).generate(PROMPTS, NEW)
-    expected = [_generated(target, prompt) for prompt in PROMPTS]
+    expected = _generated_of(case)
     for result, (tokens, ended) in zip(results, expected, strict=True):
         assert result.tokens == tokens
         assert (result.finish_reason == "eos") == ended
     assert any(EOS[0] in tokens for tokens, _ in expected)  # the tokenizer's own, within a text
+
+
+@cache
+def _generated_of(case: str) -> list[tuple[list[int], bool]]:
+    target, _ = related(seed=1, spread=0.05)
+    target.generation_config.eos_token_id = CONFIGURED[case]
+    return [_generated(target, prompt) for prompt in PROMPTS]
 
 
 def _generated(target: Any, prompt: list[int]) -> tuple[list[int], bool]:

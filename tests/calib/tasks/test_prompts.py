@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import Environment
 from tokenizers.processors import TemplateProcessing
 
 from fsd_calib.tasks import Task, load_task
@@ -76,6 +77,18 @@ def test_arithmetic_examples_are_not_among_its_problems() -> None:
 def test_gsm8k_prompts_without_a_tokenizer_have_worked_examples(tmp_path: Path) -> None:
     data = write_file(tmp_path, lines(PROBLEMS))
     assert load_task("gsm8k", data=data) == load_task("gsm8k", data=data, tokenizer=tokenizer_of())
+
+
+def test_templates_are_compiled_once_and_not_for_every_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, compiled, compiles = write_file(tmp_path, lines(PROBLEMS)), list[str](), Environment.compile
+
+    def compile(environment: Environment, source: Any, *options: Any, **more: Any) -> Any:
+        compiled.append(source)
+        return compiles(environment, source, *options, **more)
+
+    monkeypatch.setattr(Environment, "compile", compile)
+    assert len(load_task("gsm8k", data=data).problems) > 10
+    assert len(compiled) == len(set(compiled))
 
 
 def test_a_chat_template_gets_the_instruction_as_system_message() -> None:

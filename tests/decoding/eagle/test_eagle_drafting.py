@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from support.models.dense_heads import dense_q
 from support.models.tiny_heads import HEADS
 from support.models.tiny_models import llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
+from support.thinning import thinned
 
 NEW = 20
 SHAPES = [None, TreeShape(1, 9), TreeShape(3, 12), TreeShape(2, 5), TreeShape(1, 1)]
@@ -24,9 +26,7 @@ def target() -> Any:
     return llama(seed=0, layers=8)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("tree", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(("kind", "tree", "lean"), thinned(product(HEADS, SHAPES, [True, False]), every=3), ids=str)
 def test_q_is_that_of_a_dense_computation(kind: str, tree: TreeShape | None, lean: bool, target: Any) -> None:
     """In every round of texts in three rows, at every decided token, the target's states and the head's own.
 
@@ -58,9 +58,9 @@ def test_q_is_that_of_a_dense_computation(kind: str, tree: TreeShape | None, lea
 # --- texts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("rule", ["coupled", "fsd-coupled", "fsd"])
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(
+    ("kind", "rule", "temperature"), thinned(product(HEADS, ["coupled", "fsd-coupled", "fsd"], [0.0, 0.9]), every=5)
+)
 def test_lossless_texts_are_the_targets_own(kind: str, rule: str, temperature: float, target: Any) -> None:
     decoder = SpeculativeDecoder(
         target, HEADS[kind](target), word_tokenizer(), rule=rule, draft_length=4,

@@ -31,6 +31,7 @@ from support.models.stop_policies import Unsure
 from support.models.tiny_heads import eagle3
 from support.models.tiny_models import VOCABULARY, llama
 from support.models.tiny_pair import ragged_prompts, related, tiny_decoder
+from support.thinning import thinned
 
 META = torch.device("meta")  # a device without values, which cannot be read or waited for
 
@@ -80,7 +81,6 @@ def fits(how: str, rule: Rule) -> bool:
     return how != "moving T" or rule.bounds_divergence
 
 
-CASES = [(how, rule) for how in HOW for rule in RULES if fits(how, RULES[rule])]
 SAMPLINGS = {
     "greedy": Sampling(),
     "sampled": Sampling(0.8),
@@ -88,8 +88,10 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize(("how", "rule"), CASES)
+CASES = [(how, rule, sampling) for how in HOW for rule in RULES if fits(how, RULES[rule]) for sampling in SAMPLINGS]
+
+
+@pytest.mark.parametrize(("how", "rule", "sampling"), thinned(CASES, every=4))
 def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
     settings = Settings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])

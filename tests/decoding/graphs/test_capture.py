@@ -128,6 +128,7 @@ def test_without_a_draft_model(plain: SpeculativeDecoder) -> None:
         assert_same_results(ours, theirs)
 
 
+@pytest.mark.slow
 def test_with_an_eagle_head(plain: SpeculativeDecoder) -> None:
     """Chains, chains that a policy ends step by step, and trees."""
     target = llama(seed=0, layers=8)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
 from support.paths import ROOT
+from support.thinning import thinned
 
 pytest.importorskip("triton", reason="kernels are written in Triton, which is not installed")
 from fsd_decoding.kernels import divergences as divergences_kernel
@@ -144,8 +146,7 @@ def test_in_fp64_a_race_is_decided_by_differences_below_fp32(ahead: float) -> No
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "dtype"), thinned(product(WIDTHS, DTYPES), every=3), ids=str)
 def test_the_race_picks_the_token_that_sampling_draws(width: int, dtype: torch.dtype) -> None:
     """Half-precision logits are widened alike on both sides, so no rounding changes a choice."""
     target, _ = logits(width, dtype, 2, 4, width)
