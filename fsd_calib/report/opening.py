@@ -105,7 +105,7 @@ def figures_sheet(profile: ThresholdProfile) -> Sheet:
     speed, figures = profile.speed, main_figures(profile)
     rows = tuple(
         (row.label.replace(" = ", _EQUALS), _bounded(row.accuracy, row.accuracy_bound),
-         _bounded(row.retention, row.retention_bound), pace(row.tokens_per_round, 2), *_speed(speed, row.which))
+         _bounded(row.retention, row.retention_bound), pace(row.tokens_per_round, 2), *_speed_cells(speed, row.which))
         for row in figures
     )  # fmt: skip
     marked = frozenset(i for i, row in enumerate(figures) if row.which == "chosen" and profile.threshold is not None)
@@ -130,7 +130,7 @@ def _bounded(share: float | None, low: float | None) -> str:
     return percent(share) if low is None else f"{percent(share)}\n≥ {bound(low)}"
 
 
-def _speed(speed: Speed, which: str) -> tuple[str, ...]:
+def _speed_cells(speed: Speed, which: str) -> tuple[str, ...]:
     value = getattr(speed, which)
     times = speed.over_target if which == "chosen" else value / speed.target
     ends = "" if speed.intervals is None else f"\n{interval(getattr(speed.intervals, which))}"

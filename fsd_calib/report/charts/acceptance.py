@@ -10,13 +10,13 @@ from fsd_calib.report.record import Replayed, RunRecord
 from fsd_calib.report.rows import Row, series_of
 from fsd_common.pages.charts import Chart, Spec, layered, quantitative
 
-_HEIGHT = 240
+_LENGTHS_HEIGHT = 240
 
 
 def tokens_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart:
     """Returns the chart of tokens per round, below the most that there can be, L + 1."""
     shown = _drafting(found)
-    values = [_value(row, row.tokens_per_round) for row in shown]
+    values = [_length_value(row, row.tokens_per_round) for row in shown]
     y = quantitative("of", "tokens per round", scale={"zero": True})
     longest = max((row.draft_length for row in shown), default=1)
     ceiling = [{"length": 1, "of": 2}, {"length": longest, "of": longest + 1}]
@@ -27,7 +27,7 @@ def tokens_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart:
     }  # fmt: skip
     replayed = [] if record is None else [(r, r.tokens_per_round) for r in record.replayed]
     alt = "Tokens per round by draft length: " + _words(shown, [f"{row.tokens_per_round:.2f}" for row in shown])
-    return Chart("tokens", alt, layered(values, [most, *_layers(shown, found, replayed, y)], _HEIGHT))
+    return Chart("tokens", alt, layered(values, [most, *_length_layers(shown, found, replayed, y)], _LENGTHS_HEIGHT))
 
 
 def accepted_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart | None:
@@ -35,11 +35,11 @@ def accepted_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart 
     shown = [row for row in _drafting(found) if row.accepted is not None]
     if not shown:
         return None
-    values = [_value(row, 100 * (row.accepted or 0.0)) for row in shown]
+    values = [_length_value(row, 100 * (row.accepted or 0.0)) for row in shown]
     y = quantitative("of", "% of drafted tokens accepted", scale={"domain": [0, 100]})
     replayed = [] if record is None else [(r, 100 * r.accepted) for r in record.replayed]
     alt = "Share of drafted tokens accepted by draft length: " + _words(shown, [f"{row.accepted:.1%}" for row in shown])
-    return Chart("accepted", alt, layered(values, _layers(shown, found, replayed, y), _HEIGHT))
+    return Chart("accepted", alt, layered(values, _length_layers(shown, found, replayed, y), _LENGTHS_HEIGHT))
 
 
 def _drafting(found: Sequence[Row]) -> list[Row]:
@@ -52,7 +52,7 @@ def _length(longest: int) -> Spec:
     return quantitative("length", "draft length L", scale=scale, axis={"tickMinStep": 1, "format": "d"})
 
 
-def _layers(
+def _length_layers(
     shown: Sequence[Row], found: Sequence[Row], replayed: Sequence[tuple[Replayed, float]], y: Spec
 ) -> list[Spec]:
     x = _length(max((row.draft_length for row in shown), default=1))
@@ -74,7 +74,7 @@ def _layers(
     return [curve, points] if line else [points]
 
 
-def _value(row: Row, of: float) -> dict[str, Any]:
+def _length_value(row: Row, of: float) -> dict[str, Any]:
     return {**hover(row), "series": row.series, "length": row.draft_length, "of": of, "chosen": row.chosen}
 
 

@@ -18,7 +18,7 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
     """Returns the chart; None: the search tried nothing."""
     if not record.trials:
         return None
-    values = [_value(number, trial) for number, trial in enumerate(record.trials, 1)]
+    values = [_trial_value(number, trial) for number, trial in enumerate(record.trials, 1)]
     names = sorted({str(value["series"]) for value in values})
     x = quantitative(
         "number", "trial of the search", axis={"tickMinStep": 1, "format": "d"},
@@ -42,10 +42,10 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
          "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
          "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
     ]  # fmt: skip
-    return Chart("trials", _alt(record.trials), layered(values, layers, 280))
+    return Chart("trials", _trials_alt(record.trials), layered(values, layers, 280))
 
 
-def _value(number: int, trial: Trial) -> dict[str, object]:
+def _trial_value(number: int, trial: Trial) -> dict[str, object]:
     by = "" if trial.policy is None else f" by {trial.policy.name}"
     return {
         "number": number, "trial": str(number), "kept": 100 * trial.retention, "feasible": trial.feasible,
@@ -58,6 +58,6 @@ def _value(number: int, trial: Trial) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _alt(done: Sequence[Trial]) -> str:
+def _trials_alt(done: Sequence[Trial]) -> str:
     shown = (f"{n}: {t.divergence} at {threshold(t.threshold)}, {percent(t.retention)}" for n, t in enumerate(done, 1))
     return f"Retention of {len(done)} trials in their order: {'; '.join(shown)}."

@@ -15,7 +15,7 @@ from fsd_common.formatting import pace_between
 from fsd_common.pages.charts import Chart, Spec, layered, quantitative
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_HEIGHT = 380
+_SPEED_HEIGHT = 380
 _RIGHT = 0.7  # of the fastest: on a phone there is no room for a label beyond
 
 
@@ -23,7 +23,7 @@ def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row], record:
     """Returns the chart: settings that were timed with the clock's speed, the others with the forecast."""
     timed = list(_timed(profile, found))
     forecast = [row for row in found if row.source == "tuning" and row.threshold is not None and row.forecast]
-    values = [_value(row) for row in forecast] + timed
+    values = [_speed_value(row) for row in forecast] + timed
     shown = [*forecast, *(row for row in found if row.chosen or row.rule == "sd")]
     y = retention_axis(shown, profile)
     most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
@@ -35,11 +35,11 @@ def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row], record:
     scale = {"domain": [0, 1.08 * most], "nice": False}
     x = quantitative("speed", pace_axis(profile.speed.unit, [profile.speed.batch]), scale=scale)
     looks = series(names, found)
-    spec = layered(values, [*levels(profile, left=True), *_layers(x, y, looks, most)], _HEIGHT)
-    return Chart("speed", _alt(profile, [*timed, *([draft] if draft else [])], forecast), spec)
+    spec = layered(values, [*levels(profile, left=True), *_speed_layers(x, y, looks, most)], _SPEED_HEIGHT)
+    return Chart("speed", _speed_alt(profile, [*timed, *([draft] if draft else [])], forecast), spec)
 
 
-def _layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
+def _speed_layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
     colour = looks["color"]
     return [
         {
@@ -81,7 +81,7 @@ def _labels(x: Spec, y: Spec, most: float) -> list[Spec]:
     ]  # fmt: skip
 
 
-def _value(row: Row) -> dict[str, Any]:
+def _speed_value(row: Row) -> dict[str, Any]:
     return {**kept(row), **hover(row), "speed": row.forecast, "front": row.front, "timed": False, "chosen": False}
 
 
@@ -117,7 +117,7 @@ def main_settings(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[t
             yield which, label, row
 
 
-def _alt(profile: ThresholdProfile, timed: Sequence[dict[str, Any]], forecast: Sequence[Row]) -> str:
+def _speed_alt(profile: ThresholdProfile, timed: Sequence[dict[str, Any]], forecast: Sequence[Row]) -> str:
     main = (f"{value['name']}: retention {value['retention']}, {value['tokens/s']}" for value in timed)
     return (
         f"Points of retention against {profile.speed.unit}: {'; '.join(main)}; and {len(forecast)} settings of the "
