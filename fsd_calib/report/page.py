@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fsd_calib.report import rows as measured
 from fsd_calib.report.charts.acceptance import accepted_by_length, tokens_by_length
 from fsd_calib.report.charts.effort import decodings_by_step, seconds_by_step
 from fsd_calib.report.charts.retention import retention_by_share, retention_by_threshold
@@ -12,6 +11,7 @@ from fsd_calib.report.differing import differing_section
 from fsd_calib.report.facts import provenance_section, rung_sheet, scale_sheet, settings_section
 from fsd_calib.report.opening import verdict_section
 from fsd_calib.report.rows import Row
+from fsd_calib.report.rows import rows as measured_rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.timing import busy_note, timing_note
 from fsd_collectors.report.tables import short_name
@@ -28,7 +28,7 @@ _FORECAST = "All marks are hollow, since no setting was timed: their speeds are 
 def run_page(run: Run) -> Page:
     """Returns the page of a run; what its record would hold and it lacks is named."""
     profile = run.profile
-    found = measured.rows(run)
+    found = measured_rows(run)
     sections = (
         verdict_section(profile), _speed(run, found), _threshold(run, found), _search(run, found), _lengths(run, found),
         _shares(run, found), _effort(run), settings_section(found, profile), differing_section(run),
