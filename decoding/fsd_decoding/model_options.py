@@ -217,10 +217,12 @@ class Loading:
         return cls(target, ModelOptions.of(draft_model_kwargs).over(replace(target, revision=None)))
 
     def following(self, profile: ThresholdProfile, target: Any, draft: Any) -> Loading:
-        """Returns how the profile's models are loaded: as recorded, where nothing else is given."""
-        both_models = profile.draft.kind == "model" and isinstance(draft, str | os.PathLike)
-        draft_options = self.draft.following(profile.draft, draft) if both_models else self.draft
-        return Loading(self.target.following(profile.target, target), draft_options)
+        """Returns how the profile's models are loaded: as recorded, where nothing else is given and none is loaded."""
+        named = [isinstance(model, str | os.PathLike) for model in (target, draft)]
+        return Loading(
+            self.target.following(profile.target, target) if named[0] else self.target,
+            self.draft.following(profile.draft, draft) if named[1] and profile.draft.kind == "model" else self.draft,
+        )
 
 
 USUAL_LOADING = Loading()
