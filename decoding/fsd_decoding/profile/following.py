@@ -17,7 +17,6 @@ from fsd_decoding.acceptance import Criterion, Rule, rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.config_resolution import resolve
-from fsd_decoding.engine.rounds import EngineSettings
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.content import MET
@@ -238,7 +237,7 @@ class Drift:
     _texts: int = 0
     _sum: float = 0.0
 
-    def applies_to(self, settings: EngineSettings, request: Request) -> bool:
+    def applies_to(self, settings: Settings, request: Request) -> bool:
         """Returns whether a text is decoded as the profile says."""
         return self.coverage.covers(DecodingSetting.of(settings, request.threshold, request.draft_length))
 
@@ -266,7 +265,7 @@ class Drift:
 
 def watch(
     drift: Drift | None,
-    settings: EngineSettings,
+    settings: Settings,
     requests: Iterable[Request],
     finished: Iterable[Finished],
     stacklevel: int,
