@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from fsd_collectors.schema import SCHEMA_VERSION
-from fsd_decoding.acceptance.proposal import Logits
+from fsd_decoding.acceptance import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
 

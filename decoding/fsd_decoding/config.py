@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
-from fsd_decoding.acceptance.proposal import Logits
+from fsd_decoding.acceptance import Logits
 from fsd_decoding.config_keywords import override
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import SETTINGS, Sampling
-from fsd_decoding.trees.shape import Chain, TreeShape, without_chain
+from fsd_decoding.tree_shape import Chain, TreeShape, without_chain
 
 StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
 """A stop policy, or a function with the return values of `StopPolicy.goes_on`."""

@@ -8,15 +8,14 @@ from typing import Any, cast
 
 from fsd_common.argument_checks import check_settings, check_whole
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.acceptance.rules import Rule, rule_named
+from fsd_decoding.acceptance import Criterion, Rule, rule_named
 from fsd_decoding.config import CallOverrides, DecodingConfig, StopPolicyLike
 from fsd_decoding.config_keywords import check_type, override, refuse_rest
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.tree_support import check_tree
-from fsd_decoding.trees.shape import TreeShape
 
 _DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # defaults for fields that are None
 

@@ -41,7 +41,7 @@ from fsd_calib.tasks.split import Parts, parts_of
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Outlook, showing_whole
 from fsd_common.user_folders import default_cache, default_state
-from fsd_decoding.acceptance.rules import RULES, rule_named
+from fsd_decoding.acceptance import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest
 from fsd_decoding.loading import check_loading, shared_tokenizer
@@ -49,8 +49,8 @@ from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import CHAIN, TreeShape
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.tree_shape import CHAIN, TreeShape
+from fsd_decoding.workers.model_workers import Sources
 
 DIVERGENCES = ("js", "doubt")
 DRAFT_LENGTHS = tuple(range(1, 13))

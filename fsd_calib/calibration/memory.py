@@ -14,7 +14,7 @@ from fsd_decoding.loading import check_device, default_device, is_source
 from fsd_decoding.memory import NAMES, ModelSize, Need, UnknownSizeError, Work, available, need
 from fsd_decoding.requests import requests_for
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.workers.planning import Capacity
+from fsd_decoding.workers.model_workers import Capacity
 
 SIZES = tuple(MOST_AT_ONCE >> halvings for halvings in range(MOST_AT_ONCE.bit_length()))
 """Batch sizes to choose from: 32, 16, … 1."""

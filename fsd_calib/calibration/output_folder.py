@@ -25,7 +25,7 @@ from fsd_calib.tasks.base import Task
 from fsd_common.errors import UsageError
 from fsd_common.files import naming
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.loading import is_source
 from fsd_decoding.models.fingerprint import model_fingerprint
 from fsd_decoding.profile.drafts import kind_of

@@ -20,7 +20,7 @@ from fsd_calib.certification.power import least_problems, power, problems_needed
 from fsd_calib.measuring.measurement import Measurement
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level
-from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.content import Rounds
 from fsd_decoding.profile.parts import EngineInfo
 
 CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true

@@ -18,8 +18,7 @@ from fsd_collectors.replay import quantiles
 from fsd_collectors.replay.blocks import Traces, blocks
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Constant, EntropyScaled, PerPrompt, Schedule
-from fsd_decoding.policies.composed import Composed
-from fsd_decoding.policies.registry import policy_named
+from fsd_decoding.policies.composed import Composed, policy_named
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 
 CONSTANT = "constant"

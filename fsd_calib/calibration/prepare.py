@@ -36,9 +36,9 @@ from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.content import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie

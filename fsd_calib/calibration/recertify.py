@@ -12,9 +12,9 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import is_source
+from fsd_decoding.model_options import UNQUANTISED
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.quantization import UNQUANTISED
 from fsd_decoding.sampling import Sampling
 
 

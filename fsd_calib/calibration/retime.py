@@ -25,12 +25,11 @@ from fsd_calib.tasks.split import parts_of
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.profile.costs import COMPILE, Speed
+from fsd_decoding.profile.content import COMPILE, Outcome, Speed, follows, timed_outcome
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.io import FILE_NAME, file_of
-from fsd_decoding.profile.outcome import Outcome, follows, timed_outcome
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _OF_RUN = ("limit", "data", "device", "dtype", "model_kwargs", "draft_model_kwargs")

@@ -29,8 +29,7 @@ from fsd_calib.search.objective import Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
 from fsd_common.progress.base import Outlook
-from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.outcome import CERTIFIED, Outcome, follows, timed_outcome
+from fsd_decoding.profile.content import CERTIFIED, Outcome, Work, follows, timed_outcome
 
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
 _FRONT = 8  # points bounded together at most: six, and two in reserve that certification problems may show dominated

@@ -31,7 +31,7 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_common.files import atomic_write, naming
 from fsd_common.progress.base import Progress, Silent, Waiting
 from fsd_common.strict_json import parse
-from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.content import Rounds
 from fsd_decoding.profile.parts import Amount, Natural, Part
 
 _LARGEST = 1 << 20  # bytes of a file

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from fsd_calib.calibration.goal import MAX_MIN_ACC, Acc, Guarantee, Test
 from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
 from fsd_common.strict_yaml import Strict, read_yaml
-from fsd_decoding.trees.shape import CHAIN
+from fsd_decoding.tree_shape import CHAIN
 
 NAME = "run.yaml"
 

@@ -19,12 +19,12 @@ from fsd_calib.calibration.run_file import NAME, DecodingSection, GoalSection, R
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.model_options import USUAL, ModelOptions
 from fsd_decoding.profile.io import FILE_NAME, write_atomically
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.trees.shape import CHAIN
+from fsd_decoding.tree_shape import CHAIN
 
 _PATHS = ("data", "out", "cache", "state")
 _HEADER = "# What fsd-calibrate was asked for; fsd-calibrate --config with this file repeats it (docs/commands.md).\n"

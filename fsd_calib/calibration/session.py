@@ -23,10 +23,10 @@ from fsd_calib.measuring.threads import Threads
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_common.progress.base import Progress
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.costs import COMPILE, Rounds
+from fsd_decoding.profile.content import COMPILE, Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.workers.model_workers import ModelWorkers
 

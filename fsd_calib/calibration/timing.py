@@ -37,7 +37,7 @@ from fsd_collectors.split import Part
 from fsd_common.errors import UsageError
 from fsd_common.formatting import interval
 from fsd_decoding.profile.parts import EarlyStopInfo
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 
 Way = Literal["run", "careful", "none"]
 """Times within the calibration's own process, in fresh ones, or not at all."""

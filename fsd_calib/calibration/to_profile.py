@@ -21,8 +21,7 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.repetition import ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.profile.costs import CostInfo, Effort, Speed, Work
-from fsd_decoding.profile.curve import CurvePoint
+from fsd_decoding.profile.content import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,

@@ -15,7 +15,7 @@ from fsd_common.progress.base import Progress
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import check_device, load_tokenizer
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import read_shape
+from fsd_decoding.tree_shape import read_shape
 
 _DECODING = ("rule", "divergence", "draft_length", "threshold_policy", "stop_policy")
 _PROMPTS = ("chat_template_kwargs", "system", "max_new_tokens", "answer_after")

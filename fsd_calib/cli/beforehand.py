@@ -14,7 +14,7 @@ from fsd_calib.cli.choices import DEVICES, DTYPES
 from fsd_calib.tasks.sources.rows import check_data_file
 from fsd_common.errors import UsageError
 from fsd_decoding.hub import check_source
-from fsd_decoding.workers.ray_cluster import check_answers
+from fsd_decoding.workers.backends import check_answers
 from fsd_predictors import files as predictor_files
 
 _BACKENDS = "torch.backends"  # entry points of packages whose devices have names that torch itself does not know

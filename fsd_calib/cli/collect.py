@@ -117,8 +117,7 @@ def command(
     from fsd_collectors.collection.run_facts import policy_of
     from fsd_decoding.loading import check_device, check_loading, load_tokenizer
     from fsd_decoding.sampling import Sampling
-    from fsd_decoding.workers.model_workers import open_workers
-    from fsd_decoding.workers.sources import Sources
+    from fsd_decoding.workers.model_workers import Sources, open_workers
 
     device, dtype, on_policy = models.device, models.dtype, asdict(policies)
     if device is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from fsd_calib.cli.choices import DRAFTERS
 from fsd_calib.cli.options import BUNDLED, default_pair, given_or_default
 from fsd_common.errors import UsageError
-from fsd_decoding.trees.shape import CHAIN
+from fsd_decoding.tree_shape import CHAIN
 
 AUTO = "auto"
 AUTO_TREES = (CHAIN, "2,6", "3,16")
@@ -67,8 +67,8 @@ class Drafters:
         Raises:
             UsageError: a head is asked for, and none is given, or of a target and a draft model one is missing.
         """
+        from fsd_decoding.drafters.eagle import Eagle
         from fsd_decoding.drafters.ngram import NGram
-        from fsd_decoding.eagle.loading import Eagle
 
         heads = self.heads or _bundled_heads(task, target)
         kinds = self._kinds(bool(heads))
@@ -97,7 +97,7 @@ def check_one(draft: str | None, head: str | None) -> None:
 
 def given(draft: str | None, head: str | None, revision: str | None) -> Any:
     """Returns the draft that a command is given; None: none is. revision: of --draft-revision."""
-    from fsd_decoding.eagle.loading import Eagle
+    from fsd_decoding.drafters.eagle import Eagle
 
     return draft if head is None else Eagle(head, revision)
 

@@ -21,7 +21,7 @@ from fsd_calib.cli.prompting import prompt_of, prompts_of_profile
 from fsd_calib.cli.prompts import gathered
 from fsd_common.argument_checks import check_settings
 from fsd_decoding.model_options import USUAL_LOADING, Loading
-from fsd_decoding.trees.shape import read_shape
+from fsd_decoding.tree_shape import read_shape
 
 if TYPE_CHECKING:
     from fsd_decoding.config import DecodingKeywords

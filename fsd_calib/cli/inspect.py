@@ -35,7 +35,7 @@ from fsd_calib.tasks.registry import task_kind
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
-from fsd_decoding.trees.shape import Chain, TreeShape, read_shape
+from fsd_decoding.tree_shape import Chain, TreeShape, read_shape
 
 if TYPE_CHECKING:
     from fsd_calib.inspection.inspected import InspectedText
@@ -265,7 +265,7 @@ def _decoders(
     keywords: dict[str, Any],
 ) -> list[SpeculativeDecoder]:
     """A decoder for each threshold, or one with the profile's; they share their models."""
-    from fsd_decoding.acceptance.rules import rule_named
+    from fsd_decoding.acceptance import rule_named
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
 

@@ -12,8 +12,7 @@ import typer
 from fsd_calib.cli.options import MODELS
 from fsd_common.errors import UsageError
 from fsd_common.strict_json import parse
-from fsd_decoding.model_options import ALIASES, ATTENTION, Loading
-from fsd_decoding.quantization import SCHEMES, UNQUANTISED
+from fsd_decoding.model_options import ALIASES, ATTENTION, SCHEMES, UNQUANTISED, Loading
 
 _LIKE_TARGET = "The same for the draft, where it differs."
 _HELP = {

@@ -124,7 +124,7 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
     profile = ThresholdProfile.load(path, allow_edited=allow_edited)
 
     from fsd_calib.vllm_plugin.command import request_notes, serve_command  # which import torch
-    from fsd_decoding.profile.settings import warning_of
+    from fsd_decoding.profile.following import warning_of
 
     command = serve_command(profile, file_of(path))
     doubts = [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm"), profile.clock_doubt()]

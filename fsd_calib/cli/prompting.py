@@ -9,7 +9,7 @@ from fsd_calib.cli.options import MOST_NEW_TOKENS
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Kind
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import QUESTION, PromptForm
+from fsd_decoding.profile.parts import QUESTION, PromptForm
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.rendering import PromptRenderer

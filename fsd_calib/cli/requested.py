@@ -37,7 +37,7 @@ from fsd_calib.search.storage_url import check_storage
 from fsd_common.argument_checks import check_sampling
 from fsd_common.errors import UsageError
 from fsd_decoding.model_options import Loading
-from fsd_decoding.trees.shape import read_shape
+from fsd_decoding.tree_shape import read_shape
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.run_file import RunFile

@@ -23,8 +23,7 @@ from fsd_calib.inspection.words import (
 from fsd_common.pages.page import token_style
 from fsd_common.pages.themes import DARK, LIGHT, variables
 from fsd_common.terminal import visible
-from fsd_decoding.observers.drafted_trees import DraftedTree
-from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -11,8 +11,7 @@ from fsd_common.formatting import threshold as shown
 
 if TYPE_CHECKING:
     from fsd_decoding.decoder import SpeculativeDecoder
-    from fsd_decoding.observers.drafted_trees import DraftedTree
-    from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
+    from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
     from fsd_decoding.requests import Prompt
 
 
@@ -49,9 +48,8 @@ def inspect_text(
     decoder: SpeculativeDecoder, prompt: Prompt, max_new_tokens: int = 256, stop: Sequence[str] = ()
 ) -> InspectedText:
     """Decodes one prompt and returns the text with the source of every token. The arguments are those of `generate`."""
-    from fsd_decoding.observers.drafted_trees import DraftedTrees
     from fsd_decoding.observers.round_record import together
-    from fsd_decoding.observers.token_sources import TokenSources
+    from fsd_decoding.observers.token_sources import DraftedTrees, TokenSources
 
     sources, trees = TokenSources(decoder.tokenizer), DraftedTrees(decoder.tokenizer)
     (result,) = decoder.generate([prompt], max_new_tokens, stop=stop, observer=together(sources, trees))
@@ -68,7 +66,7 @@ def first_difference(one: Sequence[SourcedToken], other: Sequence[SourcedToken])
 
 
 def _title(decoder: SpeculativeDecoder) -> str:
-    from fsd_decoding.acceptance.rules import RULES
+    from fsd_decoding.acceptance import RULES
 
     _, moving = decoder.policies()
     if moving is not None:
@@ -77,7 +75,7 @@ def _title(decoder: SpeculativeDecoder) -> str:
 
 
 def _setting(decoder: SpeculativeDecoder) -> str:
-    from fsd_decoding.acceptance.rules import RULES
+    from fsd_decoding.acceptance import RULES
 
     rule = RULES[decoder.rule]
     parts = [rule.name]

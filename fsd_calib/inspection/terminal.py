@@ -22,8 +22,7 @@ from fsd_calib.inspection.words import (
 )
 from fsd_common.console import LiteralConsole, literal
 from fsd_common.formatting import threshold
-from fsd_decoding.observers.drafted_trees import DraftedTree
-from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -24,13 +24,13 @@ from fsd_calib.tasks.harness.chat import chat_renderer
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingKeywords
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.profile.chat_template import check_arguments, has_chat_template
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.profile.drafts import draft_of
+from fsd_decoding.profile.rendering import check_arguments, has_chat_template
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.prompt_tokens import prompt_tokens
 from fsd_decoding.requests import Prompt
 from fsd_decoding.sampling import SETTINGS
+from fsd_decoding.text import prompt_tokens
 
 _AUTO = 32  # batch size
 _USUAL = "cuda:0"  # the device that lm-eval's command gives where its user gives none

@@ -21,7 +21,7 @@ from fsd_common.progress.base import Advance, Progress, Silent, Waiting
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.costs import Work
+from fsd_decoding.profile.content import Work
 from fsd_decoding.profile.parts import EarlyStopInfo
 
 _POLL = 0.2  # seconds between looks at the cache for what other processes decode

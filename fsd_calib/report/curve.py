@@ -11,7 +11,7 @@ from rich.table import Table
 from fsd_calib.report.figures import was_timed
 from fsd_common.console import TITLE, breakable, literal
 from fsd_common.formatting import bound, pace, percent, threshold
-from fsd_decoding.profile.curve import CurvePoint
+from fsd_decoding.profile.content import CurvePoint
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -6,9 +6,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fsd_common.formatting import in_trees
-from fsd_decoding.profile.curve import CurvePoint, Source
+from fsd_decoding.profile.content import CurvePoint, Source
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from fsd_calib.report.record import Setting

@@ -9,7 +9,7 @@ from fsd_calib.report.rows import setting_name
 from fsd_calib.report.verdict import unbound, verdict
 from fsd_common.formatting import answer_seconds, bound, exact, interval, pace, percent, threshold
 from fsd_common.pages.blocks import Section, Sheet, Tone, Verdict
-from fsd_decoding.profile.costs import Speed
+from fsd_decoding.profile.content import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _EQUALS = "\u00a0=\u00a0"  # on a phone lines break elsewhere

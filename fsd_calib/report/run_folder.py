@@ -15,8 +15,7 @@ from fsd_common.errors import UsageError
 from fsd_common.files import read_regular
 from fsd_common.pages.page import write
 from fsd_common.strict_json import parse
-from fsd_decoding.profile.digest import FIELD, digest_of
-from fsd_decoding.profile.io import file_of, first_problem
+from fsd_decoding.profile.io import FIELD, digest_of, file_of, first_problem
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 PAGE = "report.html"

@@ -9,7 +9,7 @@ from fsd_calib.report.figures import Figures, main_figures, point_of, sd_draft_l
 from fsd_calib.report.timing import busy_note, timing_note
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import NONE, ROUNDS, answer_seconds, bound, confidence, interval, pace, percent
-from fsd_decoding.profile.costs import Speed, SpeedFigures
+from fsd_decoding.profile.content import Speed, SpeedFigures
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _PART, _TIMED = "¹", "²"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fsd_common.formatting import answer_seconds, exact, interval
-from fsd_decoding.profile.costs import Speed, SpeedFigures
+from fsd_decoding.profile.content import Speed, SpeedFigures
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 

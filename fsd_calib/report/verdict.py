@@ -6,8 +6,7 @@ from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front, roun
 from fsd_calib.report.figures import draft_among, drafts, own_threshold, sd_draft_length
 from fsd_calib.report.timing import answers, gain, interval_scope
 from fsd_common.formatting import bound, exact, in_trees, interval, percent, tokens
-from fsd_decoding.profile.costs import Speed
-from fsd_decoding.profile.outcome import CERTIFIED
+from fsd_decoding.profile.content import CERTIFIED, Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 

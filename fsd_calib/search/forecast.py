@@ -16,7 +16,7 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.space import Point, Space, logit
 from fsd_collectors.replay import CostModel, RoundPolicy, ScaledTraces, quantiles, sweep
 from fsd_collectors.replay.blocks import Array, Traces
-from fsd_decoding.policies.registry import policy_named
+from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.threshold import ScalePolicy
 
 LOWEST, HIGHEST = 0.1, 0.9995  # shares; above the highest, too little is rejected to change the speed

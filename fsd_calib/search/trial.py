@@ -18,7 +18,7 @@ from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement,
 from fsd_calib.search.space import Space, arm_of
 from fsd_calib.search.workers import heartbeats
 from fsd_common.progress.base import Advance, Progress
-from fsd_decoding.profile.policy import brief
+from fsd_decoding.profile.parts import brief
 
 _FIRST = 128  # problems of the first portion; fewer never settle a decision
 _DASHBOARD_KEY: Final = "constraints"  # where Optuna 4 kept constraints, and where optuna-dashboard reads them

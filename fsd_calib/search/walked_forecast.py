@@ -13,7 +13,7 @@ from fsd_calib.search.space import logit
 from fsd_collectors.replay.blocks import Array
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.walks import Walked
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
 
 _X_FIRST = "fsd"  # the rule that goes on from x where D <= T, whatever y is
 

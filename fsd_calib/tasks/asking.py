@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import Message, PromptForm, PromptInfo, literal
+from fsd_decoding.profile.parts import Message, PromptForm, PromptInfo, literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,14 +84,14 @@ class Asking:
             given = "system" if chosen.system is not None else "chat_template_kwargs"
             raise UsageError(f"{given} is for chat templates, and the target's tokenizer has none; leave it out")
         if self.chats:
-            from fsd_decoding.profile.chat_template import check_arguments
+            from fsd_decoding.profile.rendering import check_arguments
 
             check_arguments(self.tokenizer, chosen.template_arguments)
 
     @property
     def chats(self) -> bool:
         """Whether prompts are chats."""
-        from fsd_decoding.profile.chat_template import has_chat_template
+        from fsd_decoding.profile.rendering import has_chat_template
 
         return has_chat_template(self.tokenizer)
 
@@ -133,8 +133,8 @@ class Asking:
         return self._for_template(made) if self.chats else made
 
     def _for_template(self, made: PromptInfo) -> PromptInfo:
-        from fsd_decoding.profile.chat_template import reads_clock, rejects_system, render_chat, template_digest
-        from fsd_decoding.prompt_tokens import prompt_tokens
+        from fsd_decoding.profile.rendering import reads_clock, rejects_system, render_chat, template_digest
+        from fsd_decoding.text import prompt_tokens
 
         arguments = self._template_arguments
         begins = render_chat(self.tokenizer, [("user", "x")], arguments)
@@ -153,7 +153,7 @@ class Asking:
 
     @property
     def _template_arguments(self) -> dict[str, Any]:
-        from fsd_decoding.profile.chat_template import with_day
+        from fsd_decoding.profile.rendering import with_day
 
         return with_day(self.tokenizer, self.options.template_arguments)
 

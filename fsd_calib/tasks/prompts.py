@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fsd_calib.tasks.asking import Asking
-from fsd_decoding.profile.prompt import QUESTION, Message, PromptForm, WorkedExample, literal
+from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, WorkedExample, literal
 
 Exemplar = tuple[str, str]  # question, worked answer
 

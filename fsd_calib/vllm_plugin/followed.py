@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.parts import PolicyInfo
 
 
 class Followed(Protocol):

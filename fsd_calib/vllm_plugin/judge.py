@@ -15,8 +15,7 @@ from fsd_calib.vllm_plugin.rejected_tokens import look_at_rejected
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
-from fsd_decoding.policies.entropy_scaled import EntropyScaled
-from fsd_decoding.policies.schedule import Schedule
+from fsd_decoding.policies.shapes import EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.tensors import to_device
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fsd_decoding.profile.parts import Amount, Count, Part, SamplingInfo
-from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.parts import Amount, Count, Part, PolicyInfo, SamplingInfo
 
 CALIBRATION = "calibration"
 """The setting of the plugin that holds the first setting to measure, as JSON text, in place of a profile."""

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from fsd_calib.vllm_plugin.followed import Followed
 from fsd_common.errors import UsageError
-from fsd_decoding.policies.constant import Constant
-from fsd_decoding.policies.entropy_scaled import EntropyScaled
-from fsd_decoding.policies.schedule import Schedule
+from fsd_decoding.policies.shapes import Constant, EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 
 

@@ -13,7 +13,7 @@ from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.proposal import Logits
+from fsd_decoding.acceptance import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share

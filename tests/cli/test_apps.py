@@ -21,7 +21,7 @@ from fsd_calib.cli import calibrate as calibrate_app
 from fsd_calib.cli import generate as generate_app
 from fsd_calib.cli.console import run
 from fsd_data.tokenizer import build_tokenizer
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.divergence import DIVERGENCE_VERSION, DIVERGENCES
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint

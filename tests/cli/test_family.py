@@ -24,7 +24,7 @@ from fsd_calib.cli import choices
 from fsd_calib.cli.console import run
 from fsd_calib.cli.output_options import LEVELS, OutputOptions, reply_json
 from fsd_calib.cli.prompts import gathered
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.divergence import DIVERGENCES
 from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error

@@ -18,7 +18,7 @@ from fsd_calib.cli.console import run
 from fsd_calib.cli.in_turn import Done
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.calibration.profiles import profile
 from support.messages import error_line
 from support.models import tiny_calibration

@@ -23,7 +23,7 @@ from fsd_collectors.replay.share_quantiles import even_shares, quantiles
 from fsd_collectors.replay.simulation import replay, sweep
 from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fsd_collectors.collection.judged_nodes import JudgedNodes
 from fsd_collectors.replay.walks import Walks
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.thinning import thinned
 

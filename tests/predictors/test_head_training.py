@@ -24,9 +24,8 @@ from transformers import GPT2Config, OPTConfig, Qwen3Config
 
 from fsd_common.files import intended_name, leftovers
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.checkpoint import files_of
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.drafters.eagle import Eagle, files_of
+from fsd_decoding.tree_shape import TreeShape
 from fsd_predictors.heads.folder import HeadFolder
 from fsd_predictors.heads.recipe import HeadRecipe
 from fsd_predictors.heads.source import Source

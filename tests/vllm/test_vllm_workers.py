@@ -17,9 +17,7 @@ from fsd_calib.engines.vllm.source import VllmEngineSource
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Task
 from fsd_decoding.engine.result import Result
-from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
-from fsd_decoding.workers.planning import Capacity
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Capacity, ModelWorkers, Sources, open_workers
 from support.ray_clusters import local_cluster
 from support.vllm_engine import DRAFT, TARGET, arithmetic, engine_source
 from support.worker_tasks import pid_after

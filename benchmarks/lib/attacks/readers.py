@@ -38,9 +38,9 @@ from fsd_collectors.store.verifying import notes, verify
 from fsd_common.errors import UsageError
 from fsd_common.pages.markdown import markdown
 from fsd_data import pair_paths
-from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.loading import load_model, load_tokenizer
-from fsd_decoding.profile.digest import FIELD, digest_of
+from fsd_decoding.profile.io import FIELD, digest_of
 from fsd_predictors.heads.folder import HeadFolder
 from fsd_predictors.predictor import Predictor
 from lib.attacks.jobs import PROBLEMS

@@ -13,7 +13,7 @@ from torch import Tensor
 from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.graphs.tracing import in_graph
+from fsd_decoding.graphs.callers import in_graph
 
 Width = int | Literal["whole"]
 

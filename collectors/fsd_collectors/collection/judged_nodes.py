@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fsd_collectors.replay.walks import Walks
-from fsd_decoding.acceptance.proposal import Proposal
+from fsd_decoding.acceptance import Proposal
 from fsd_decoding.divergence import unchecked_divergences
 from fsd_decoding.observers.round_record import RoundRecord
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.proposal import Logits
-from fsd_decoding.acceptance.residuals import accepted_by_chance
+from fsd_decoding.acceptance import Logits, accepted_by_chance
 from fsd_decoding.divergence import DistributionPair, check_name, divergences_of_pair, log_softmax
 from fsd_decoding.sampling import Sampling
 

@@ -18,9 +18,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.loading import ModelSource
 from fsd_decoding.observers.round_record import Observer
+from fsd_decoding.workers.model_workers import Sources
 from fsd_decoding.workers.models import check_identity, decoder_of
 from fsd_decoding.workers.pool import WorkerPool
-from fsd_decoding.workers.sources import Sources
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,15 @@ from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
 from fsd_common.argument_checks import check_count
 from fsd_common.errors import UnfinishedError, UsageError
-from fsd_decoding.acceptance.proposal import Logits
+from fsd_decoding.acceptance import Logits
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.loading import ModelSource, check_loading, is_source
 from fsd_decoding.model_options import ModelKwargs
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
+from fsd_decoding.workers.model_workers import Capacity, ModelWorkers, Sources, open_workers
 from fsd_decoding.workers.models import texts_identity
-from fsd_decoding.workers.planning import Capacity
-from fsd_decoding.workers.sources import Sources
 
 
 def collect_traces(

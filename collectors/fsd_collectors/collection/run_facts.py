@@ -13,7 +13,7 @@ from fsd_collectors.collection.protocols import Problem, Task
 from fsd_collectors.manifest import Manifest, Policy, TaskInfo
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint

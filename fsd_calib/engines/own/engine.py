@@ -26,20 +26,20 @@ from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
-from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.fingerprint import family_id, model_fingerprint, tokenizer_fingerprint
+from fsd_decoding.models.forward import attention_kind
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from fsd_calib.engines.base import Limits
 from fsd_calib.engines.cache_key import GenerationLimits
 from fsd_calib.engines.own.engine import OwnEngine
-from fsd_decoding.acceptance.proposal import Criterion
+from fsd_decoding.acceptance import Criterion
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.workers.model_workers import Sources
 from fsd_decoding.workers.models import decoder_of
-from fsd_decoding.workers.sources import Sources
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
+from fsd_decoding.batch import FinishReason
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.engine.result import Result
-from fsd_decoding.engine.row import FinishReason
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
 from fsd_decoding.requests import requests_for
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 PLUGIN_VERSION = 1  # raised when the plugin's texts or counts change

@@ -10,7 +10,7 @@ from fsd_calib.report.rows import Row, series_of
 from fsd_common.formatting import bound, percent
 from fsd_common.pages.charts import Chart, Spec, layered, quantitative
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 _LABEL = "format(1 - datum.value, datum.value < 0.001 ? '.2%' : datum.value < 0.01 ? '.1%' : '.0%')"
 _TICKS = [0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005]  # shares rejected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsd_decoding.profile.chat_template import rejects_system, render_chat, system_before_user
+from fsd_decoding.profile.rendering import rejects_system, render_chat, system_before_user
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

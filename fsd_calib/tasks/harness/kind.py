@@ -23,7 +23,7 @@ from fsd_collectors.split import Part
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsd_decoding.profile.prompt import PromptInfo
+    from fsd_decoding.profile.parts import PromptInfo
 
 
 _TRIED = 3  # references by which is told whether a task's filters take them for answers

@@ -12,7 +12,7 @@ from fsd_collectors.split import Part
 
 if TYPE_CHECKING:
     from fsd_calib.tasks.asking import Asking
-    from fsd_decoding.profile.prompt import PromptInfo
+    from fsd_decoding.profile.parts import PromptInfo
 
 _SEED = 1234  # lm-eval's own for drawing worked examples
 

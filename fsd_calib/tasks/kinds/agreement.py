@@ -24,7 +24,7 @@ from fsd_calib.tasks.prompts import instructed
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.rows import Row, read_rows, shown
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import QUESTION, PromptForm, PromptInfo
+from fsd_decoding.profile.parts import QUESTION, PromptForm, PromptInfo
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.rendering import PromptRenderer

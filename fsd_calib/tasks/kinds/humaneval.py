@@ -18,7 +18,7 @@ from fsd_calib.tasks.sandbox.preflight import checked_bwrap
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows
-from fsd_decoding.profile.prompt import QUESTION, PromptForm
+from fsd_decoding.profile.parts import QUESTION, PromptForm
 
 _HUB = HubData(
     "openai/openai_humaneval", {"test": None}, files=("README.md", "openai_humaneval/*"),

@@ -9,7 +9,7 @@ from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.prompts import Exemplar
 from fsd_calib.tasks.sources.rows import Row, shown
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import LETTERS
+from fsd_decoding.profile.parts import LETTERS
 
 BEST_OPTION = (
     "Think step by step about the question and its options. "

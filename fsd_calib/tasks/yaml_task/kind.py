@@ -21,7 +21,7 @@ from fsd_calib.tasks.yaml_task.grading import grader_of, grading_of
 from fsd_calib.tasks.yaml_task.schema import Description, read_description, read_description_file
 from fsd_calib.tasks.yaml_task.trial import check_renders
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
+from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 
 
 @dataclass(frozen=True)

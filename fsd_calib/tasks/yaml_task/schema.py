@@ -10,7 +10,7 @@ from jinja2 import Environment, TemplateSyntaxError, nodes
 from pydantic import Field, field_validator, model_validator
 
 from fsd_common.strict_yaml import Strict, checked_yaml, read_text
-from fsd_decoding.profile.prompt import Message
+from fsd_decoding.profile.parts import Message
 
 GraderName = Literal["exact", "contains", "numeric", "choice", "math", "edit", "python-tests", "python"]
 _FILE = "task file"

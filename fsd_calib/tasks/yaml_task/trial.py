@@ -9,7 +9,7 @@ from contextlib import suppress
 from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.grading.apart import Apart
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import PromptForm
+from fsd_decoding.profile.parts import PromptForm
 from fsd_decoding.profile.rendering import FormTemplates
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fsd_calib.vllm_plugin.telemetry.counters import Counters
 from fsd_calib.vllm_plugin.telemetry.texts import ServedText
-from fsd_decoding.profile.drift import Drift
+from fsd_decoding.profile.following import Drift
 
 
 class Acceptance:

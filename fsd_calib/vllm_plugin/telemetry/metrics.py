@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from fsd_calib.vllm_plugin.telemetry.counters import read_counters
-from fsd_decoding.profile.drift import expected_range
+from fsd_decoding.profile.following import expected_range
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 PATTERN = "engine-{}.counters"

@@ -21,8 +21,7 @@ from fsd_calib.vllm_plugin.telemetry.steps import Listener, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import TextListener, Texts
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.manifest import Manifest
-from fsd_decoding.profile.drift import Drift
-from fsd_decoding.profile.settings import coverage_of
+from fsd_decoding.profile.following import Drift, coverage_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
 

@@ -9,8 +9,8 @@ from typing import Any
 from fsd_common.pages.blocks import Sheet
 from fsd_common.pages.markdown import table
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.head import Eagle3Head
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.drafters.eagle_head import Eagle3Head
+from fsd_decoding.tree_shape import TreeShape
 from fsd_predictors.heads.source import Source
 
 _DRAFTS = {"chain of 3": (3, None), "chain of 5": (5, None), "tree 5 deep, 16 nodes": (5, TreeShape(4, 16))}

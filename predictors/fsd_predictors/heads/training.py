@@ -18,8 +18,8 @@ from transformers import LlamaConfig
 
 from fsd_common.errors import UsageError, in_one_line
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.checkpoint import files_of
-from fsd_decoding.eagle.head import Eagle3Head
+from fsd_decoding.drafters.eagle import files_of
+from fsd_decoding.drafters.eagle_head import Eagle3Head
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_predictors.heads.card import card, drafts

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsd_decoding.eagle.drafter import Rotation
-from fsd_decoding.eagle.head import Eagle3Head
+from fsd_decoding.drafters.eagle_head import Eagle3Head, Rotation
 
 _DECAY = 0.8  # weight of each step, in terms of the one before, as in EAGLE's training code
 

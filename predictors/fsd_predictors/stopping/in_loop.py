@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsd_decoding.policies.stopping import DraftState, RowFacts, StopPolicy, Verified
+from fsd_decoding.batch import Row
+from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified
 from fsd_predictors.features.draft_distribution import measure
 from fsd_predictors.features.features import NO_HISTORY, Drafted, RoundContext, Value, history_after
 from fsd_predictors.features.share_scale import ShareScale
@@ -83,7 +84,7 @@ class EarlyStop(StopPolicy):
             *self._rule.remembers(kept, float(verified.drafted), accepted),
         )
 
-    def _begin(self, rows: Sequence[RowFacts | None]) -> None:
+    def _begin(self, rows: Sequence[Row | None]) -> None:
         self._broken = False
         if len(rows) == 1 and rows[0] is not None:
             row = rows[0]
@@ -94,7 +95,7 @@ class EarlyStop(StopPolicy):
         else:
             self._round = self._round_of(rows)
 
-    def _round_of(self, rows: Sequence[RowFacts | None]) -> Round:
+    def _round_of(self, rows: Sequence[Row | None]) -> Round:
         """Returns a round of all rows; an empty row gets the context of a text's first round."""
         memories = np.array([(row.memory if row else None) or self._new for row in rows]).T
         positions = np.array([float(len(row.tokens)) if row else 0.0 for row in rows])

@@ -14,7 +14,7 @@ from fsd_collectors.replay.cases import REPLAYABLE, check_rule
 from fsd_collectors.replay.share_quantiles import check_divergence
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint

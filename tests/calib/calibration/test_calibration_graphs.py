@@ -26,7 +26,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.graphs.callers import Compile
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
 from support.calibration.reports import one_line, printed

@@ -22,7 +22,7 @@ from fsd_calib.measuring.timing_job import run_job
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.model_options import Loading
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 from support.models import tiny_calibration
 from support.models.tiny_pair import saved
 

@@ -22,8 +22,7 @@ from fsd_calib.measuring.result_cache import ResultCache
 from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.policies.rounds import RoundState
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart

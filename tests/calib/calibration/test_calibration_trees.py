@@ -19,7 +19,7 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.observers.drafted_trees import DraftedTrees
+from fsd_decoding.observers.token_sources import DraftedTrees
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
 from support.messages import usage_error

@@ -36,7 +36,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 from support.calibration.fixed_speeds import fix_costs
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer

@@ -30,7 +30,7 @@ from fsd_common.pages.markdown import markdown
 from fsd_common.pages.page import html
 from fsd_common.pages.themes import plain
 from fsd_common.terminal import visible
-from fsd_decoding.profile.digest import digest_of
+from fsd_decoding.profile.io import digest_of
 from support.browsers import PHONE, Looked, chromium
 from support.calibration.damage import ACTING, NUMBERS, edited, leaves
 from support.calibration.profiles import profile

@@ -1,6 +1,6 @@
-"""Drafting of trees, level by level.
+"""Trees of drafted tokens, of which one forward pass of the target judges all paths, and how they grow, level by level.
 
-No step depends on a tensor's value, so the whole phase can be one graph.
+No step depends on a tensor's value, so the whole draft can be one graph.
 """
 
 from __future__ import annotations
@@ -15,8 +15,76 @@ from torch.nn.functional import pad
 from fsd_decoding.batch import Batch
 from fsd_decoding.drafters.base import Frontier, TreeDrafter
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import TreeShape
-from fsd_decoding.trees.tree import Tree, ancestors
+from fsd_decoding.tree_shape import TreeShape
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Node 0 is a row's last token, nodes 1 … N are the drafted ones, breadth first.
+
+    Parents come before their children, so node N never has any. A row may propose fewer than N tokens; the other nodes
+    have depth 0 and are no node's children.
+
+    Args:
+        tokens: (B, N) of nodes 1 … N.
+        parents: (B, N) their parents, in 0 … N - 1.
+        depths: (B, N) their depths, 1 for children of node 0; 0: not proposed.
+        children: (B, N, k) tokens of the children of nodes 0 … N - 1, beginning with x, the token that the draft draws
+            there; -1: none.
+        seen: (B, N, N) bool, which of nodes 1 … N are on the path to each of them, itself included.
+        places: (B, N) where the drafter keeps its states of them, counted from the end of the text; -1: nowhere.
+        draft_length: L, the largest depth that a tree may have.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    children: Tensor
+    seen: Tensor
+    places: Tensor
+    draft_length: int
+
+    @classmethod
+    def of(cls, listed: list[Tensor], draft_length: int) -> Tree:
+        """Returns the tree that was `listed`."""
+        tokens, parents, depths, children, seen, places = listed
+        return cls(tokens, parents, depths, children, seen, places, draft_length)
+
+    def listed(self) -> list[Tensor]:
+        """The tensors in their order, as a step returns them that may be captured as a graph."""
+        return [self.tokens, self.parents, self.depths, self.children, self.seen, self.places]
+
+    @property
+    def proposed(self) -> Tensor:
+        """Number of drafted tokens: (B,)."""
+        return (self.depths > 0).sum(1)
+
+    @property
+    def internal(self) -> Tensor:
+        """Which of nodes 0 … N - 1 have children: (B, N) bool."""
+        return self.children[..., 0] >= 0
+
+    @property
+    def node_depths(self) -> Tensor:
+        """The depths of nodes 0 … N: (B, N + 1)."""
+        return pad(self.depths, (1, 0))
+
+    def holds(self, tokens: Tensor) -> Tensor:
+        """Whether `tokens` (B, N), one for each of nodes 0 … N - 1, are among the tokens of its children: (B, N)."""
+        return (self.children == tokens.unsqueeze(-1)).any(-1)
+
+
+def ancestors(parents: Tensor, depth: int) -> Tensor:
+    """Returns `Tree.seen` from the parents (B, N) of trees of up to this depth: (B, N, N) bool."""
+    nodes = parents.shape[1]
+    number = torch.arange(nodes, device=parents.device)
+    seen = (parents[:, :, None] == number + 1) | (number[:, None] == number)
+    generations = 1
+    while generations < depth - 1:
+        known = seen.to(torch.float32)
+        seen, generations = known @ known > 0, 2 * generations
+    return seen
+
 
 FIRST_CHILD = 0.6
 """Share of a node that its first child is taken to have in trees of a fixed shape, and so on among its siblings."""
@@ -38,22 +106,22 @@ class Growth:
     fixed: bool
 
 
-def draft_tree(drafter: TreeDrafter, batch: Batch, sampling: Sampling, growth: Growth, reach: int) -> list[Tensor]:
+def draft_tree(drafter: TreeDrafter, batch: Batch, sampling: Sampling, growth: Growth, kv_length: int) -> list[Tensor]:
     """Drafts a tree for every row.
 
     Args:
         drafter, batch, sampling: what to draft with.
         growth: how.
-        reach: an upper bound of the rows' lengths and the scratch slots behind them.
+        kv_length: an upper bound of the rows' lengths and the scratch slots behind them.
 
     Returns:
         The fields of a `Tree`, and the raw logits (B, N, V) of q at nodes 0 … N - 1, which are padding at nodes without
         children.
     """
     growing = _Growing(batch, sampling, growth)
-    growing.branch(drafter.logits(batch.tokens, batch.lengths, 0, reach))
+    growing.branch(drafter.logits(batch.tokens, batch.lengths, 0, kv_length))
     for _ in range(1, growth.depth):
-        growing.branch(drafter.expand(batch.tokens, batch.lengths, growing.advance(), reach))
+        growing.branch(drafter.expand(batch.tokens, batch.lengths, growing.advance(), kv_length))
     tree, logits = growing.pruned()
     return [*tree.listed(), logits]
 
@@ -84,8 +152,8 @@ class _Growing:
         """Finds the children of the current nodes, from q's raw logits (B, w, V) there."""
         batch, top_k, width = self._batch, self._growth.shape.top_k, logits.shape[1]
         positions = (batch.lengths[:, None] + self._level).expand(-1, width)
-        race = None if batch.race is None else batch.race[:, self._level : self._level + 1]
-        tokens, log_q = self._sampling.ranked(logits, batch.tokens, batch.keys, positions, race, top_k)
+        gumbel = None if batch.gumbel is None else batch.gumbel[:, self._level : self._level + 1]
+        tokens, log_q = self._sampling.ranked(logits, batch.tokens, batch.keys, positions, gumbel, top_k)
         self._level += 1
         deep = (batch.draft_lengths < self._level)[:, None, None]
         valid = self._valid.unsqueeze(-1) & ~deep & (log_q != -torch.inf)
