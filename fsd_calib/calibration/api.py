@@ -30,7 +30,7 @@ from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.certification.attempt_ledger import attempt_level
-from fsd_calib.certification.engine_sequence import EngineSequence
+from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -39,7 +39,7 @@ from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_common.errors import UsageError
-from fsd_common.progress.base import Outlook, showing_whole
+from fsd_common.progress.base import ProgressEstimate, showing_whole
 from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.acceptance import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
@@ -228,7 +228,7 @@ class Calibration:
         """
         out = self.config.path("out")
         kept = out if out is not None and output_folder.is_own(out, self) else None
-        with showing_whole(self.config.reporter, Outlook()), self._prepared(kept) as ready:
+        with showing_whole(self.config.reporter, ProgressEstimate()), self._prepared(kept) as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
@@ -237,7 +237,7 @@ class Calibration:
         Args:
             show_plan: receives the plan before the long work.
         """
-        outlook, before, out = Outlook(), broken_texts(), self.config.path("out")
+        outlook, before, out = ProgressEstimate(), broken_texts(), self.config.path("out")
         made = nullcontext() if out is None else output_folder.made(out)
         with made, showing_whole(self.config.reporter, outlook), self._prepared(out) as ready:
             if out is not None:

@@ -14,7 +14,7 @@ from fsd_calib.calibration.engines import check_vllm_installed
 from fsd_calib.calibration.output_folder import check_own
 from fsd_calib.calibration.recertify import as_recorded
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.certification.engine_sequence import EngineSequence
+from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.engines.vllm.arguments import EngineArguments
 from fsd_common.errors import UsageError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsd_calib.calibration.goal import Goal
-from fsd_calib.certification.floor import DELTA, Floor
+from fsd_calib.certification.bounds import DELTA, Floor
 from fsd_common.errors import UsageError
 from fsd_common.formatting import at_least, at_most, confidence
 from fsd_common.progress.base import Progress

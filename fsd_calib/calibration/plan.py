@@ -13,8 +13,8 @@ import numpy as np
 from scipy.stats import beta
 
 from fsd_calib.calibration.memory import MemoryPlan
+from fsd_calib.certification.bounds import Floor
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.floor import Floor
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import least_problems, power, problems_needed
 from fsd_calib.measuring.measurement import Measurement

@@ -24,8 +24,7 @@ from fsd_calib.calibration.run_config import Compiling, RunConfig
 from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
-from fsd_calib.certification.engine_sequence import EngineSequence
-from fsd_calib.certification.holdout import TESTS_VERSION
+from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.engines.own.engine import OwnEngine
@@ -33,7 +32,7 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast
 from fsd_calib.search.space import Space, logit
 from fsd_calib.tasks.base import Problem
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.profile.content import Rounds

@@ -113,8 +113,7 @@ def command(
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.calibration.usable import context_of, usable
     from fsd_calib.tasks.registry import load_task
-    from fsd_collectors.collection.run import collect_traces
-    from fsd_collectors.collection.run_facts import policy_of
+    from fsd_collectors.collection.run import collect_traces, policy_of
     from fsd_decoding.loading import check_device, check_loading, load_tokenizer
     from fsd_decoding.sampling import Sampling
     from fsd_decoding.workers.model_workers import Sources, open_workers

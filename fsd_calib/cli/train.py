@@ -94,7 +94,7 @@ def command(
         ("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T), ("--divergence", divergences(names), DIVERGENCES)
     )  # fmt: skip
     check_sources({"tokenizer": [tokenizer]})
-    from fsd_collectors.store.folder import MANIFEST, content_of
+    from fsd_collectors.store.listing import MANIFEST, content_of
 
     content_of(traces / MANIFEST)  # which loads nothing
     check_writable(out, ())
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _print(predictor: Predictor) -> None:
-    from fsd_collectors.report.tables import print_sheets
+    from fsd_collectors.report.description import print_sheets
     from fsd_common.console import LiteralConsole
     from fsd_predictors.training.card import by_threshold
 

@@ -113,7 +113,7 @@ def command(
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.tasks.split import tuning_of
     from fsd_decoding.loading import check_device, default_device, load_model, load_tokenizer
-    from fsd_predictors.heads.source import Source
+    from fsd_predictors.heads.recipe import Source
     from fsd_predictors.heads.training import train_head
 
     place = device or default_device()
@@ -144,8 +144,8 @@ def _numbers(layers: str) -> tuple[int, ...]:
 
 
 def _print(record: dict[str, Any]) -> None:
-    from fsd_collectors.report.tables import print_sheets
+    from fsd_collectors.report.description import print_sheets
     from fsd_common.console import LiteralConsole
-    from fsd_predictors.heads.card import by_draft, by_epoch
+    from fsd_predictors.heads.training import by_draft, by_epoch
 
     print_sheets([by_epoch(record), by_draft(record)], LiteralConsole())

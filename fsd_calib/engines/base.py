@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.tasks.base import Task
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces

@@ -12,8 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from fsd_calib.measuring.signed_rank import fewest
-from fsd_calib.measuring.speed import C, Clock, TimedRun, TimedSpeeds
+from fsd_calib.measuring.speed import C, Clock, TimedRun, TimedSpeeds, fewest
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsd_calib.certification.floor import Floor
+from fsd_calib.certification.bounds import Floor
 from fsd_calib.report.summary import was_selected
 from fsd_common.formatting import at_most, bound, confidence, exact, level, percent, points, points_between
 from fsd_decoding.profile.content import MET

@@ -14,7 +14,7 @@ from fsd_calib.report.rows import Row
 from fsd_calib.report.rows import rows as measured_rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.timing import busy_note, timing_note
-from fsd_collectors.report.tables import short_name
+from fsd_collectors.report.description import short_name
 from fsd_common.formatting import exact
 from fsd_common.pages.blocks import Block, Page, Paragraph, Section
 

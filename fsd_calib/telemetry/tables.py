@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fsd_collectors.report.tables import number, percent, unit_of
+from fsd_collectors.report.description import number, percent, unit_of
 from fsd_common.pages.blocks import Sheet
 from fsd_decoding.observers.round_log import FACT_PREFIX, DecodingSetup
 

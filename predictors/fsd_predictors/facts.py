@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_common.errors import UsageError
@@ -90,7 +90,7 @@ def hidden_of(manifest: Manifest) -> HiddenInfo | None:
     return HiddenInfo(width=manifest.hidden, seed=manifest.seed if manifest.projected else None)
 
 
-class Facts(Part):
+class PredictorFacts(Part):
     """The facts of a predictor.
 
     `divergence_version`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of the traces,

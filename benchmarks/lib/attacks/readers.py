@@ -21,8 +21,8 @@ import pandas as pd
 from fsd_calib import ThresholdProfile, load_task, load_traces
 from fsd_calib.calibration.run_facts import Timings, begin_or_resume
 from fsd_calib.calibration.run_file import read_run_file
+from fsd_calib.certification.attempt_ledger import LedgerFile
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.certification.ledger_file import LedgerFile
 from fsd_calib.cli.prompts import gathered
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
@@ -30,9 +30,8 @@ from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.report.console import print_details, print_report
 from fsd_calib.report.page import run_page
 from fsd_calib.report.run_folder import load_run
-from fsd_calib.search.sampler import history_of
+from fsd_calib.search.sampler import Workers, history_of
 from fsd_calib.search.study import open_study
-from fsd_calib.search.workers import Workers
 from fsd_calib.tasks.sources.rows import read_rows
 from fsd_collectors.store.verifying import notes, verify
 from fsd_common.errors import UsageError

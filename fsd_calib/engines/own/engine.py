@@ -16,13 +16,11 @@ from fsd_calib.engines.base import Begin, DecodingRequest, Engine, KeyedPrompt, 
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
 from fsd_calib.engines.configuration import DRAFT_ALONE, Configuration
 from fsd_calib.engines.own.round_costs import measure_costs
-from fsd_collectors.collection.hidden_states import HiddenStates
-from fsd_collectors.collection.judged_nodes import JudgedNodes
-from fsd_collectors.collection.run import collect_traces
-from fsd_collectors.collection.run_facts import manifest_of
+from fsd_collectors.collection.measures import HiddenStates
+from fsd_collectors.collection.run import collect_traces, manifest_of
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.walks import Walked
+from fsd_collectors.replay.walks import JudgedNodes, Walked
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fsd_collectors.collection.run_facts import versions
+from fsd_collectors.collection.run import versions
 from fsd_collectors.manifest import Manifest, Policy, TaskInfo
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fsd_calib.vllm_plugin.telemetry.texts import Round, ServedText
-from fsd_collectors.collection.assembly import Completions
 from fsd_collectors.collection.on_policy import DraftedTokens, Drafts
+from fsd_collectors.collection.portions import Completions
 from fsd_collectors.manifest import Manifest
 
 Array = NDArray[Any]

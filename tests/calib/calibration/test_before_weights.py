@@ -21,7 +21,7 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.report.plan import device_time, print_plan
 from fsd_common.errors import UsageError
-from fsd_common.progress.lines import Lines
+from fsd_common.progress.chosen import Lines
 from fsd_data import pair_paths
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import load_tokenizer

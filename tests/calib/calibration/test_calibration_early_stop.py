@@ -17,7 +17,7 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
-from fsd_common.progress.lines import Lines
+from fsd_common.progress.chosen import Lines
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.profile.content import CurvePoint
 from fsd_predictors.predictor import Predictor

@@ -14,7 +14,7 @@ from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import judge, note
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.certification.floor import Floor
+from fsd_calib.certification.bounds import Floor
 from fsd_calib.report.plan import pilot_summary
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_collectors.collection.measures import HiddenStates
 from fsd_common.errors import UsageError
 from fsd_decoding.acceptance import RULES
 from fsd_decoding.adaptive import EntropyScaled

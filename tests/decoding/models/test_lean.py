@@ -16,7 +16,7 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_collectors.collection.measures import HiddenStates
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fsd_predictors.models.base import AcceptanceModel, Array, Parts
-from fsd_predictors.models.encoding import Encoding
+from fsd_predictors.models.monotone import Encoding
 
 _ROWS_A_STEP = 512
 _SHARE_KNOTS = 5
 _ENCODINGS = ("features", "state", "rising")
 
 
-class Head(AcceptanceModel):
+class MLP(AcceptanceModel):
     """A network of two hidden layers.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Traces
-from fsd_collectors.replay.share_quantiles import check_divergence
+from fsd_collectors.replay.cases import check_divergence
 from fsd_common.errors import UsageError
 
 NEVER, MOST = math.log(0.01 / 0.99), math.log(0.9999 / 0.0001)  # logits of the smallest and the largest share

@@ -93,7 +93,7 @@ def _logistic(trial: optuna.Trial) -> dict[str, Any]:
     return {"knots": trial.suggest_int("knots", 3, 12), "l2": trial.suggest_float("l2", 1e-7, 1e-2, log=True)}
 
 
-def _head(trial: optuna.Trial) -> dict[str, Any]:
+def _mlp(trial: optuna.Trial) -> dict[str, Any]:
     return {
         "width": trial.suggest_int("width", 16, 128, log=True),
         "knots": trial.suggest_int("knots", 3, 12),
@@ -102,4 +102,4 @@ def _head(trial: optuna.Trial) -> dict[str, Any]:
     }
 
 
-SPACES: dict[str, Space] = {"logistic": _logistic, "boosted": _boosted, "head": _head}
+SPACES: dict[str, Space] = {"logistic": _logistic, "boosted": _boosted, "head": _mlp}

@@ -1,17 +1,23 @@
-"""SQLite files: created atomically, identified by their headers, and renamed where damaged."""
+"""What outlasts a run: SQLite files, and whether the process that left a record may still be running.
+
+Files are created atomically, identified by their headers, and renamed where damaged.
+"""
 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
+import socket
 import sqlite3
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -19,10 +25,90 @@ from fsd_common.errors import UsageError
 from fsd_common.files import make_private_file, make_private_folder, private_lock, sync_folder, temporary_of
 from fsd_common.terminal import visible
 
+
+def this_process() -> dict[str, Any]:
+    """Returns what identifies this process: its machine since the last boot, its namespace of process ids (containers
+    have their own), its id and its start time."""
+    return {**_place(), "process": os.getpid(), "started": _started(_status(os.getpid()))}
+
+
+def is_alive(process: Mapping[str, Any]) -> bool | None:
+    """Returns whether a process of `this_process` still runs; None where that cannot be seen from here.
+
+    That is so for processes of another machine or container, for those from before the last boot (another machine may
+    have the same name), and for those of other users where /proc hides them.
+    """
+    if any(process.get(name) != value for name, value in _place().items()):
+        return None
+    status = _status(process["process"])
+    if status is None:
+        return None if _exists(process["process"]) else False
+    started = _started(status)
+    return started is not None and bool(started == process["started"])
+
+
+class Watch:
+    """How long records have stayed as they are, as seen by this process alone: no two machines' clocks are compared."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[Hashable, tuple[object, float]] = {}
+
+    def seconds_unchanged(self, record: Hashable, content: object) -> float:
+        """Returns for how long this content was seen, at most since the first call for the record."""
+        now = self._clock()
+        seen, since = self._seen.setdefault(record, (content, now))
+        if seen != content:
+            self._seen[record] = (content, since := now)
+        return now - since
+
+
+@cache
+def _place() -> dict[str, str | None]:
+    return {"host": socket.gethostname(), "boot": _boot(), "namespace": _namespace()}
+
+
+def _boot() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def _namespace() -> str | None:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
+
+def _status(process: int) -> list[str] | None:
+    """Returns the fields of /proc/<id>/stat after the name, which all users may read; None: there is no such file."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _started(status: list[str] | None) -> str | None:
+    """Returns the start time, in clock ticks since boot; None: the process has ended, or that is not known."""
+    return None if status is None or status[0] in "ZX" else status[19]
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it belongs to another user
+        return True
+    return True
+
+
 _SAFE = "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;"
 _SECONDS = 60.0  # to wait for another process; each holds the file for milliseconds
 _SMALLEST = 1 << 20  # bytes free; with fewer a failed write means a full disk
-_TAILS = ("-wal", "-shm", "-journal", "")  # the file itself last, so that a new file never meets an old log
+LOGS = ("-wal", "-shm", "-journal", "")  # the file itself last, so that a new file never meets an old log
 _SYSTEM_ERRORS = {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH),
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL),
@@ -70,7 +156,7 @@ def open_database(path: Path | None, schema: Schema) -> sqlite3.Connection:
             if not path.exists():
                 _refuse_link(path)
                 _create_file(path, schema)
-            return _check_file(_connect(str(path), schema), schema)
+            return _check_file(path, _connect(str(path), schema), schema)
 
 
 @contextmanager
@@ -104,17 +190,6 @@ def identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
-
-
-def set_aside(path: Path) -> Path:
-    """Renames a file, with its logs, to the first free `<name>.damaged-<n>`. Processes that have it open continue to
-    use it there."""
-    names = (f"{path}.damaged-{n}" for n in itertools.count(1))
-    new = next(name for name in names if not os.path.exists(name))
-    for tail in _TAILS:
-        if os.path.exists(f"{path}{tail}"):
-            os.replace(f"{path}{tail}", f"{new}{tail}")
-    return Path(new)
 
 
 def _shorten(message: object) -> str:
@@ -166,7 +241,7 @@ def _create_file(path: Path, schema: Schema) -> None:
 
 
 def _remove(path: Path) -> None:
-    for tail in _TAILS:
+    for tail in LOGS:
         Path(f"{path}{tail}").unlink(missing_ok=True)
 
 
@@ -177,7 +252,7 @@ def _create(name: str, schema: Schema) -> sqlite3.Connection:
     return connection
 
 
-def _check_file(connection: sqlite3.Connection, schema: Schema) -> sqlite3.Connection:
+def _check_file(path: Path, connection: sqlite3.Connection, schema: Schema) -> sqlite3.Connection:
     try:
         (application,), (version,) = (
             connection.execute(f"PRAGMA {mark}").fetchone() for mark in ("application_id", "user_version")
@@ -186,6 +261,9 @@ def _check_file(connection: sqlite3.Connection, schema: Schema) -> sqlite3.Conne
             raise DamageError(f"it is not a {schema.what} of fsd-calib")
         if version != schema.version:
             raise VersionError(f"its schema has version {version}, and this fsd-calib reads {schema.version}")
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        if path.stat().st_size % page:  # SQLite reads zeros as the rest of its last page
+            raise DamageError("it ends within a page")
         (status,) = connection.execute(f"PRAGMA {schema.check}").fetchone()
         if status != "ok":
             raise DamageError(_shorten(status))
