@@ -1,10 +1,5 @@
-"""The decoding core. Importing it first lets PyTorch's waiting threads sleep, see `docs/machines.md`."""
+"""The decoding core."""
 
 from __future__ import annotations
 
-import os
-import sys
-
-if "torch" not in sys.modules:  # its OpenMP reads this once, while it is loaded
-    # Threads that spin while they wait take the cores from those they wait for, where other processes run beside.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+import fsd_common as _before_torch  # noqa: F401  lets its waiting threads sleep

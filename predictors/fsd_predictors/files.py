@@ -117,8 +117,9 @@ def _altered(folder: Path, name: str) -> UsageError:
 def _bytes(folder: Path, name: str) -> bytes:
     try:
         return read_regular(folder / name, _LARGEST)
-    except OSError as error:
-        raise UsageError(f"predictor {str(folder)!r}: {name} cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"predictor {str(folder)!r}: {name} cannot be read ({reason})") from error
 
 
 @contextlib.contextmanager
