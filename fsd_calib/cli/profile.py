@@ -11,11 +11,9 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.beforehand import check_place
-from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import AllowEditedOption, VersionOption
+from fsd_calib.cli.family import Family, one_of
+from fsd_calib.cli.options import AllowEditedOption, VersionOption, check_place
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
 
