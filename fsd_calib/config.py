@@ -26,9 +26,10 @@ from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import TASKS, completed_tasks
 from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_path, check_sampling, named
 from fsd_common.errors import UsageError
+from fsd_common.option import Option
 from fsd_common.option_texts import json_object, several, several_each, whole_numbers
 from fsd_common.progress.base import Progress, Silent
-from fsd_common.settings import Count, Option, Rule, Settings, Several, listed
+from fsd_common.settings import Count, Rule, Settings, Several, listed
 from fsd_decoding.model_options import USUAL, Loading, ModelKwargs, ModelOptions
 from fsd_decoding.trees.shape import CHAIN, Chain, TreeShape, read_shape, without_chain
 
@@ -235,22 +236,21 @@ class Goal(Settings):
         ] | None,
         Option("Find the fastest setting that keeps at least this share of the target's accuracy (0.98: 98 %).", GOAL),
     ] = None  # fmt: skip
-    acc: Annotated[
-        Acc,
-        Option(
-            "Meaning of --min-acc: retention (a share of the target's accuracy) or absolute (plain accuracy).", GOAL
-        ),
-    ] = "retention"
     min_speed: Annotated[
         Annotated[
             float, Field(gt=0, allow_inf_nan=False), Rule("it must be a number of tokens/s above 0")
         ] | None,
         Option("Find the most accurate setting with at least this many tokens/s per stream.", GOAL),
     ] = None  # fmt: skip
-    serve_batch: Annotated[Count, Option("Streams decoded at once when speed is measured.", GOAL)] = 1
     pareto: Annotated[
         bool, Option("Find the whole Pareto front of accuracy and speed, to choose from later.", GOAL)
     ] = False
+    acc: Annotated[
+        Acc,
+        Option(
+            "Meaning of --min-acc: retention (a share of the target's accuracy) or absolute (plain accuracy).", GOAL
+        ),
+    ] = "retention"
     confidence: Annotated[
         float, Option("Confidence level of the certificate.", GOAL),
         Field(gt=0, lt=1), Rule("it must be between 0 and 1, such as 0.95"),
@@ -268,6 +268,7 @@ class Goal(Settings):
             GOAL,
         ),
     ] = "score"
+    serve_batch: Annotated[Count, Option("Streams decoded at once when speed is measured.", GOAL)] = 1
     explore: Annotated[
         bool,
         Option(

@@ -24,7 +24,7 @@ from fsd_calib.cli.request import Request
 from fsd_calib.config import GOAL, Goal, Job, RunConfig, SearchSpace
 from fsd_calib.tasks.asking import PROBLEMS
 from fsd_calib.tasks.registry import task_kind
-from fsd_common.settings import Option
+from fsd_common.option import Option
 from fsd_decoding.model_options import Loading
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
-from fsd_common.settings import Option
+from fsd_common.option import Option
 from fsd_decoding.model_options import Loading
 from fsd_decoding.workers.ray_cluster import check_answers
 

@@ -15,18 +15,36 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
-from pydantic import BaseModel
 from typer.core import TyperCommand, TyperGroup
 
 from fsd_common.argument_checks import as_options
 from fsd_common.errors import UsageError
-from fsd_common.settings import Option, of_annotation, options_in
+from fsd_common.option import Option, of_annotation, options_in
 
 _MAY_BE_EMPTY = {"system", "answer_after", "prompt", "prompts"}  # their empty value means something
 _CONTEXT = "context_of_family"
 
 Given = dict[str, Any]
 """The options that are on the command line, by the names of their fields."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from fsd_calib import __version__
+
+        print(f"fsd-calib {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
+AllowEditedOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-edited", help="Follow a profile that was changed after its calibration, without a certificate."
+    ),
+]
 
 
 class Family(typer.Typer):
@@ -52,7 +70,7 @@ class Options:
         only: the fields that the command has options for; by default all.
     """
 
-    def __init__(self, *models: type[BaseModel], only: Collection[str] | None = None) -> None:
+    def __init__(self, *models: Any, only: Collection[str] | None = None) -> None:
         self._fields = {
             name: (option, model.model_fields[name])
             for model in models for name, option in options_in(model).items()

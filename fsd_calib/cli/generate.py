@@ -11,9 +11,8 @@ import typer
 
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json, say
 from fsd_calib.cli.drafters import check_one, given
-from fsd_calib.cli.family import Family
+from fsd_calib.cli.family import AllowEditedOption, Family
 from fsd_calib.cli.options import (
-    AllowEditedOption,
     LoadingOptions,
     MaxNewTokensOption,
     OutputOptions,

@@ -11,9 +11,8 @@ import typer
 
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import BUNDLED, check_one, default_pair, given
-from fsd_calib.cli.family import Family, OptionGroup, one_of
+from fsd_calib.cli.family import AllowEditedOption, Family, OptionGroup, one_of
 from fsd_calib.cli.options import (
-    AllowEditedOption,
     LoadingOptions,
     MaxNewTokensOption,
     OutputOptions,

@@ -16,14 +16,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fsd_calib.cli.family import Given, OptionGroup, one_of
+from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
 from fsd_calib.config import DECODING, DTYPES, MODELS, Drawing
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.sources.rows import check_data_file
 from fsd_common.errors import UsageError
+from fsd_common.option import Option
 from fsd_common.option_texts import json_object
 from fsd_common.progress.base import Progress
-from fsd_common.settings import Option
 from fsd_decoding.hub import check_source
 from fsd_decoding.model_options import ALIASES, ATTENTION, Loading
 from fsd_decoding.quantization import SCHEMES, UNQUANTISED
@@ -42,12 +42,6 @@ _LIBRARIES_IN_CAPITALS = ("VLLM_LOGGING_LEVEL",)
 
 MaxNewTokensOption = Annotated[int | None, typer.Option(min=1, help=MAX_NEW_TOKENS)]
 RawOption = Annotated[bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")]
-AllowEditedOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-edited", help="Follow a profile that was changed after its calibration, without a certificate."
-    ),
-]
 SubjectsOption = Annotated[str | None, Option("Of mmlu: use these subjects alone, separated by commas.", PROBLEMS)]
 
 # The settings of the evaluation code that was published with the paper, which also ends answers at 512 tokens, as the
@@ -92,19 +86,6 @@ def folder_name(task: str) -> str:
 
 
 # What is printed
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        from fsd_calib import __version__
-
-        print(f"fsd-calib {__version__}")
-        raise typer.Exit
-
-
-VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fsd_calib.cli.drafters import AUTO_TREES, Drafters
 from fsd_calib.cli.family import Given
 from fsd_calib.cli.options import check_place, check_sources, folder_name, named_task
-from fsd_calib.config import AUTO, CONSTANT, KINDS, TASK_NAMES, Goal, RunConfig, SearchSpace
+from fsd_calib.config import AUTO, KINDS, TASK_NAMES, Goal, RunConfig, SearchSpace
 from fsd_calib.search.storage_url import check_storage
 from fsd_common.errors import UsageError
 from fsd_common.settings import listed
@@ -172,8 +172,8 @@ class Request:
             check_answers(run.ray)
 
     def _check_searched(self, drafters: Drafters) -> None:
-        space = self.space
-        if drafters.auto and (space.predictor is not None or set(listed(space.threshold_policy)) - {CONSTANT}):
+        space = SearchSpace.over(self._of_file("decoding"), dict(self.given))  # without the trees of --drafter auto
+        if drafters.auto and (space.predictor is not None or space.moving):
             other = "--predictor" if space.predictor is not None else "--threshold-policy"
             raise UsageError(
                 f"--drafter auto and {other} are both given, and {other} goes with chains of draft models alone; leave "

@@ -57,9 +57,9 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--epochs", "0"], "--epochs is 0; it must be at least 1"),
-        (["--steps", "0"], "--steps is 0; it must be at least 1"),
-        (["--vocabulary", "0"], "--vocabulary is 0; it must be at least 1"),
+        (["--epochs", "0"], "--epochs is 0; it must be a whole number of at least 1"),
+        (["--steps", "0"], "--steps is 0; it must be a whole number of at least 1"),
+        (["--vocabulary", "0"], "--vocabulary is 0; it must be a whole number of at least 1"),
         (["--vocabulary", "980"], "--vocabulary is 980; the target has 979 tokens"),
         (["--layers", "2,x"], "--layers is '2,x'; give numbers, separated by commas, such as 2,7,11"),
         (["--layers", "2,,3"], "--layers is '2,,3'"),
