@@ -9,9 +9,8 @@ from fsd_common.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from fsd_calib import adaptive
     from fsd_calib.calibration.api import calibrate
-    from fsd_calib.calibration.goal import Goal
     from fsd_calib.calibration.retime import retime
-    from fsd_calib.calibration.run_config import RunConfig
+    from fsd_calib.config import Goal, RunConfig, SearchSpace
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry.observer import Telemetry
     from fsd_collectors.collection.run import collect_traces
@@ -41,6 +40,7 @@ __all__ = [
     "Recorder",
     "RunConfig",
     "Sampling",
+    "SearchSpace",
     "SpeculativeDecoder",
     "Telemetry",
     "ThresholdProfile",
@@ -64,11 +64,12 @@ __getattr__, __dir__ = lazy_exports(
         "CostModel": "fsd_collectors.replay.cost",
         "DecodingConfig": "fsd_decoding.config",
         "Eagle": "fsd_decoding.drafters.eagle",
-        "Goal": "fsd_calib.calibration.goal",
+        "Goal": "fsd_calib.config",
         "NGram": "fsd_decoding.drafters.ngram",
         "Recorder": "fsd_decoding.observers.round_log",
-        "RunConfig": "fsd_calib.calibration.run_config",
+        "RunConfig": "fsd_calib.config",
         "Sampling": "fsd_decoding.sampling",
+        "SearchSpace": "fsd_calib.config",
         "SpeculativeDecoder": "fsd_decoding.decoder",
         "Telemetry": "fsd_calib.telemetry.observer",
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",

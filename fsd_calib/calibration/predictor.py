@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.session import Session
+from fsd_calib.config import AUTO
 from fsd_calib.search.space import Space
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel, RoundPolicy
@@ -24,8 +25,6 @@ from fsd_predictors.predictor import Predictor
 from fsd_predictors.stopping.of_predictor import Stopper
 from fsd_predictors.training.api import train
 from fsd_predictors.training.rows import LEAST
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)

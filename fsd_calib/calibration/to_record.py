@@ -42,7 +42,7 @@ def to_record(findings: Findings, profile: ThresholdProfile) -> RunRecord:
     assert profile.digest is not None
     return RunRecord(
         profile=profile.digest,
-        goal=GoalInfo(**asdict(findings.ready.goal)),
+        goal=GoalInfo(**dict(findings.ready.goal)),
         measured=tuple(_measured(findings)),
         draft_alone=measure_draft_alone(findings),
         trials=tuple(_trials(findings)),

@@ -11,11 +11,8 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.beforehand import check_place
-from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import AllowEditedOption, VersionOption
+from fsd_calib.cli.family import AllowEditedOption, Family, VersionOption, one_of
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
 
@@ -162,6 +159,8 @@ def retime(
     """
     if timing not in _WAYS:
         raise UsageError(f"--timing is {timing!r}; it must be one of {', '.join(_WAYS)}")
+    from fsd_calib.cli.options import check_place
+
     check_place(device, None)
     amount("--minutes", minutes, zero=False)
 

@@ -11,10 +11,8 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import leave, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import VersionOption
+from fsd_calib.cli.family import Family, VersionOption, one_of
 from fsd_common.errors import UsageError
 
 NAME = "fsd-report"

@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import VersionOption
+from fsd_calib.cli.family import Family, VersionOption
 
 NAME = "fsd-traces"
 _EPILOG = """

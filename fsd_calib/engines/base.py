@@ -15,6 +15,7 @@ from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.config import DecodingConfig
@@ -234,7 +235,7 @@ class Engine(ABC):
             UsageError: The engine has a way of its own.
         """
         if compile is not False:
-            raise UsageError(f"engine {self.name!r} calls its rounds in its own way; leave --compile out")
+            raise UsageError(f"engine {self.name!r} calls its rounds in its own way; leave {named('compile')} out")
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Engine:
         """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by divergence.
@@ -242,7 +243,7 @@ class Engine(ABC):
         Raises:
             UsageError: The engine has no place for them.
         """
-        raise UsageError(f"engine {self.name!r} cannot end drafts by a predictor; leave --predictor out")
+        raise UsageError(f"engine {self.name!r} cannot end drafts by a predictor; leave {named('predictor')} out")
 
 
 class EngineSource(Protocol):

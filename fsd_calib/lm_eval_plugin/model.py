@@ -67,7 +67,7 @@ class FsdLM(LM):
     ) -> None:
         super().__init__()
         _check_names(settings)
-        self._arguments = PromptOptions(chat_template_kwargs).template_arguments
+        self._arguments = PromptOptions(chat_template_kwargs=chat_template_kwargs).template_arguments
         followed = self._followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
         models = _models(target, draft, head, followed)
         automatic = str(batch_size).startswith("auto")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
+from fsd_common.option import Option
+from fsd_common.option_texts import json_object
+from fsd_common.settings import Count, Rule, Settings
 from fsd_decoding.profile.parts import Message, PromptForm, PromptInfo, literal
 
 if TYPE_CHECKING:
@@ -21,43 +23,35 @@ TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
 _THINKING, _END_OF_THOUGHT = "enable_thinking", "</think>"
 
 
-class PromptKeywords(TypedDict, total=False):
-    """The fields of `PromptOptions`, as keywords."""
-
-    chat_template_kwargs: Mapping[str, Any] | None
-    system: str | None
-    max_new_tokens: int | None
-    answer_after: str | None
+PROBLEMS = "Problems and results"
+"""The panel of `--help`."""
+MOST_NEW_TOKENS = 256
+"""The limit on new tokens where no task sets one."""
+MAX_NEW_TOKENS = f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS} without a task."
 
 
-@dataclass(frozen=True)
-class PromptOptions:
-    """What a user chooses of prompts; None: as the task has it.
+class PromptOptions(Settings):
+    """What a user chooses of prompts; None: as the task has it."""
 
-    Args:
-        chat_template_kwargs: arguments of the chat template, beside or in place of `TEMPLATE_ARGUMENTS`.
-        system: replaces the task's system message; "": there is none.
-        max_new_tokens: the most tokens of a text.
-        answer_after: what is graded follows the last of these; "": all of the text is graded. By default "</think>"
-            where the chat template is told to let the model think.
-
-    Raises:
-        UsageError: one is of the wrong type.
-    """
-
-    chat_template_kwargs: Mapping[str, Any] | None = None
-    system: str | None = None
-    max_new_tokens: int | None = None
-    answer_after: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.chat_template_kwargs, Mapping | None):
-            raise UsageError(
-                f"chat_template_kwargs is {self.chat_template_kwargs!r:.40}; it must be names with values, such as "
-                '{"enable_thinking": true}'
-            )
-        if self.max_new_tokens is not None:
-            check_count("max_new_tokens", self.max_new_tokens)
+    system: Annotated[str | None, Option("Replace the task's system message; '' leaves it out.", PROBLEMS)] = None
+    chat_template_kwargs: Annotated[
+        Annotated[Mapping[str, Any], Rule('it must be names with values, such as {"enable_thinking": true}')] | None,
+        Option(
+            "Arguments of the target's chat template, as a JSON object. By default '{\"enable_thinking\": false}'; "
+            "with true, what follows the thought is graded.",
+            PROBLEMS,
+            read=lambda option, text: json_object(option, text, '{"enable_thinking": true}'),
+        ),
+    ] = None
+    max_new_tokens: Annotated[Count | None, Option(MAX_NEW_TOKENS, PROBLEMS)] = None
+    answer_after: Annotated[
+        str | None,
+        Option(
+            "Grade what follows the last of these in a text, such as the end of a thought; a text without one is "
+            "wrong. '' grades all of it. By default as the task and the chat template's arguments say.",
+            PROBLEMS,
+        ),
+    ] = None
 
     @property
     def template_arguments(self) -> dict[str, Any]:

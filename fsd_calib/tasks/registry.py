@@ -12,9 +12,9 @@ from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from fsd_calib.tasks.asking import Asking, PromptKeywords, PromptOptions
+from fsd_calib.tasks.asking import Asking, PromptOptions
 from fsd_calib.tasks.base import Kind, Task
 from fsd_common.errors import UsageError
 
@@ -46,7 +46,7 @@ def load_task(
     limit: int | None = None,
     data: str | PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    **options: Unpack[PromptKeywords],
+    **options: Any,
 ) -> Task:
     """Returns the problems of one task, with prompts for `tokenizer`'s model.
 
@@ -105,6 +105,12 @@ def task_kind(name: str, specification: str | None = None) -> Kind:
 def task_names() -> list[str]:
     """Returns the names of all tasks, without importing any."""
     return [*TASKS, *_of_other_packages()]
+
+
+def completed_tasks(incomplete: str) -> list[str]:
+    """Returns the names that go on from what was typed, and files in YAML here."""
+    files = (str(path) for path in sorted(Path().glob("*.y*ml")))
+    return [name for name in (*task_names(), *files) if name.startswith(incomplete)]
 
 
 def described_tasks() -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from fsd_calib.calibration.run_facts import Timings, begin_or_resume
 from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.certification.attempt_ledger import LedgerFile
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.cli.prompts import gathered
+from fsd_calib.cli.prompting import gathered
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import ResultCache

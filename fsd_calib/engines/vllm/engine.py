@@ -24,6 +24,7 @@ from fsd_calib.vllm_plugin.measured_setting import MeasuredSetting
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.acceptance import rule_named
@@ -103,7 +104,7 @@ class VllmEngine(Engine):
         self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
     ) -> CostModel:
         if tree is not None:
-            raise UsageError("engine 'vllm' drafts no trees; leave --tree out")
+            raise UsageError(f"engine 'vllm' drafts no trees; leave {named('tree')} out")
 
         def requests(length: int) -> Requests:
             self.follow(self._exact(length))

@@ -9,10 +9,9 @@ from typing import Any, cast
 import pytest
 
 from fsd_calib import calibrate
-from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest
+from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
@@ -71,7 +70,7 @@ def test_fresh_processes_load_models_in_the_same_way(models: tuple[Path, Path]) 
     decoder = SpeculativeDecoder.from_pretrained(*models, model_kwargs=loading.target, draft_model_kwargs=loading.draft)
     request = TimingRequest("careful", Sources(models[0], models[1:], loading=loading))
     with open_session(OwnEngine(decoder, TASK), TASK, RunConfig()) as session:
-        timer = Timer(session, Goal(0.7), request)
+        timer = Timer(session, Goal(min_acc=0.7), request)
         job = timer._job([session.configuration("sd", 2), FUZZY], session.tuning.problems[:12], 1, 1.0)
     assert in_fresh_process(run_job, job).of(FUZZY).value > 0
     with pytest.raises(UsageError, match="the models or library versions have changed since the calibration"):

@@ -13,15 +13,14 @@ import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.policy_families import check_policies, shapes
+from fsd_calib.config import Goal, SearchSpace
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 from support.messages import usage_error
 from support.models import tiny_calibration
@@ -203,7 +202,9 @@ def test_what_can_be_calibrated_is_let_through() -> None:
 def test_a_constant_of_ones_own_moves_nothing() -> None:
     nothing: Any = None  # that a constant does not ask for
     assert shapes([Constant(0.3), "constant"], nothing, nothing, nothing) == {None: None}
-    decoding = DecodingConfig("fsd", "js", draft_length=4, stop_policy="auto", threshold_policy=Constant(0.3))
+    decoding = SearchSpace(
+        rule="fsd", divergence="js", draft_length=4, predictor="auto", threshold_policy=Constant(0.3)
+    )
     Calibration(TASK, *far_apart(), Goal(min_acc=0.5), decoding)
 
 

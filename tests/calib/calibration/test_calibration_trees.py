@@ -12,13 +12,12 @@ from transformers import PreTrainedModel
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, TreeShape, calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.recertify import decoding_of, setting_of
+from fsd_calib.config import Goal, SearchSpace
 from fsd_calib.engines.base import Limits
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_common.errors import UsageError
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.observers.token_sources import DraftedTrees
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
@@ -86,13 +85,13 @@ def test_a_setting_of_trees_is_certified_as_such() -> None:
 
 @pytest.mark.parametrize("tree", ["chain", ["chain"], (None,)], ids=str)
 def test_chains_may_be_named_and_are_no_trees(tree: Any) -> None:
-    calibration = Calibration("arithmetic", "a", "b", Goal(min_acc=0.9), DecodingConfig(tree=tree))
+    calibration = Calibration("arithmetic", "a", "b", Goal(min_acc=0.9), SearchSpace(tree=tree))
     assert calibration._space == Calibration("arithmetic", "a", "b", Goal(min_acc=0.9))._space
-    assert DecodingConfig(tree=("chain", SMALL)) == DecodingConfig(tree=(None, SMALL))
+    assert SearchSpace(tree=("chain", SMALL)) == SearchSpace(tree=(None, SMALL))
     message = usage_error(
         lambda: calibrate("arithmetic", "a", "b", min_acc=0.9, tree=tree, engine="vllm", device="cpu")
     )
-    assert "--device" in message  # not that of trees
+    assert "leave device out" in message  # not that of trees
 
 
 def test_a_configuration_is_read_back_from_json() -> None:

@@ -12,13 +12,11 @@ import pytest
 from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.calibration import output_folder, prepare
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Plan
-from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import load_model
 from fsd_decoding.workers import model_workers
 from fsd_decoding.workers.model_workers import Capacity, Sources, open_workers
@@ -107,7 +105,7 @@ def test_the_plan_is_of_the_workers_that_there_are(
         monkeypatch.setattr(model_workers, "cores", lambda: cores)  # a worker each, if it came to that
         out, cache, state = (tmp_path / name for name in ("out", "cache", "state"))
         config = RunConfig(batch_size=8, device="cpu", dtype="float64", out=out, cache=cache, state=state)
-        decoding = DecodingConfig(divergence="js", draft_length=2)
+        decoding = SearchSpace(divergence="js", draft_length=2)
         calibration = Calibration(tiny_calibration.task(240), *models, Goal(min_acc=0.7), decoding, config)
         with output_folder.made(out):
             output_folder.claim(out, calibration)  # as a run that is to go on, whose timings are kept
