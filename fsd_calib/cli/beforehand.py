@@ -74,9 +74,9 @@ def check_sources(models: Mapping[str, Sequence[str | None]], data: Path | None 
         check_data_file(data)
 
 
-def check_predictor(source: str | None) -> None:
+def check_predictor(source: str | Path | None) -> None:
     """Raises UsageError where a folder, unless one is trained ("auto"), holds no predictor."""
-    if source is not None and source != "auto":
+    if source is not None and str(source) != "auto":
         predictor_files.read(Path(source))
 
 
