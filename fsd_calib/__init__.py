@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fsd_calib.calibration.retime import retime
     from fsd_calib.config import Goal, RunConfig, SearchSpace
     from fsd_calib.tasks.registry import load_task
-    from fsd_calib.telemetry.observer import Telemetry
+    from fsd_calib.telemetry import Telemetry
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.replay.cost import CostModel
     from fsd_collectors.replay.simulation import replay, sweep
@@ -71,7 +71,7 @@ __getattr__, __dir__ = lazy_exports(
         "Sampling": "fsd_decoding.sampling",
         "SearchSpace": "fsd_calib.config",
         "SpeculativeDecoder": "fsd_decoding.decoder",
-        "Telemetry": "fsd_calib.telemetry.observer",
+        "Telemetry": "fsd_calib.telemetry",
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",
         "TokenSources": "fsd_decoding.observers.token_sources",
         "TreeShape": "fsd_decoding.tree_shape",

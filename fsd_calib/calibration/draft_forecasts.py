@@ -12,7 +12,7 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.walked_rounds import walked_rounds
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration, Drafting
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.forecast import DraftForecasts, ReplayForecast, WalkedForecast
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import CostModel, sweep

@@ -13,9 +13,8 @@ from torch.nn import Module
 
 from fsd_calib.config import MOST_AT_ONCE, RunConfig, SearchSpace
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.source import source_of
-from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_calib.engines.own import OwnEngine, source_of
+from fsd_calib.engines.vllm.loading import EngineArguments
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.vllm_plugin.engine_checks import RULES
@@ -170,8 +169,8 @@ def _obstacles(
 
 @contextmanager
 def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
+    from fsd_calib.engines.vllm.engine import VllmEngineSource
     from fsd_calib.engines.vllm.loading import Room
-    from fsd_calib.engines.vllm.source import VllmEngineSource
 
     check_vllm_installed()
     config, arguments = request.config, EngineArguments.of(request.config.engine_args or {})

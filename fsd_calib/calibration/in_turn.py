@@ -15,7 +15,7 @@ from fsd_calib.calibration.output_folder import check_own
 from fsd_calib.calibration.recertify import as_recorded
 from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.config import RunConfig
-from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_calib.engines.vllm.loading import EngineArguments
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 

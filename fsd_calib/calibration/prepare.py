@@ -26,7 +26,7 @@ from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
 from fsd_calib.config import Compiling, Goal, RunConfig
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.configuration import Configuration, Drafting
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast
 from fsd_calib.search.space import Space, logit

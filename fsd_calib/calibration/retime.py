@@ -17,9 +17,8 @@ from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.speed import Speeds
-from fsd_calib.report.output import write_as
 from fsd_calib.report.page import run_page
-from fsd_calib.report.run_folder import PAGE, load_run, save_record
+from fsd_calib.report.run_folder import PAGE, load_run, save_record, write_as
 from fsd_calib.tasks.split import parts_of
 from fsd_common.argument_checks import amount, named
 from fsd_common.errors import UsageError

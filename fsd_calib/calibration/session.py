@@ -13,8 +13,7 @@ from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecor
 from fsd_calib.config import MOST_AT_ONCE, RunConfig
 from fsd_calib.engines.base import Engine
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.round_costs import round_seconds
+from fsd_calib.engines.own import OwnEngine, round_seconds
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache

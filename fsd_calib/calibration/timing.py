@@ -15,8 +15,7 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.config import Goal
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.source import source_of
+from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.interleaved import (
     LOOKS,

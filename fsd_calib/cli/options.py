@@ -19,7 +19,7 @@ import typer
 from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
 from fsd_calib.config import DECODING, DTYPES, MODELS, Drawing
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
-from fsd_calib.tasks.sources.rows import check_data_file
+from fsd_calib.tasks.rows import check_data_file
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
 from fsd_common.option_texts import json_object

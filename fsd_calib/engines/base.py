@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
-from fsd_calib.engines.cache_key import CacheKey, GenerationLimits
-from fsd_calib.engines.configuration import Configuration
+import numpy as np
+from scipy.optimize import nnls
+
+from fsd_calib.engines.configuration import CacheKey, Configuration, GenerationLimits
 from fsd_calib.tasks.base import Task
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
@@ -252,3 +254,20 @@ class EngineSource(Protocol):
     def engine(self, draft: str | None) -> Engine:
         """Returns the engine with the draft of this name, made at the first call; None: there is only one draft."""
         ...
+
+
+_LEAST = 1e-9  # seconds; the least cost of a verification
+
+
+def fit(seconds: Mapping[int, float], draft_step: float) -> CostModel:
+    """Fits the line L (c + Δv) + (v + Δv) to the seconds of a round by draft length L, with relative errors.
+
+    Rounds determine the two sums; `draft_step`, in seconds and at least 0, splits them. The split is rough where a
+    clock saw only launches, or no draft phase; the sums, which all speeds follow from, are not. No cost is negative.
+    """
+    lengths, taken = np.array(list(seconds), np.float64), np.array(list(seconds.values()))
+    rows = np.stack([lengths, np.ones_like(lengths)], 1) / taken[:, None]
+    token, constant = (float(x) for x in nnls(rows, np.ones_like(taken))[0])
+    constant = max(constant, _LEAST)
+    position = min(max(token - draft_step, 0.0), constant)
+    return CostModel(draft_step=token - position, verify=constant - position, position=position)

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsd_calib.inspection.inspected import InspectedText, first_difference
-from fsd_calib.inspection.words import (
+from fsd_calib.inspection.inspected import (
     HEADINGS,
     MEANINGS,
     NUMBERS,
     TREE_WORDS,
     WITHOUT_TEXT,
+    InspectedText,
     counts_line,
     difference_line,
+    first_difference,
     name_of,
     shares_line,
     token_cells,

@@ -1,9 +1,9 @@
-"""How a task asks one model: its tokenizer's chat template, and what a user chose of the prompts."""
+"""How a task asks one model: forms of prompts, the tokenizer's chat template, and what a user chose of the prompts."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +11,47 @@ from fsd_common.errors import UsageError
 from fsd_common.option import Option
 from fsd_common.option_texts import json_object
 from fsd_common.settings import Count, Rule, Settings
-from fsd_decoding.profile.parts import Message, PromptForm, PromptInfo, literal
+from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fsd_decoding.profile.rendering import PromptRenderer
+
+Exemplar = tuple[str, str]  # question, worked answer
+
+STEP_BY_STEP = (
+    "Solve the problem step by step. "
+    'End with a line that holds only "#### N", where N is the final answer as a number without units.'
+)
+STOP = ("\nQuestion:",)  # a model that continues worked examples writes another question next
+PLAIN = f"Question: {QUESTION}\nAnswer:"
+
+
+@dataclass(frozen=True)
+class WorkedExamples:
+    """Asks chat models by an instruction, and others by worked examples.
+
+    Attributes:
+        exemplars: Returns the worked examples for a model without a chat template.
+        instruction: What a chat model is told.
+    """
+
+    exemplars: Callable[[Asking], Sequence[Exemplar]]
+    instruction: str = STEP_BY_STEP
+
+    def __call__(self, asking: Asking) -> tuple[PromptForm, Sequence[str]]:
+        if asking.chats:
+            return instructed(self.instruction), ()
+        examples = (WorkedExample(question=question, answer=answer) for question, answer in self.exemplars(asking))
+        return PromptForm(text=PLAIN, examples=tuple(examples)), STOP
+
+
+def instructed(instruction: str) -> PromptForm:
+    """Asks chat models by an instruction, if there is one, and the question."""
+    said = (Message(role="system", content=literal(instruction)),) if instruction else ()
+    return PromptForm(messages=(*said, Message(role="user", content=QUESTION)))
+
 
 TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
 """By default: reasoning would exceed the limits of most tasks."""

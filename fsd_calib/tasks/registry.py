@@ -29,7 +29,7 @@ _BUILT_IN = {  # imported when they are asked for: some need a package that othe
     "csqa": "kinds.csqa:CSQA",
     "gsm8k": "kinds.gsm8k:GSM8K",
     "humaneval": "kinds.humaneval:HUMANEVAL",
-    "lm-eval": "harness.kind:lm_eval",
+    "lm-eval": "harness:lm_eval",
     "math": "kinds.math:MATH",
     "mmlu": "kinds.mmlu:mmlu",
 }
@@ -84,7 +84,7 @@ def task_kind(name: str, specification: str | None = None) -> Kind:
     """
     base, colon, argument = name.partition(":")
     if base not in TASKS and name.endswith(_DESCRIPTIONS):
-        from fsd_calib.tasks.yaml_task.kind import YamlTask
+        from fsd_calib.tasks.yaml_task import YamlTask
 
         described = YamlTask(name, specification)
         described.description  # noqa: B018  read now, so that its errors come before any work

@@ -12,8 +12,7 @@ import pytest
 
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.vllm.engine import VllmEngine
-from fsd_calib.engines.vllm.source import VllmEngineSource
+from fsd_calib.engines.vllm.engine import VllmEngine, VllmEngineSource
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Task
 from fsd_decoding.engine.result import Result

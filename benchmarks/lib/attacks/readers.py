@@ -25,14 +25,14 @@ from fsd_calib.certification.attempt_ledger import LedgerFile
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.cli.prompting import gathered
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.cache_key import CacheKey
+from fsd_calib.engines.configuration import CacheKey
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.report.console import print_details, print_report
 from fsd_calib.report.page import run_page
 from fsd_calib.report.run_folder import load_run
 from fsd_calib.search.sampler import Workers, history_of
 from fsd_calib.search.study import open_study
-from fsd_calib.tasks.sources.rows import read_rows
+from fsd_calib.tasks.rows import read_rows
 from fsd_collectors.store.verifying import notes, verify
 from fsd_common.errors import UsageError
 from fsd_common.pages.markdown import markdown

@@ -23,7 +23,7 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
 from fsd_common.progress.chosen import Lines

@@ -18,7 +18,7 @@ from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.timing_job import TimingJob, run_job
 from fsd_calib.report.console import usage
 from fsd_common.errors import UsageError

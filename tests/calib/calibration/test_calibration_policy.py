@@ -16,7 +16,7 @@ from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.policy_families import check_policies, shapes
 from fsd_calib.config import Goal, SearchSpace
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_common.progress.base import Advance, Silent

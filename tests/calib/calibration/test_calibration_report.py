@@ -10,7 +10,7 @@ import pytest
 
 from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.report.console import print_report
-from fsd_calib.report.summary import notes
+from fsd_calib.report.figures import notes
 from fsd_calib.report.verdict import verdict
 from fsd_calib.tasks import Problem, Task
 from fsd_calib.tasks.split import parts_of

@@ -14,7 +14,7 @@ from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, setting_of
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.config import Goal, RunConfig
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.eagle import Eagle

@@ -23,12 +23,12 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
-from fsd_calib.report.timing import timing_note
+from fsd_calib.report.figures import timing_note
 from fsd_calib.tasks import Problem, Task
 from fsd_collectors.split import Part
 from fsd_common.errors import UsageError

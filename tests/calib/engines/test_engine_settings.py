@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsd_calib import calibrate
-from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_calib.engines.vllm.loading import EngineArguments
 from fsd_common.errors import UsageError
 from fsd_data import pair_paths
 from support.models import tiny_calibration

@@ -19,8 +19,7 @@ import torch
 
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.source import source_of
+from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import Batch, EngineWorkers, decode_batch
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.measurement import Seeds

@@ -7,7 +7,7 @@ import pytest
 
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt, Limits
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.forecast import WalkedForecast
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.walks import Walked, Walks

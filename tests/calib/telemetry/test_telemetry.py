@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from fsd_calib import Telemetry, together
-from fsd_calib.telemetry.charts import MAX_STEPS, downsample
-from fsd_calib.telemetry.observer import COLUMNS
+from fsd_calib.telemetry import COLUMNS, MAX_STEPS, downsample
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.observers.round_record import RoundRecord

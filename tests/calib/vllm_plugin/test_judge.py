@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Verification
-from fsd_calib.vllm_plugin.judged import Judged
-from fsd_calib.vllm_plugin.rejection_rule import accept_at, accept_certainly
+from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, accept_at, accept_certainly
 from fsd_common.errors import UsageError
 from fsd_decoding import tensors
 from fsd_decoding.adaptive import EntropyScaled, Schedule

@@ -1,4 +1,4 @@
-"""Rows with named columns from a file: JSON Lines, a JSON array, CSV or Parquet, gzipped or not."""
+"""Rows with named columns, of a file (JSON Lines, JSON, CSV or Parquet, gzipped or not) or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import csv
 import gzip
 import io
 import json
+import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fsd_calib.tasks.base import Example
+from fsd_collectors.split import Part
 from fsd_common.errors import UsageError
 from fsd_common.files import read_regular
+from fsd_decoding.hub import explain, fetch_data, hub
 
 _UNPACK = "decompress it first"
 _OTHERS = {
@@ -234,3 +239,88 @@ def _object(where: str, value: object) -> Row:
     if not isinstance(value, dict):
         raise UsageError(f"{where}: {shown(value)} is not a JSON object; each row must hold columns by name")
     return Row(where, value)
+
+
+@dataclass(frozen=True)
+class HubData:
+    """A data set on the hub, and which of its splits are used for what.
+
+    Attributes:
+        id: Of the data set.
+        parts: What its splits are used for; None: the source has no parts.
+        configuration: Its configuration; None: the only one.
+        files: Patterns of the files that it takes; others are not fetched.
+        instead: The way out where the hub does not give it.
+    """
+
+    id: str
+    parts: Mapping[str, Part | None]
+    configuration: str | None = None
+    files: Sequence[str] = ("*",)
+    instead: str = "--data FILE takes a local file"
+
+    def __str__(self) -> str:
+        """How profiles name it: `openai/gsm8k main (train: tuning, test: certification)`."""
+        used = ", ".join(f"{split}: {part}" if part else split for split, part in self.parts.items())
+        return " ".join(filter(None, [self.id, self.configuration, f"({used})"]))
+
+    def rows(self, task: str) -> Iterator[tuple[Row, Part | None]]:
+        """Yields all rows of its splits, with the part that each belongs to.
+
+        Raises:
+            UsageError: The hub does not give it, and it is not in the local cache.
+        """
+        from datasets import load_dataset
+
+        try:
+            folder = fetch_data(self.id, self.files)  # `datasets` would wait for minutes for a hub that does not answer
+            with _without_bars():
+                splits = load_dataset(self.id if folder is None else str(folder), self.configuration)
+            found = {split: splits[split] for split in self.parts}
+        except Exception as error:  # network, hub, cache or disk: the way out is the same
+            raise UsageError(
+                f"task {task}: {self.id} cannot be loaded from {hub()} or its local cache: "
+                f"{explain(self.id, error, 'hf download --repo-type dataset')}; {self.instead}"
+            ) from error
+        for split, part in self.parts.items():
+            for number, row in enumerate(found[split], start=1):
+                yield Row(f"{self.id}, {split}, row {number}", row), part
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Inside, `datasets` shows no bars of its own, unless its variable asks for them; those of downloads stay."""
+    from datasets.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled() or "HF_DATASETS_DISABLE_PROGRESS_BARS" in os.environ:
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+def examples_of(rows: Iterable[Row], example: Callable[[Row], Example]) -> list[Example]:
+    """Returns the examples of rows from a file.
+
+    Raises:
+        UsageError: A question, with its choices, is in two rows: it would count twice in a certificate, and the file's
+            owner has to decide which one to keep.
+    """
+    first: dict[tuple[str, tuple[str, ...]], str] = {}
+    found, repeats = [], []
+    for row in rows:
+        made = example(row)
+        original = first.setdefault((made.question, made.choices), row.where)
+        if original != row.where:
+            repeats.append((row.where, original))
+        found.append(made)
+    if repeats:
+        where, original = repeats[0]
+        raise UsageError(
+            f"{where}: repeats the question of {original.rpartition(', ')[2]}; each may occur once, remove the others "
+            f"({len(repeats)} repeated lines in all)"
+        )
+    return found
