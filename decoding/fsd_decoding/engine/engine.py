@@ -92,7 +92,7 @@ class ThresholdControl:
         self._begins = self._begins[rows]
 
 
-ENGINE_VERSION = 2
+ENGINE_VERSION = 1
 """Incremented when a text, its rounds or its interval may differ from before; part of cache keys."""
 
 

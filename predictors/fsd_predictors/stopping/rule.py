@@ -114,7 +114,7 @@ class Rates:
         return rate * (self.costs.draft_step + self.costs.position)
 
 
-_VERSION = 2  # part of the identity, raised when the same predictor would stop elsewhere: it voids cached texts
+_VERSION = 1  # part of the identity, raised when the same predictor would stop elsewhere: it voids cached texts
 
 
 class Forecast(Protocol):
