@@ -35,8 +35,6 @@ Family = Callable[[Session, Space, Traces], Sequence[ScalePolicy | None]]
 
 def check_policies(choices: Sequence[PolicyChoice]) -> None:
     """Raises UsageError where one is neither a family's name nor a policy that a profile can hold."""
-    if not choices:
-        raise UsageError(f"threshold_policy is empty; give one or more of {', '.join(FAMILIES)}")
     for choice in choices:
         if isinstance(choice, ThresholdPolicy):
             _identity(choice)

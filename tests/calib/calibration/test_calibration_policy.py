@@ -176,7 +176,7 @@ class Nameless(ScalePolicy):
         ("poetry", "threshold_policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
         (("schedule", 3), "threshold_policy is 3; it must be one of constant, schedule"),
         ([["entropy"]], "threshold_policy is ['entropy']; it must be one of constant, schedule"),
-        ((), "threshold_policy is empty; give one or more of constant"),
+        ((), "threshold_policy is (); give one or more"),
         (EntropyScaled(0.1, 2.0, "last"), "EntropyScaled(of='last') cannot be replayed"),
         (Switch.after_sentence(Constant(0.1), Constant(0.2)), "Switch cannot be replayed"),
         (PER_PROMPT, "PerPrompt does not know this task's prompts"),

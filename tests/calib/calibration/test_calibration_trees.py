@@ -79,7 +79,7 @@ def test_chains_and_several_shapes_are_searched_and_certified_together(
 def test_a_setting_of_trees_is_certified_as_such() -> None:
     found = profile({"tree": {"top_k": 2, "nodes": 4}})
     assert setting_of(found).tree == SMALL
-    assert decoding_of(found).tree == SMALL
+    assert decoding_of(found).tree == (SMALL,)
     assert "trees of 4 nodes, top 2" in str(setting_of(found))
 
 
@@ -109,7 +109,7 @@ def test_vllm_is_told_that_it_drafts_no_trees() -> None:
     ("settings", "named"),
     [
         ({"tree": "3,16"}, "tree is '3,16'; write a shape as TreeShape(top_k=2, nodes=6)"),
-        ({"tree": (None, 4)}, "tree is 4; write a shape as TreeShape(top_k=2, nodes=6)"),
+        ({"tree": (None, 4)}, "tree is (None, 4); write a shape as TreeShape(top_k=2, nodes=6)"),
         ({"tree": {"top_k": 2, "nodes": 6}}, "tree is {'top_k': 2, 'nodes': 6}; write a shape as"),
         pytest.param({"tree": iter([SMALL])}, "tree is <list_iterator object", id="an iterator"),
         ({"tree": ()}, "tree is (); write a shape as"),

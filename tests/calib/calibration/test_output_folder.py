@@ -93,7 +93,7 @@ def test_a_profile_of_another_run_is_refused_by_what_it_is_of(tmp_path: Path) ->
     save(profile(), tmp_path, ASKED)
     check_own(tmp_path, ASKED)
     message = usage_error(lambda: check_own(tmp_path, OTHER_GOAL))
-    assert message.startswith(f"--out {str(tmp_path)!r} holds a profile of another run (task arithmetic, ")
+    assert message.startswith(f"out {str(tmp_path)!r} holds a profile of another run (task arithmetic, ")
     assert message.endswith("retention 0.98, certified-faster); give another out, or replace to write over it")
     check_own(tmp_path, replace(OTHER_GOAL, config=RunConfig(replace=True)))
 
