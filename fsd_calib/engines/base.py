@@ -11,7 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 from scipy.optimize import nnls
 
-from fsd_calib.engines.configuration import CacheKey, Configuration, GenerationLimits
+from fsd_calib.engines.cache_key import CacheKey, GenerationLimits
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.tasks.base import Task
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest

@@ -1,26 +1,15 @@
-"""A configuration: what determines a decoded text, besides prompt and noise; and the key of its cached results."""
+"""A configuration: what determines a decoded text, besides prompt and noise."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import PurePath
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from fsd_common.errors import UsageError
 from fsd_common.formatting import in_trees
-from fsd_decoding.acceptance import rule_named
-from fsd_decoding.config import DecodingConfig
-from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.policies.composed import policy_named
-from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.parts import PolicyInfo, brief, moved
-from fsd_decoding.sampling import SETTINGS
 from fsd_decoding.tree_shape import TreeShape
 
 DRAFT_ALONE = "draft"
@@ -124,140 +113,3 @@ class Configuration:
         bound = "" if self.threshold is None else f" {self.divergence} <= {self.threshold:.4g}{by}"
         drafting = "" if self.draft is None else f" with {PurePath(self.draft).name}"
         return f"{self.rule}{bound} at L = {self.draft_length}{in_trees(self.tree)}{drafting}"
-
-
-# Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since
-# logits move by rounding and D is of second order in them (tv and hellinger are of first order, but small only where
-# both models are certain, and then rounding moves little). Measured over 75,000 positions by benchmarks/margins.py,
-# which commit 63a8be76 is the last to hold: the bundled pair on a CPU, 180 problems, greedy and at temperature 0.8, 1
-# at a time compared with 3, 16 and 60, shuffled, in the plain form and "@50". In float32 constants c are the largest
-# |difference| / sqrt(D), rounded up, so no position of that pair lies outside; of another pair, one may. In float16 and
-# bfloat16 a few positions with D of 0.1 to 10 are three to eight times as noisy as all others. To cover them too would
-# leave nothing to reuse (at T = 0.1 the margin of js would be 0.2), and texts differ there anyway, by a rounded argmax,
-# 3 % of them in bfloat16: these constants cover every position with D < 0.1, half as far again as the first 25,000
-# positions went.
-_DTYPES = ("float64", "float32", "float16", "bfloat16")
-_NOISE = {
-    "js": (1e-12, 1.2e-04, 0.083, 0.11),
-    "ag": (1e-12, 2.0e-04, 0.18, 0.27),
-    "kl_qp": (1e-12, 2.8e-04, 0.24, 0.48),
-    "kl_pq": (1e-12, 3.7e-04, 0.36, 0.71),
-    "tv": (1e-12, 1.2e-04, 0.095, 0.17),
-    "hellinger": (1e-12, 8.1e-05, 0.06, 0.13),
-    "doubt": (1e-12, 4.9e-04, 0.083, 0.15),
-}  # as _DTYPES
-_SCALED_BY = "scaled_by"  # a field of the divergence, present only where a policy moves T
-
-
-class GenerationLimits(Protocol):
-    """The part of a task that determines its texts."""
-
-    @property
-    def max_new_tokens(self) -> int: ...
-    @property
-    def stop(self) -> Sequence[str]: ...
-
-
-@dataclass(frozen=True)
-class CacheKey:
-    """The key of a decoding.
-
-    It holds only what matters: no draft for a rule that does not draft, no seed for greedy decoding. Policies apply to
-    fuzzy rules only; lossless decoding, which they are compared with, has none. A policy that moves T is part of
-    `divergence`: D divided by its scale is compared with T.
-    """
-
-    rule: str
-    draft_length: int | None
-    divergence: Mapping[str, Any] | None
-    models: Mapping[str, Any]
-    sampling: Mapping[str, Any]
-    seed: int | None
-    max_new_tokens: int
-    stop: Sequence[str]
-    engine: Mapping[str, Any]
-    policy: str | None = None  # identity of the policy that stops drafts early
-    tree: Mapping[str, int] | None = None  # shape of the trees; None: chains
-
-    @cached_property
-    def json(self) -> str:
-        """Canonical JSON: equal for equal keys only."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @cached_property
-    def hash(self) -> bytes:
-        return hashlib.blake2b(self.json.encode(), digest_size=16).digest()
-
-    def margin(self, threshold: float) -> float:
-        """Returns how far inside an interval a threshold must lie to be a hit, by the numerical noise of D (see above).
-
-        The noise is c sqrt(D) below or above D: c sqrt(T) + c**2 covers both. Where T is scaled by m, D is compared
-        with T m; in T that is c sqrt(T / m) + c**2 / m, largest where m is smallest; and T moves as much as m does.
-        Infinite for dtypes and divergences that were not measured: their results are hits at their own T only.
-        """
-        bound, policy = max(threshold, 0.0), self._scale_policy
-        if policy is None:
-            return self._deviation * math.sqrt(bound) + self._deviation**2
-        deviation = self._deviation / math.sqrt(policy.least)
-        return deviation * math.sqrt(bound) + deviation**2 + bound * policy.steepness * self._deviation
-
-    @cached_property
-    def _deviation(self) -> float:
-        name = str((self.divergence or {}).get("name")).partition("@")[0]
-        noise = dict(zip(_DTYPES, _NOISE[name], strict=True)) if name in _NOISE else {}
-        models = (self.models["target"], self.models["draft"])
-        return max(noise.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
-
-    @cached_property
-    def _scale_policy(self) -> ScalePolicy | None:
-        identity = (self.divergence or {}).get(_SCALED_BY)
-        return None if identity is None else policy_named(identity)
-
-
-def key_of(
-    configuration: Configuration, seed: int, decoding: DecodingConfig, limits: GenerationLimits, *,
-    models: Mapping[str, Any], engine: Mapping[str, Any], policy: StopPolicy | None = None,
-) -> CacheKey:  # fmt: skip
-    """Returns the key of a configuration's texts under a seed.
-
-    Args:
-        decoding: Supplies sampling, and the logits that divergences are computed on.
-        models: What of the models texts depend on, with "target" and "draft".
-        engine: What of the engine they depend on under this rule: versions, device, kernels.
-        policy: Ends drafts early.
-
-    Raises:
-        UsageError: The configuration has a threshold and its rule none, or vice versa; or the policy has no identity.
-    """
-    rule, sampling = rule_named(configuration.rule), decoding.sampling
-    if rule.fuzzy != (configuration.threshold is not None):
-        raise UsageError(
-            f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, and the configuration's is "
-            f"{configuration.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
-        )
-    divergence = {"name": configuration.divergence, "on": decoding.on, "version": DIVERGENCE_VERSION}
-    if configuration.policy is not None:
-        divergence[_SCALED_BY] = configuration.policy
-    support = {"within_support": decoding.within_support}
-    return CacheKey(
-        rule=rule.name,
-        draft_length=configuration.draft_length if rule.drafts else None,
-        divergence=(divergence | support if rule.bounds_divergence else support) if rule.fuzzy else None,
-        models=models if rule.drafts else {**models, "draft": None},
-        sampling={name: getattr(sampling, name) for name in SETTINGS},
-        seed=None if sampling.greedy else seed,
-        max_new_tokens=limits.max_new_tokens,
-        stop=sorted(set(limits.stop)),
-        engine=engine,
-        policy=_identity(policy) if rule.fuzzy else None,
-        tree=asdict(configuration.tree) if configuration.tree is not None and rule.drafts else None,
-    )
-
-
-def _identity(policy: StopPolicy | None) -> str | None:
-    if policy is not None and policy.identity is None:
-        raise UsageError(
-            f"the policy {type(policy).__name__} has no identity, which the result cache needs; give it one, or "
-            "calibrate without it"
-        )
-    return None if policy is None else policy.identity

@@ -26,7 +26,8 @@ from fsd_calib.engines.base import (
     fit,
     short_name,
 )
-from fsd_calib.engines.configuration import DRAFT_ALONE, CacheKey, Configuration, GenerationLimits, key_of
+from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
+from fsd_calib.engines.configuration import DRAFT_ALONE, Configuration
 from fsd_collectors.collection.measures import HiddenStates
 from fsd_collectors.collection.run import collect_traces, manifest_of
 from fsd_collectors.manifest import Manifest

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 
 from fsd_calib.engines.base import DecodingRequest, EngineSource, KeyedPrompt
-from fsd_calib.engines.configuration import CacheKey
+from fsd_calib.engines.cache_key import CacheKey
 from fsd_common.errors import UnfinishedError, UsageError
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile

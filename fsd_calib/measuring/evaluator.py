@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt
-from fsd_calib.engines.configuration import CacheKey, Configuration
+from fsd_calib.engines.cache_key import CacheKey
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.measuring.result_cache import CachedText, ResultCache

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import CacheKey
+from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.storage import (
     LOGS,
     DamageError,

@@ -7,8 +7,9 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from fsd_calib.engines.configuration import DRAFT_ALONE
-from fsd_calib.report.figures import COUPLED, DRAFT, SD, TARGET, Row, pace_axis, sd_draft_length, series_of
+from fsd_calib.report.figures import pace_axis, sd_draft_length
 from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
+from fsd_calib.report.rows import COUPLED, DRAFT, SD, TARGET, Row, series_of
 from fsd_common.formatting import NONE, bound, duration, in_trees, pace, pace_between, percent, threshold, tokens
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_common.pages.themes import SERIES, SHAPES

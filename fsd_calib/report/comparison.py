@@ -7,7 +7,8 @@ from typing import Any
 
 from fsd_calib.report.charts import levels, main_settings, retention_axis
 from fsd_calib.report.diff import shared_settings
-from fsd_calib.report.figures import own_threshold, pace_axis, rows
+from fsd_calib.report.figures import own_threshold, pace_axis
+from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
 from fsd_common.formatting import NONE, answer_seconds, bound, interval, pace, percent, threshold
 from fsd_common.pages.blocks import Block, Page, Paragraph, Section, Sheet

@@ -16,10 +16,11 @@ from fsd_calib.report.charts import (
     tokens_by_length,
     trials,
 )
-from fsd_calib.report.figures import Row, busy_note, drafts, main_figures, own_threshold, setting_name, timing_note
-from fsd_calib.report.figures import rows as measured_rows
+from fsd_calib.report.figures import busy_note, drafts, main_figures, own_threshold, timing_note
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing, Rung, RunRecord
+from fsd_calib.report.rows import Row, setting_name
+from fsd_calib.report.rows import rows as measured_rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import details, front
 from fsd_calib.report.verdict import LIKE, by_agreement, is_bounded_front, unbound, verdict

@@ -13,7 +13,6 @@ from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
@@ -117,7 +116,7 @@ class PredictorFacts(Part):
     rule: str
     divergences: tuple[str, ...]
     divergence_version: int
-    on: Logits
+    on: Literal["raw", "processed"]
     target: ModelInfo
     draft: ModelInfo
     tokenizer: str

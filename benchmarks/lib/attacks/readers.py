@@ -25,7 +25,7 @@ from fsd_calib.certification.attempt_ledger import LedgerFile
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.cli.prompting import gathered
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import CacheKey
+from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.report.console import print_details, print_report
 from fsd_calib.report.page import run_page

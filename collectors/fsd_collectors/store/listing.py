@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_common.errors import UsageError
 from fsd_common.files import open_to_append, read_regular, sync
 from fsd_common.strict_json import parse
 from fsd_decoding.profile.parts import Count, Natural, Part
+
+if TYPE_CHECKING:
+    from fsd_collectors.manifest import Manifest
 
 MANIFEST = "manifest.json"
 LISTING = "shards.jsonl"
@@ -123,6 +125,8 @@ def _shard(line: bytes, number: int, tables: Sequence[str], path: Path) -> Shard
 
 def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest. Raises UsageError where it is missing, is not valid JSON, or has a newer schema."""
+    from fsd_collectors.manifest import Manifest  # which loads torch
+
     path = folder / MANIFEST
     name = f"manifest {str(path)!r}"
     content = content_of(path)

@@ -26,7 +26,8 @@ from fsd_calib.engines.base import (
     WantedTraces,
     fit,
 )
-from fsd_calib.engines.configuration import CacheKey, Configuration, GenerationLimits, key_of
+from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.vllm.loading import Checkpoints, EngineArguments, Room, load, read_checkpoints, versions
 from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of
 from fsd_calib.vllm_plugin.engine_checks import RULES

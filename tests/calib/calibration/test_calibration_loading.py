@@ -12,7 +12,8 @@ from fsd_calib import calibrate
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.config import Goal, RunConfig
-from fsd_calib.engines.configuration import CacheKey, Configuration
+from fsd_calib.engines.cache_key import CacheKey
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine, OwnEngineSource
 from fsd_calib.measuring.timing_job import in_fresh_process, run_job
 from fsd_common.errors import UsageError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import CacheKey
+from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from fsd_decoding.divergence import DIVERGENCES
 from support.calibration.cached_results import KEY, QUERY, key, result

@@ -18,9 +18,9 @@ from fsd_calib import Telemetry, ThresholdProfile, calibrate
 from fsd_calib.cli import report as report_app
 from fsd_calib.cli.console import run
 from fsd_calib.report.charts import Room, draft_alone
-from fsd_calib.report.figures import rows
 from fsd_calib.report.page import run_page
 from fsd_calib.report.record import RunRecord
+from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run, load_run
 from fsd_calib.tasks import Task
 from fsd_collectors.report.plot import plot

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.report.figures import rows
 from fsd_calib.report.page import plain_sentence
+from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
 from support.calibration.profiles import LOSSLESS, NOT_TIMED, UNCERTIFIED, UNKNOWN, profile
 from support.calibration.reports import OUTCOMES, one_line, printed, printed_details, row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import CacheKey
+from fsd_calib.engines.cache_key import CacheKey
 from fsd_decoding.engine.result import Result
 
 
