@@ -41,8 +41,10 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 def test_diagrams_are_drawn_and_links_to_the_source_lead_to_the_repository(site: Path) -> None:
     architecture = (site / "architecture.html").read_text(encoding="utf-8")
-    assert architecture.count('<figure class="diagram">') == 8
-    assert architecture.count('<svg id="diagram-') == 8
+    diagrams = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").count("```mermaid\n")
+    assert diagrams > 0
+    assert architecture.count('<figure class="diagram">') == diagrams
+    assert architecture.count('<svg id="diagram-') == diagrams
     assert "mermaid" not in re.sub(r"<style>.*?</style>", "", architecture, flags=re.DOTALL).lower()
     adaptive = (site / "adaptive.html").read_text(encoding="utf-8")
     assert "https://github.com/fsd-calib/fsd-calib/blob/main/examples/own_policy.py" in adaptive
