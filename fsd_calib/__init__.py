@@ -9,26 +9,25 @@ from fsd_common.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from fsd_calib import adaptive
     from fsd_calib.calibration.api import calibrate
-    from fsd_calib.calibration.goal import Goal
     from fsd_calib.calibration.retime import retime
-    from fsd_calib.calibration.run_config import RunConfig
+    from fsd_calib.config import Goal, RunConfig, SearchSpace
     from fsd_calib.tasks.registry import load_task
-    from fsd_calib.telemetry.observer import Telemetry
+    from fsd_calib.telemetry import Telemetry
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.replay.cost import CostModel
     from fsd_collectors.replay.simulation import replay, sweep
     from fsd_collectors.store.reading import load_traces
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.drafters.eagle import Eagle
     from fsd_decoding.drafters.ngram import NGram
-    from fsd_decoding.eagle.loading import Eagle
-    from fsd_decoding.hf.generate import fsd_generate
-    from fsd_decoding.observers.recorder import Recorder
+    from fsd_decoding.hf import fsd_generate
+    from fsd_decoding.observers.round_log import Recorder
     from fsd_decoding.observers.round_record import together
     from fsd_decoding.observers.token_sources import TokenSources
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
     from fsd_decoding.sampling import Sampling
-    from fsd_decoding.trees.shape import TreeShape
+    from fsd_decoding.tree_shape import TreeShape
 
 __version__ = "0.1.0"
 
@@ -41,6 +40,7 @@ __all__ = [
     "Recorder",
     "RunConfig",
     "Sampling",
+    "SearchSpace",
     "SpeculativeDecoder",
     "Telemetry",
     "ThresholdProfile",
@@ -63,21 +63,22 @@ __getattr__, __dir__ = lazy_exports(
     {
         "CostModel": "fsd_collectors.replay.cost",
         "DecodingConfig": "fsd_decoding.config",
-        "Eagle": "fsd_decoding.eagle.loading",
-        "Goal": "fsd_calib.calibration.goal",
+        "Eagle": "fsd_decoding.drafters.eagle",
+        "Goal": "fsd_calib.config",
         "NGram": "fsd_decoding.drafters.ngram",
-        "Recorder": "fsd_decoding.observers.recorder",
-        "RunConfig": "fsd_calib.calibration.run_config",
+        "Recorder": "fsd_decoding.observers.round_log",
+        "RunConfig": "fsd_calib.config",
         "Sampling": "fsd_decoding.sampling",
+        "SearchSpace": "fsd_calib.config",
         "SpeculativeDecoder": "fsd_decoding.decoder",
-        "Telemetry": "fsd_calib.telemetry.observer",
+        "Telemetry": "fsd_calib.telemetry",
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",
         "TokenSources": "fsd_decoding.observers.token_sources",
-        "TreeShape": "fsd_decoding.trees.shape",
+        "TreeShape": "fsd_decoding.tree_shape",
         "adaptive": "fsd_calib.adaptive",
         "calibrate": "fsd_calib.calibration.api",
         "collect_traces": "fsd_collectors.collection.run",
-        "fsd_generate": "fsd_decoding.hf.generate",
+        "fsd_generate": "fsd_decoding.hf",
         "load_task": "fsd_calib.tasks.registry",
         "load_traces": "fsd_collectors.store.reading",
         "replay": "fsd_collectors.replay.simulation",

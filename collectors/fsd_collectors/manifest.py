@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from fsd_collectors.schema import SCHEMA_VERSION
-from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
 
@@ -60,7 +59,7 @@ class Manifest(Part):
     sampling: SamplingInfo
     seed: int
     divergences: tuple[str, ...]
-    on: Logits  # the logits that divergences are computed on
+    on: Literal["raw", "processed"]  # the logits that divergences are computed on
     hidden: Count  # width of the draft's hidden state in the rows; 0 where it is not kept
     projected: bool  # whether the state was projected to that width
     batch_size: Natural

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Integral, Real
 
 from fsd_common.errors import UsageError
+
+_IN_COMMAND = ContextVar("whether arguments are options of a command", default=False)
+
+
+def named(argument: str) -> str:
+    """Returns what messages call an argument: in Python its name, in a command the option of that name."""
+    return f"--{argument.replace('_', '-')}" if _IN_COMMAND.get() else argument
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Inside, messages name options, see `named`."""
+    before = _IN_COMMAND.set(True)
+    try:
+        yield
+    finally:
+        _IN_COMMAND.reset(before)
 
 
 def number(thing: str, value: object, rule: str = "it must be a number (negative is lossless)") -> float:
@@ -48,19 +67,22 @@ def check_sampling(temperature: object, top_k: object = None, top_p: object = No
     """UsageError: a setting of sampling is of the wrong type or out of range, or is combined with temperature 0."""
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     for name, value in given.items():
-        check_kind(name, value, Integral if name == "top_k" else Real)
+        check_kind(named(name), value, Integral if name == "top_k" else Real)
     if temperature != 0.0 and not LEAST_TEMPERATURE <= temperature < math.inf:  # type: ignore[operator]
         raise UsageError(
-            f"temperature is {temperature}; it must be 0 (greedy) or a finite number >= {LEAST_TEMPERATURE:g}"
+            f"{named('temperature')} is {temperature}; it must be 0 (greedy) or a finite number >= "
+            f"{LEAST_TEMPERATURE:g}"
         )
     if top_k is not None and top_k < 1:  # type: ignore[operator]
-        raise UsageError(f"top_k is {top_k}; it must be at least 1, or None")
+        raise UsageError(f"{named('top_k')} is {top_k}; it must be at least 1, or None")
     for name, share in (("top_p", top_p), ("min_p", min_p)):
         if share is not None and not 0.0 < share <= 1.0:  # type: ignore[operator]
-            raise UsageError(f"{name} is {share}; it must be in (0, 1], or None")
+            raise UsageError(f"{named(name)} is {share}; it must be in (0, 1], or None")
     for name in TRUNCATIONS:
         if temperature == 0.0 and given[name] is not None:
-            raise UsageError(f"{name} is {given[name]} at temperature 0, which is greedy; set a temperature above 0")
+            raise UsageError(
+                f"{named(name)} is {given[name]} at temperature 0, which is greedy; set a temperature above 0"
+            )
 
 
 def check_kind(name: str, value: object, kind: type) -> None:

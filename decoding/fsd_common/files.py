@@ -8,8 +8,9 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -79,6 +80,31 @@ def leftovers(folder: Path, pattern: str = "*") -> list[Path]:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):  # it has got its name, or the folder can no longer be written
         path.unlink()
+
+
+def set_aside(path: Path, tails: Sequence[str] = ("",)) -> Path:
+    """Renames what is damaged to the first free `<name>.damaged-<n>`, and returns that path.
+
+    Args:
+        path: the file or folder. Processes that have it open continue to use it there.
+        tails: ends of the names of what moves with it, in this order.
+    """
+    aside = next(new for n in count(1) if not (new := path.with_name(f"{path.name}.damaged-{n}")).exists())
+    for tail in tails:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{path}{tail}", f"{aside}{tail}")
+    return aside
+
+
+def foreign_name(folder: Path, ours: str) -> str | None:
+    """Returns the first name in a folder that is not ours, nor of one of our files that a kill left incomplete.
+
+    Args:
+        folder: it may be missing.
+        ours: regular expression of our names.
+    """
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return next((name for name in names if not re.fullmatch(ours, intended_name(name))), None)
 
 
 def check_regular(path: Path) -> os.stat_result:

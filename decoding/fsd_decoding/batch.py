@@ -1,12 +1,13 @@
-"""State on the device of the rows being decoded: token ids, lengths, noise keys and settings.
+"""The rows being decoded: what they were asked, their state on the device, and their state on the host.
 
-Its counterpart on the host is `engine.Row`; keys and values are in each model's `SlotCache`.
+Keys and values are in each model's `SlotCache`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Batch:
         self.keys = torch.zeros((rows, 2), dtype=torch.int64, device=device)  # noise keys
         self.thresholds = torch.zeros(rows, dtype=torch.float64, device=device)
         self.draft_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.race: Tensor | None = None  # (B, n, V) noise of a round's positions, where it is computed beforehand
+        self.gumbel: Tensor | None = None  # (B, n, V) noise of a round's positions, where it is computed beforehand
 
     @torch.inference_mode()
     def clear(self) -> None:
@@ -76,7 +77,30 @@ class Batch:
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows except these (R,), which are renumbered in this order."""
-        self.race = None  # of a round that is over
+        self.gumbel = None  # of a round that is over
         for name, column in vars(self).items():
             if column is not None:
                 setattr(self, name, column[rows])
+
+
+FinishReason = Literal["eos", "stop", "length"]
+
+
+@dataclass
+class Row:
+    """A request being decoded, with its new tokens and counts, on the host."""
+
+    request: Request
+    lo: float  # every T in [lo, hi) gives the same text and number of rounds (docs/decoding.md)
+    hi: float
+    tokens: list[int] = field(default_factory=list)  # new ones, without EOS and those of the round under way
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    bonus: int = 0  # tokens the target added to fully accepted drafts
+    finish_reason: FinishReason | None = None
+    memory: Any = None  # what the stop policy's `remember` last returned; None in the row's first round
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.tokens)

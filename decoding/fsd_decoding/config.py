@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
-from fsd_decoding.acceptance.proposal import Logits
+from fsd_decoding.acceptance import Logits
 from fsd_decoding.config_keywords import override
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import SETTINGS, Sampling
-from fsd_decoding.trees.shape import Chain, TreeShape, without_chain
+from fsd_decoding.tree_shape import Chain, TreeShape, without_chain
 
 StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
 """A stop policy, or a function with the return values of `StopPolicy.goes_on`."""
@@ -25,9 +24,6 @@ Threshold = float | ThresholdPolicy
 class DecodingConfig:
     """Everything that determines a text besides the two models and the prompt.
 
-    A decoder takes one value for each field. `fsd_calib.calibrate` also takes tuples and searches over their values;
-    for a field that is None it searches over its own defaults.
-
     Args:
         rule: acceptance rule, a name in `acceptance.rules.RULES`.
         divergence: the divergence that T bounds, a name in `divergence.DIVERGENCES`, such as `js` or `js@50`.
@@ -37,26 +33,25 @@ class DecodingConfig:
         draft_length: L, tokens drafted per round, or the depth of trees. None: 5.
         sampling: how tokens are drawn; greedy by default.
         seed: seed of the sampling noise.
-        stop_policy: ends drafts early, before L tokens. For `calibrate`, the folder of an acceptance predictor, or
-            "auto", which trains one.
-        threshold_policy: moves T while a text is decoded. For `calibrate`, also the name of a family such as "entropy".
+        stop_policy: ends drafts early, before L tokens.
+        threshold_policy: moves T while a text is decoded.
         on: the logits that the divergence is computed on: "raw", or "processed" by temperature, top-k and so on.
         within_support: reject tokens to which the target's processed distribution gives no probability.
         tree: the shape of the trees that are drafted, such as `TreeShape(top_k=4, nodes=16)`. None or "chain": chains;
-            as a keyword, where None keeps what there is, "chain" replaces a tree. `calibrate` chooses among several.
+            as a keyword, where None keeps what there is, "chain" replaces a tree.
     """
 
-    rule: str | Sequence[str] = "fsd-coupled"
-    divergence: str | Sequence[str] | None = None
+    rule: str = "fsd-coupled"
+    divergence: str | None = None
     threshold: Threshold | None = None
-    draft_length: int | Sequence[int] | None = None
+    draft_length: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
-    stop_policy: StopPolicyLike | str | os.PathLike[str] | None = None
-    threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None = None
+    stop_policy: StopPolicyLike | None = None
+    threshold_policy: ThresholdPolicy | None = None
     on: Logits = "raw"
     within_support: bool = False
-    tree: TreeShape | Chain | Sequence[TreeShape | Chain | None] | None = None
+    tree: TreeShape | Chain | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tree", without_chain(self.tree))
@@ -114,17 +109,17 @@ class CallOverrides:
 class DecodingKeywords(TypedDict, total=False):
     """The fields of `DecodingConfig` and of its sampling, as keywords; None keeps what there is."""
 
-    rule: str | Sequence[str]
-    divergence: str | Sequence[str] | None
+    rule: str
+    divergence: str | None
     threshold: Threshold | None
-    draft_length: int | Sequence[int] | None
+    draft_length: int | None
     sampling: Sampling
     seed: int
-    stop_policy: StopPolicyLike | str | os.PathLike[str] | None
-    threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None
+    stop_policy: StopPolicyLike | None
+    threshold_policy: ThresholdPolicy | None
     on: Logits
     within_support: bool
-    tree: TreeShape | Chain | Sequence[TreeShape | Chain | None] | None
+    tree: TreeShape | Chain | None
     temperature: float
     top_k: int | None
     top_p: float | None

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from fsd_common.argument_checks import check_settings, check_whole
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.acceptance.rules import Rule, rule_named
-from fsd_decoding.config import CallOverrides, DecodingConfig, StopPolicyLike
+from fsd_decoding.acceptance import Criterion, Rule, rule_named
+from fsd_decoding.config import CallOverrides, DecodingConfig
 from fsd_decoding.config_keywords import check_type, override, refuse_rest
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.tree_support import check_tree
-from fsd_decoding.trees.shape import TreeShape
 
 _DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # defaults for fields that are None
 
@@ -48,11 +47,11 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
     draft_length = _DRAFT_LENGTH if config.draft_length is None else config.draft_length
     divergence = _DIVERGENCE if config.divergence is None else _single("divergence", config.divergence)
     criterion = Criterion(divergence, config.on, config.within_support)
-    stopping = None if config.stop_policy is None else as_policy(cast(StopPolicyLike, config.stop_policy))
+    stopping = None if config.stop_policy is None else as_policy(config.stop_policy)
     check_settings([draft_length], [threshold])
     check_whole("seed", config.seed)
-    length, tree = cast(int, draft_length), cast(TreeShape | None, config.tree)
-    resolved = ResolvedConfig(rule, criterion, config.sampling, threshold, length, stopping, policy, tree)
+    tree = cast(TreeShape | None, config.tree)
+    resolved = ResolvedConfig(rule, criterion, config.sampling, threshold, draft_length, stopping, policy, tree)
     check_tree(resolved)
     return resolved
 
@@ -79,7 +78,7 @@ def configured(
     config = (check_type("decoding", decoding, DecodingConfig) or base or DecodingConfig()).override(rest)
     refuse_rest(function, rest)
     if isinstance(config.rule, str):  # else `resolve` says so
-        _check_given(keywords, config.rule, config.rule if base is None else str(base.rule))
+        _check_given(keywords, config.rule, config.rule if base is None else base.rule)
     return config
 
 
@@ -157,7 +156,7 @@ def check_movable(policy: ThresholdPolicy, rule: Rule) -> None:
         )
 
 
-def _single(name: str, value: str | Sequence[str]) -> str:
+def _single(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{name} is {value!r}; a decoder takes one name (calibrate() chooses among several)")
     return value

@@ -13,7 +13,7 @@ import torch
 
 from fsd_common.argument_checks import check_count, check_flag
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import Rule, rule_named
+from fsd_decoding.acceptance import Rule, rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
 from fsd_decoding.config_resolution import (
@@ -25,13 +25,12 @@ from fsd_decoding.config_resolution import (
     threshold_and_policy,
 )
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, attach_finished
-from fsd_decoding.engine.settings import Settings
+from fsd_decoding.engine.rounds import EngineSettings
 from fsd_decoding.graphs.callers import Compile
-from fsd_decoding.kernels.dispatch import probe_triton
 from fsd_decoding.loading import (
     as_dtype,
     check_device,
@@ -43,21 +42,28 @@ from fsd_decoding.loading import (
     shared_tokenizer,
 )
 from fsd_decoding.model_options import ModelKwargs
-from fsd_decoding.models.lean_choice import Choice, choose
+from fsd_decoding.models.lean import RunBy, choose
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.profile.coverage import Coverage, DecodingSetting
-from fsd_decoding.profile.draft_shapes import Drafts, DraftsByRule
-from fsd_decoding.profile.drift import Drift, watch
-from fsd_decoding.profile.following import following
-from fsd_decoding.profile.settings import config_of, profile_config
+from fsd_decoding.profile.following import (
+    Coverage,
+    DecodingSetting,
+    Drafts,
+    DraftsByRule,
+    Drift,
+    config_of,
+    following,
+    profile_config,
+    watch,
+)
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.requests import Prompt, requests_for
+from fsd_decoding.tensors import probe_triton
 from fsd_decoding.text import StopStrings, TextStream
+from fsd_decoding.tree_shape import without_chain
 from fsd_decoding.tree_support import check_drafter, check_tree
-from fsd_decoding.trees.shape import without_chain
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +259,7 @@ class SpeculativeDecoder:
         """What runs target and draft: "lean", or "transformers", with the reason."""
         found = {}
         for role, model in zip(("target", "draft"), self._models(), strict=False):
-            choice = choose(model) if self.lean else Choice(None, "lean is False")
+            choice = choose(model) if self.lean else RunBy(None, "lean is False")
             found[role] = "lean" if choice.lean is not None else f"transformers: {choice.reason}"
         return found
 
@@ -345,7 +351,9 @@ class SpeculativeDecoder:
         with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
-    def _pieces(self, engine: Engine, settings: Settings, asked: list[Request], stop: Sequence[str]) -> Iterator[str]:
+    def _pieces(
+        self, engine: Engine, settings: EngineSettings, asked: list[Request], stop: Sequence[str]
+    ) -> Iterator[str]:
         text = TextStream(self.tokenizer, stop)
         with attach_finished({}, 1):
             for (row,) in engine.rounds(asked):
@@ -376,7 +384,7 @@ class SpeculativeDecoder:
 
     def settings(
         self, call: CallOverrides | None = None, stop: Sequence[str] = (), observer: Observer | None = None
-    ) -> Settings:
+    ) -> EngineSettings:
         """Returns the engine settings for one call.
 
         Raises:
@@ -390,7 +398,7 @@ class SpeculativeDecoder:
         rule, sampling = rule_named(call.rule or self.rule), call.sampling(self.sampling)
         policies = self.policies(call)
         tree = self._drafts(call).tree if rule.drafts else None
-        settings = Settings(rule, self.criterion, sampling, self.eos, self.seed, stops, *policies, observer, tree)
+        settings = EngineSettings(rule, self.criterion, sampling, self.eos, self.seed, stops, *policies, observer, tree)
         check_tree(settings)
         return settings
 
@@ -411,7 +419,7 @@ class SpeculativeDecoder:
             )
         return ending, moving
 
-    def _departures(self, settings: Settings, requests: Sequence[Request]) -> list[str | None]:
+    def _departures(self, settings: EngineSettings, requests: Sequence[Request]) -> list[str | None]:
         """Warnings where a call differs from what the decoder's profile, or those of its policy, certified."""
         policy, asked = settings.threshold_policy, _settings_of(settings, requests)
         return [self._departure(asked), *(policy.departures(asked) if policy is not None else ())]
@@ -424,7 +432,12 @@ class SpeculativeDecoder:
         return self.coverage.departure(setting for setting in settings if setting.values() != own)
 
     def _asked_otherwise(
-        self, settings: Settings, requests: Sequence[Request], prompts: Sequence[Prompt], most: int, stop: Sequence[str]
+        self,
+        settings: EngineSettings,
+        requests: Sequence[Request],
+        prompts: Sequence[Prompt],
+        most: int,
+        stop: Sequence[str],
     ) -> str | None:
         """A warning where lossy decoding is of other prompts, or texts end otherwise, than the profile certified."""
         if self.coverage is None or all(setting.lossless for setting in _settings_of(settings, requests)):
@@ -462,13 +475,13 @@ class SpeculativeDecoder:
             policy.check((self.target, self.draft), self.tokenizer, rule.name, self.divergence)
         return policy
 
-    def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
+    def engine(self, settings: EngineSettings, requests: list[Request], batch_size: int) -> Engine:
         """Returns an engine for these requests, with caches for `batch_size` at a time. It can run only once."""
         probe_triton(self.device)
-        deepest = max(r.draft_length for r in requests)  # every row may draft as many
+        draft_length = max(r.draft_length for r in requests)  # every row may draft as many
         longest = max(len(r.prompt) + r.max_new_tokens for r in requests) + 1
-        longest += deepest if settings.tree is None else settings.tree.scratch(deepest)
-        models = Models(self.target, self.draft, self._vocabulary, self.lean, deepest)
+        longest += draft_length if settings.tree is None else settings.tree.scratch(draft_length)
+        models = Models(self.target, self.draft, self._vocabulary, self.lean, draft_length)
         graphs = not settings.sampling.processors  # custom processors cannot run in graphs
         caches = self._pool.acquire(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
         if settings.tree is not None:
@@ -496,7 +509,7 @@ def _as_profile(source: Any, decoding: DecodingConfig | None, allow_edited: bool
     return ThresholdProfile.load(source, allow_edited=allow_edited)
 
 
-def _settings_of(settings: Settings, requests: Sequence[Request]) -> list[DecodingSetting]:
+def _settings_of(settings: EngineSettings, requests: Sequence[Request]) -> list[DecodingSetting]:
     """The different settings of the requests of a call."""
     pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
     return [DecodingSetting.of(settings, *pair) for pair in pairs]

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.kernels.dispatch import kernels_support
-from fsd_decoding.tensors import lazy
+from fsd_decoding.tensors import kernels_support, lazy
 
 if TYPE_CHECKING:
-    from fsd_decoding.kernels.scan import Scan
+    from fsd_decoding.kernels import Scan
 
 DIVERGENCE_VERSION = 1  # raised when a formula changes, because earlier thresholds no longer apply
 
@@ -209,7 +208,7 @@ def log_softmax(logits: Tensor) -> Tensor:
 def entropy(logits: Tensor) -> Tensor:
     """Returns the entropy of the softmax of logits (…, V), in nats: (…)."""
     if logits.numel() and kernels_support(logits):
-        from fsd_decoding.kernels.scan import scan
+        from fsd_decoding.kernels import scan
 
         return scan(_to_3d(logits)).entropy.reshape(logits.shape[:-1])
     log = log_softmax(logits).clamp_min_(_LOG_ZERO)  # so that 0 · log 0 is 0; in place, as this runs every round
@@ -220,7 +219,7 @@ def is_fused(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor) 
     """Whether a kernel computes all of these from logits as they lie in memory, without temporaries of their size."""
     if not kernels_support(target_logits, draft_logits):
         return False
-    from fsd_decoding.kernels.divergences import supports
+    from fsd_decoding.kernels import supports
 
     dtypes = {target_logits.dtype, draft_logits.dtype}
     mixed = torch.float64 in dtypes and len(dtypes) > 1
@@ -231,8 +230,7 @@ def _fused(
     names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scans: tuple[Scan | None, Scan | None]
 ) -> dict[str, Tensor]:
     """`unchecked_divergences` by the fused kernel."""
-    from fsd_decoding.kernels.divergences import compare
-    from fsd_decoding.kernels.scan import scan
+    from fsd_decoding.kernels import compare, scan
 
     target, draft = _to_3d(target_logits), _to_3d(draft_logits)
     values = compare(names, target, draft, (scans[0] or scan(target), scans[1] or scan(draft)))

@@ -4,29 +4,58 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from fsd_common.argument_checks import check_path
 from fsd_common.errors import UsageError, in_one_line
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
-from fsd_decoding.model_options import USUAL, USUAL_LOADING, Loading, LoadingKeywords, ModelKwargs, ModelOptions
-from fsd_decoding.models.checkpoint_files import CheckpointFiles
+from fsd_decoding.model_options import (
+    USUAL,
+    USUAL_LOADING,
+    Loading,
+    LoadingKeywords,
+    ModelKwargs,
+    ModelOptions,
+    check_runs,
+    scheme_of,
+)
 from fsd_decoding.models.fingerprint import tokenizer_difference
-from fsd_decoding.models.known_digests import remember_checkpoint
-from fsd_decoding.models.rope_types import unknown_rope_type
-from fsd_decoding.quantization import check_runs, scheme_of
-from fsd_decoding.weight_bars import without_weight_bars
+from fsd_decoding.models.forward import unknown_rope_type
+from fsd_decoding.models.weights_digest import CheckpointFiles, remember_checkpoint
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+@contextmanager
+def without_weight_bars() -> Iterator[None]:
+    """Inside, transformers shows no bars; afterwards it does what it did before.
+
+    Bars of downloads, which take minutes, are huggingface_hub's and stay as they are: transformers switches both.
+    """
+    shown, downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    if downloads:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+            if not downloads:
+                disable_progress_bars()
+
 
 ModelSource = str | os.PathLike[str]
 
@@ -62,15 +91,11 @@ def check_pair(target: Any, draft: Any) -> None:
 def _check_causal(role: str, model: Any) -> None:
     if isinstance(model, type):
         raise UsageError(f"the {role} is the class {model.__name__}; pass an instance, {model.__name__}(…)")
-    if not isinstance(model, torch.nn.Module) or not _has_head(model):
+    if not isinstance(model, torch.nn.Module) or getattr(model, "get_output_embeddings", lambda: None)() is None:
         raise UsageError(
             f"the {role} is {model!r:.60}; it must be a causal LM (AutoModelForCausalLM), or a path or hub id"
         )
     check_runs(role, model)
-
-
-def _has_head(model: Any) -> bool:
-    return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
 
 
 def default_device() -> str:

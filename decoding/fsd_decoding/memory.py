@@ -13,12 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.eagle.footprint import Footprint
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.graphs.callers import Eager
+from fsd_decoding.drafters.eagle import Checkpoint, Eagle, is_eagle3, llama_config, told
+from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.loading import as_dtype, is_source, load_config
 from fsd_decoding.model_options import USUAL, ModelOptions
-from fsd_decoding.models.lean_choice import packed_bytes
+from fsd_decoding.models.lean import packed_bytes
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
 
 _FP32 = 4  # bytes; logits are judged in fp32
@@ -68,7 +67,7 @@ class ModelSize:
         if isinstance(model, DraftSource):
             return cls(0, 0, 0, 0, _FP32, None)
         if isinstance(model, Eagle):
-            return cls._of_head(Footprint.of(model), dtype)
+            return cls._of_head(model, dtype)
         if not is_source(model) and getattr(model, "config", None) is None:
             raise UnknownSizeError(f"{model!r:.40} is not a model")  # a decoder refuses it
         if getattr(model, "hf_device_map", None):
@@ -88,11 +87,31 @@ class ModelSize:
         return cls(weights, _slot(built), *sizes, copies)
 
     @classmethod
-    def _of_head(cls, head: Footprint, dtype: str | torch.dtype | None) -> ModelSize:
-        """Its logits are over the target's vocabulary. dtype: the target's; None: it is that of the head's files."""
-        element = head.bytes if dtype is None else as_dtype(dtype).itemsize
-        activations = (_HIDDEN * head.hidden + _INNER * head.inner) * element
-        return cls(head.weights * element, head.slot * element, activations, 0, element, None)
+    def _of_head(cls, head: Eagle, dtype: str | torch.dtype | None) -> ModelSize:
+        """Reads the files of a head, whose logits are over the target's vocabulary.
+
+        Args:
+            dtype: the target's; None: it is that of the head's files.
+        """
+        found = Checkpoint.read(head.source, head.revision)
+        with told(found):
+            config = llama_config(found)
+            size = config.head_dim or config.hidden_size // config.num_attention_heads
+            keys = 2 * (config.num_key_value_heads or config.num_attention_heads) * size
+        floats = [weight for weight in found.weights.values() if weight.is_floating_point()]
+        own = max((weight.itemsize for weight in floats), default=_FP32)
+        element = own if dtype is None else as_dtype(dtype).itemsize
+        weights, slot = sum(weight.numel() for weight in floats), keys + _states(found, config.hidden_size)
+        activations = (_HIDDEN * config.hidden_size + _INNER * config.intermediate_size) * element
+        return cls(weights * element, slot * element, activations, 0, element, None)
+
+
+def _states(found: Checkpoint, width: int) -> int:
+    """Elements of the target's states of a token: what goes into `fc`, which in EAGLE-1 takes its embedding too."""
+    fused = found.weights.get("fc.weight")
+    if fused is None or fused.dim() != 2:  # which is refused when the head is loaded
+        return width
+    return fused.shape[1] if is_eagle3(found) else fused.shape[1] - width
 
 
 def skeleton(config: Any, dtype: str | torch.dtype | None) -> Any:
@@ -191,7 +210,7 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Work, rows: int, 
     Args:
         device: where it is decoded; on CUDA divergences are computed by kernels, without temporaries.
     """
-    slots = Eager().size(work.longest)  # a caller with graphs allocates more
+    slots = EagerCaller().size(work.longest)  # a caller with graphs allocates more
     caches = rows * slots * (target.slot + max(draft.slot for draft in drafts))
     logits = rows * _logits(target, work)
     cells = rows * work.draft_length * target.logits

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fsd_decoding.graphs.tracing import in_graph
+from fsd_decoding.graphs.callers import in_graph
 
 
 def _word(value: int) -> Tensor:

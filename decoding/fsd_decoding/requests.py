@@ -10,7 +10,7 @@ from typing import Any
 from fsd_common.argument_checks import check_count, check_settings, check_whole
 from fsd_common.errors import UsageError
 from fsd_decoding.batch import Request
-from fsd_decoding.prompt_tokens import prompt_tokens
+from fsd_decoding.text import prompt_tokens
 
 Prompt = str | list[int]
 

@@ -23,11 +23,10 @@ from transformers import (
 from fsd_common.argument_checks import TRUNCATIONS, check_kind, check_sampling
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
-from fsd_decoding.kernels.dispatch import kernels_support
-from fsd_decoding.tensors import argmax
+from fsd_decoding.tensors import argmax, kernels_support
 
 if TYPE_CHECKING:
-    from fsd_decoding.kernels.scan import Scan
+    from fsd_decoding.kernels import Scan
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """The numbers of a `Sampling`, by name: all but its processors."""
@@ -119,37 +118,37 @@ class Sampling:
         return processed
 
     def choose(
-        self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor, race: Tensor | None = None
+        self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor, gumbel: Tensor | None = None
     ) -> Tensor:
         """Returns the token at every position from raw logits: (B, N, V) -> (B, N); see `warp` and `draw`."""
         scan = self.scan(logits, keys, positions)
-        return self.draw(self.warp(logits, tokens, positions), keys, positions, race) if scan is None else scan.choice
+        return self.draw(self.warp(logits, tokens, positions), keys, positions, gumbel) if scan is None else scan.choice
 
     def ranked(
-        self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor, race: Tensor | None, count: int
+        self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor, gumbel: Tensor | None, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Returns the first tokens of the race, from raw logits (B, N, V): they are drawn without replacement.
+        """Returns the first tokens by the noise, from raw logits (B, N, V): they are drawn without replacement.
 
         Args:
-            tokens, keys, positions, race: as for `choose`, whose token is the first.
+            tokens, keys, positions, gumbel: as for `choose`, whose token is the first.
             count: k, their number.
 
         Returns:
             The tokens, and their log-probabilities after processing, -inf for those that cannot be drawn: (B, N, k)
             each.
         """
-        first = self.choose(logits, tokens, keys, positions, race).unsqueeze(-1)
+        first = self.choose(logits, tokens, keys, positions, gumbel).unsqueeze(-1)
         log_q = torch.log_softmax(self.warp(logits, tokens, positions), -1)
         if count == 1:
             return first, log_q.gather(-1, first)
         ranking = log_q
         if not self.greedy:
-            ranking = log_q + self._noise(log_q, keys, positions, race)
+            ranking = log_q + self._noise(log_q, keys, positions, gumbel)
         chosen = ranking.scatter(-1, first, torch.inf).topk(count, -1).indices
         return chosen, log_q.gather(-1, chosen)
 
-    def race(self, keys: Tensor, positions: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor | None:
-        """Returns the noise of the race at positions (B, N), for `draw`: (B, N, V). None where `draw` takes none.
+    def gumbel_noise(self, keys: Tensor, positions: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor | None:
+        """Returns the Gumbel noise at positions (B, N), for `draw`: (B, N, V). None where `draw` takes none.
 
         On a CPU alone: kernels compute noise as they need it.
         """
@@ -161,11 +160,11 @@ class Sampling:
         """Returns one kernel pass over raw logits (B, N, V), which holds the choices; None where no kernel applies."""
         if not (self._only_temperature and logits.numel() and kernels_support(logits)) or self._too_cold(logits):
             return None
-        from fsd_decoding.kernels.scan import Race, scan
+        from fsd_decoding.kernels import scan
 
         if self.greedy:
             return scan(logits)
-        return scan(logits, Race.of(float(self.temperature), keys, positions, noise.Stream.TOKEN))
+        return scan(logits, float(self.temperature), noise.words(keys, positions, noise.Stream.TOKEN))
 
     def _too_cold(self, logits: Tensor) -> bool:
         """Whether logits / temperature are so large that fp32 loses the noise; `draw` takes their log-softmax first."""
@@ -177,21 +176,21 @@ class Sampling:
         plain = self.repetition_penalty == 1.0 and not self.processors
         return plain and self.top_k is None and self.top_p is None and self.min_p is None
 
-    def draw(self, warped: Tensor, keys: Tensor, positions: Tensor, race: Tensor | None = None) -> Tensor:
-        """Returns the token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N).
+    def draw(self, warped: Tensor, keys: Tensor, positions: Tensor, gumbel: Tensor | None = None) -> Tensor:
+        """Returns the token at every position, by argmax or by the keyed noise: (B, N, V) -> (B, N).
 
         Args:
-            race: the noise of these positions, see `race`; None: it is computed.
+            gumbel: the noise of these positions, see `gumbel_noise`; None: it is computed.
         """
         if self.greedy:
             return argmax(warped)
-        return argmax(torch.log_softmax(warped, -1) + self._noise(warped, keys, positions, race))
+        return argmax(torch.log_softmax(warped, -1) + self._noise(warped, keys, positions, gumbel))
 
-    def _noise(self, warped: Tensor, keys: Tensor, positions: Tensor, race: Tensor | None) -> Tensor:
-        """The noise of the race among `warped` (B, N, V), computed where it is not given."""
-        if race is None or race.dtype != warped.dtype:
+    def _noise(self, warped: Tensor, keys: Tensor, positions: Tensor, gumbel: Tensor | None) -> Tensor:
+        """The Gumbel noise for `warped` (B, N, V), computed where it is not given."""
+        if gumbel is None or gumbel.dtype != warped.dtype:
             return noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
-        return race
+        return gumbel
 
 
 def _on_rows(processor: LogitsProcessor | LogitsProcessorList, logits: Tensor, prefixes: Tensor) -> Tensor:

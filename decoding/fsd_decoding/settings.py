@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.acceptance.rules import Rule
+from fsd_decoding.acceptance import Criterion, Rule
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 
 class Settings(Protocol):

@@ -1,4 +1,4 @@
-"""Incremental detokenization, stop strings and tables per tokenizer.
+"""Text and tokens: a prompt's tokens, incremental detokenization, stop strings and tables per tokenizer.
 
 Text is only emitted once later tokens cannot change it: a character may take several tokens, and a stop string may be
 half complete.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
+
+from fsd_common.errors import UsageError
 
 _BROKEN = "\ufffd"  # an incomplete character decodes to this
 
@@ -128,3 +130,21 @@ def per_tokenizer(compute: Callable[[Any], Table]) -> Callable[[Any], Table]:
         return tables[len(tokenizer)]
 
     return cached
+
+
+def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
+    """Returns the tokens of a text as the models read it."""
+    # A chat template may already have added the BOS.
+    begun = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
+    try:
+        tokens: list[int] = tokenizer(prompt, add_special_tokens=not begun)["input_ids"]
+    except (TypeError, UnicodeEncodeError) as error:
+        if not _has_surrogate(prompt):
+            raise
+        raise UsageError(f"prompt {prompt!r:.40} holds what is not UTF-8; give it in UTF-8") from error
+    return tokens
+
+
+def _has_surrogate(text: str) -> bool:
+    """Whether it holds half a character, as an argument has in the place of a byte that is not UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.drafters.base import Drafter
-from fsd_decoding.policies.composed import Composed
-from fsd_decoding.policies.scale import Shape
-from fsd_decoding.policies.switch import Switch
-from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.policies.composed import Composed, Switch
+from fsd_decoding.policies.threshold import Shape, ThresholdPolicy
 from fsd_decoding.settings import Settings
-from fsd_decoding.trees.shape import CHAIN, TreeShape
+from fsd_decoding.tree_shape import CHAIN, TreeShape
 
 
 def check_tree(settings: Settings) -> None:
@@ -70,4 +68,4 @@ def _scales_nodes(policy: ThresholdPolicy) -> bool:
     """Whether a policy scales T for each token from that token's place and logits alone, so that nodes are as good."""
     if isinstance(policy, Composed):
         return not isinstance(policy, Switch) and all(map(_scales_nodes, policy.policies))
-    return isinstance(policy, Shape) and not policy.listens
+    return isinstance(policy, Shape) and not policy.reads_outcomes

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import os
+import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
-from fsd_calib.calibration.goal import Goal, GoalKeywords
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, plan_memory
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Plan, check_enough
-from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
+from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
 from fsd_calib.calibration.prepare import Prepared, prepare
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
-from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
+from fsd_calib.calibration.run_file import save_run
 from fsd_calib.calibration.save_pages import save_pages
-from fsd_calib.calibration.saved_run import save_run
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.certification.attempt_ledger import attempt_level
-from fsd_calib.certification.engine_sequence import EngineSequence
+from fsd_calib.certification.holdout import EngineSequence
+from fsd_calib.config import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -39,29 +38,20 @@ from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_common.errors import UsageError
-from fsd_common.progress.base import Outlook, showing_whole
+from fsd_common.progress.base import ProgressEstimate, showing_whole
+from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
-from fsd_decoding.acceptance.rules import RULES, rule_named
-from fsd_decoding.config import DecodingConfig, DecodingKeywords
-from fsd_decoding.config_keywords import check_type, override, refuse_rest
+from fsd_decoding.config import DecodingConfig
+from fsd_decoding.config_keywords import check_type, refuse_rest
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import CHAIN, TreeShape
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 
-DIVERGENCES = ("js", "doubt")
 DRAFT_LENGTHS = tuple(range(1, 13))
 TREE_DEPTHS = (2, 3, 4, 5, 6, 8)
 LONGEST_DRAFT = 16  # where a predictor ends drafts early
-
-
-class CalibrationKeywords(DecodingKeywords, GoalKeywords, RunKeywords, total=False):
-    """The fields of the three configuration objects, as keywords."""
-
-    predictor: str | os.PathLike[str] | None  # the same as `stop_policy`
 
 
 def calibrate(
@@ -70,10 +60,10 @@ def calibrate(
     draft: Any,
     *,
     goal: Goal | None = None,
-    decoding: DecodingConfig | None = None,
+    decoding: SearchSpace | None = None,
     run: RunConfig | None = None,
     tokenizer: Any = None,
-    **keywords: Unpack[CalibrationKeywords],
+    **keywords: Any,
 ) -> ThresholdProfile:
     """Finds the fastest setting that keeps `min_acc` of the target's accuracy, the most accurate one that reaches
     `min_speed` tokens/s, or the whole Pareto front, and tests it on problems that were not used to choose it.
@@ -85,16 +75,14 @@ def calibrate(
             Several are searched and certified together, in one attempt; the profile names the chosen draft, or, if
             nothing is certified, the one with which `sd` is fastest.
         goal: the accuracy or speed to reach, and the confidence of the certificate.
-        decoding: the search space, and how tokens are drawn. The search chooses among the values of a tuple. By
-            default it chooses between the divergences `js` and `doubt`, and among 1 to 12 drafted tokens (up to 16
-            with a predictor; trees are 2 to 6 or 8 deep). `tree` may be a tuple of shapes, in which "chain" or
-            None stands for chains. T itself is always searched. `threshold_policy` may be the name of a family in
-            `policy_families.FAMILIES`, which searches all of its shapes; a policy object, whose T is ignored; or a
-            tuple of these.
+        decoding: the search space, and how tokens are drawn. The search chooses among several values of a field.
+            `tree` may be a list of shapes, in which "chain" or None stands for chains. `threshold_policy` may be the
+            name of a family in `policy_families.FAMILIES`, which searches all of its shapes; a policy object, whose T
+            is ignored; or a list of these.
         run: how the calibration is run, and where its files are stored.
         tokenizer: the tokenizer of loaded models.
         keywords: fields of the three objects (`min_acc=0.98`, `divergence="js"`, `temperature=0.6`, `limit=1500`, …),
-            which take precedence over the objects. `predictor` is the same as `stop_policy`.
+            which take precedence over the objects. None keeps what `decoding` has.
 
     Returns:
         the profile; `profile.met` tells whether the goal was met.
@@ -103,19 +91,36 @@ def calibrate(
         UsageError: bad input, models that cannot be used together, a target that solves no problem, or too few
             problems to certify the goal.
     """
-    given: dict[str, Any] = {**keywords}
-    if "predictor" in given:
-        if "stop_policy" in given:
-            raise UsageError("predictor= and stop_policy= are both given, and they are the same; leave one of them out")
-        given["stop_policy"] = given.pop("predictor")
-    config = (check_type("decoding", decoding, DecodingConfig) or DecodingConfig()).override(given)
-    settings = override(check_type("run", run, RunConfig) or RunConfig(), given)
-    wanted = Goal.of(goal, given)
+    given = {
+        name: value for name, value in keywords.items() if value is not None or name not in SearchSpace.model_fields
+    }
+    space = SearchSpace.over(_given("decoding", decoding, SearchSpace), given)
+    config = RunConfig.over(_given("run", run, RunConfig), given)
+    wanted = Goal.over(_given("goal", goal, Goal), given)
     refuse_rest("calibrate", given)
-    calibration = Calibration(task, target, draft, wanted, config, settings, tokenizer)
+    calibration = Calibration(task, target, draft, wanted, space, config, tokenizer)
     profile = calibration.run()
     save_run(calibration, profile)
     return profile
+
+
+def _given(name: str, settings: Settings | None, kind: type[Settings]) -> dict[str, Any]:
+    found = check_type(name, settings, kind)
+    return {} if found is None else found.given
+
+
+def _with_keywords(function: Any) -> inspect.Signature:
+    """The signature with the fields of the three objects, for help and completion."""
+    own = list(inspect.signature(function).parameters.values())
+    fields = {**Goal.model_fields, **SearchSpace.model_fields, **RunConfig.model_fields}
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
+        for name, field in fields.items()
+    ]
+    return inspect.Signature([*own[:-1], *more], return_annotation=ThresholdProfile)
+
+
+calibrate.__signature__ = _with_keywords(calibrate)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class Calibration:
     target: Any
     draft: Any
     goal: Goal
-    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    decoding: SearchSpace = field(default_factory=SearchSpace)
     config: RunConfig = field(default_factory=RunConfig)
     tokenizer: Any = None
     fixed: ThresholdProfile | None = None
@@ -145,76 +150,27 @@ class Calibration:
 
     def __post_init__(self) -> None:
         check_policies(self._policies)
-        if self.decoding.threshold is not None:
-            raise UsageError(
-                f"threshold is {self.decoding.threshold!r:.40}; a calibration finds T itself, leave it out (a policy "
-                "that moves T goes into threshold_policy)"
-            )
-        self._check_sampling()
-        self._check_trees()
         drafts = drafts_of(self.draft)
         if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
-            self._check_walked(f"the draft is {other!r:.60}", "drafts by it")
+            self.decoding.check_walked(f"the draft is {other!r:.60}", "drafts by it")
         if len(drafts) > 1 and self.fixed is not None:
             raise UsageError(f"the profile's setting has one draft, and {len(drafts)} are given; give one of them")
-        if len(drafts) > 1 and (self._predictor is not None or "per-prompt" in self._policies):
-            what = "a predictor" if self._predictor is not None else "policy per-prompt"
+        if len(drafts) > 1 and (self.decoding.predictor is not None or "per-prompt" in self._policies):
+            what = "a predictor" if self.decoding.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
         self.timing.check(self.goal)
         if self.config.engine == "vllm":
             check_vllm(self._sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
-        if self._predictor is not None and any(map(moves, self._policies)):
-            raise UsageError(
-                f"a predictor ends drafts by the T they are given, and policy {_listed(self._policies)} judges them by "
-                "another; leave one of the two out"
-            )
-        for rule in self._space.rules:
-            if not rule_named(rule, lambda known: known.bounds_divergence).bounds_divergence:
-                bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
-                raise UsageError(
-                    f"rule {rule!r} has no threshold on a divergence to calibrate; those that have: {bounding}"
-                )
-
-    def _check_trees(self) -> None:
-        """UsageError: trees are given, and something that trees do not go with."""
-        for tree in self._trees or [self.decoding.tree]:  # an empty list names no shape either
-            if not isinstance(tree, TreeShape | None):
-                raise UsageError(
-                    f"tree is {tree!r:.60}; write a shape as TreeShape(top_k=2, nodes=6), chains as {CHAIN!r}, and "
-                    "several as a list"
-                )
-        if any(self._trees):
-            self._check_walked("tree is given", "trees")
 
     def _check_sizes(self, vocabulary: int, context: int | None) -> None:
         """UsageError: a tree is larger than the vocabulary or the models' context, which decoding would show late."""
-        for tree in filter(None, self._trees):
+        for tree in filter(None, self.decoding.trees):
             if tree.top_k > vocabulary:
                 raise UsageError(
                     f"tree is {tree.text}, and there are {vocabulary} tokens to draft; give a smaller top_k"
                 )
             if context is not None and tree.nodes >= context:
                 raise UsageError(f"tree is {tree.text}, and the models' context is {context} tokens; give fewer nodes")
-
-    def _check_walked(self, given: str, what: str) -> None:
-        """UsageError: something is given that needs traces along the target, which only chains of models have."""
-        if self._predictor is not None:
-            raise UsageError(f"{given}, and a predictor ends chains of draft models early; leave one of the two out")
-        if any(map(moves, self._policies)):
-            raise UsageError(
-                f"{given}, and how fast {what} are with policy {_listed(self._policies)} is not forecast; "
-                "leave one of the two out"
-            )
-
-    def _check_sampling(self) -> None:
-        """Traces, from which the target's texts are taken, are collected under these settings only."""
-        sampling, decoding = self.decoding.sampling, self.decoding
-        known = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        if sampling != known or (decoding.on, decoding.within_support) != ("raw", False):
-            raise UsageError(
-                f"a calibration takes temperature, top_k, top_p and min_p, and divergences of raw logits; {sampling}, "
-                f"on={decoding.on!r}, within_support={decoding.within_support} ask for more, leave that out"
-            )
 
     @property
     def models(self) -> tuple[Any, Any]:
@@ -228,7 +184,7 @@ class Calibration:
         """
         out = self.config.path("out")
         kept = out if out is not None and output_folder.is_own(out, self) else None
-        with showing_whole(self.config.reporter, Outlook()), self._prepared(kept) as ready:
+        with showing_whole(self.config.reporter, ProgressEstimate()), self._prepared(kept) as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
@@ -237,7 +193,7 @@ class Calibration:
         Args:
             show_plan: receives the plan before the long work.
         """
-        outlook, before, out = Outlook(), broken_texts(), self.config.path("out")
+        outlook, before, out = ProgressEstimate(), broken_texts(), self.config.path("out")
         made = nullcontext() if out is None else output_folder.made(out)
         with made, showing_whole(self.config.reporter, outlook), self._prepared(out) as ready:
             if out is not None:
@@ -258,13 +214,15 @@ class Calibration:
         if (folder := asked.path("out")) is not None:
             output_folder.check_own(folder, self)
         check_storage(asked.study_storage)
-        config = replace(asked, out=out, cache=asked.cache or default_cache(), state=asked.state or default_state())
+        config = asked.changed(out=out, cache=asked.cache or default_cache(), state=asked.state or default_state())
         with self.opened(config) as (session, engines, memory), session.threads_for(session.batch_size):
             for line in other_models(self.fixed, session.engine.pair) if self.fixed else ():
                 config.reporter.note(line)
             setting = None if self.fixed is None else setting_of(self.fixed)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
-            ready = prepare(session, self.goal, space, self._policies, self._predictor, config, self.timing, setting)
+            ready = prepare(
+                session, self.goal, space, self._policies, self.decoding.predictor, config, self.timing, setting
+            )
             plan = replace(
                 ready.plan, memory=memory, compile=ready.facts.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,
@@ -292,7 +250,7 @@ class Calibration:
         parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
         problems = (*parts.tuning, *parts.certification)
         capacity = capacity_of(problems, memory, config.batch_size or MOST_AT_ONCE)
-        config = replace(config, batch_size=memory.batch_size if memory else config.batch_size)
+        config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
             self._sources, self._first, config, task, tokenizer, problems, self._longest, self.goal.serve_batch,
             capacity,
@@ -331,7 +289,7 @@ class Calibration:
         config = self.config
         source = self.task if self.fixed is None else prompts_of(self.fixed, self.task)
         task = load_task(
-            source, self.decoding.seed, config.limit, config.path("data"), tokenizer, **asdict(config.prompts)
+            source, self.decoding.seed, config.limit, config.path("data"), tokenizer, **dict(config.prompts)
         )
         if self.fixed is not None and task.prompt != self.fixed.prompt:
             config.reporter.note(f"prompts are made otherwise than those of the profile of {self.fixed.task!r}")
@@ -341,9 +299,9 @@ class Calibration:
     def _first(self) -> DecodingConfig:
         """The settings that all of the search's configurations share, with its first rule and divergence."""
         space = self._space
-        return replace(
-            self.decoding, rule=space.rules[0], divergence=space.divergences[0], draft_length=None, stop_policy=None,
-            threshold_policy=None, tree=None,
+        return DecodingConfig(
+            rule=space.rules[0], divergence=space.divergences[0], sampling=self.decoding.sampling,
+            seed=self.decoding.seed,
         )  # fmt: skip
 
     @property
@@ -357,32 +315,17 @@ class Calibration:
     @property
     def _space(self) -> Space:
         """The search space; the policies' shapes are added once the task's texts are known."""
-        lengths = self.decoding.draft_length
-        if lengths is None:
-            lengths = DRAFT_LENGTHS if self._predictor is None else (LONGEST_DRAFT,)
-        depths = TREE_DEPTHS if self.decoding.draft_length is None else ()
-        divergences = _several(self.decoding.divergence or DIVERGENCES)
-        return Space(_several(self.decoding.rule), divergences, _several(lengths), trees=self._trees, depths=depths)
-
-    @property
-    def _trees(self) -> tuple[Any, ...]:
-        """Shapes of trees; None: chains. Only of a list or a tuple, as a dict or an iterator is no list of shapes."""
-        tree = self.decoding.tree
-        return tuple(tree) if isinstance(tree, (list, tuple)) else (tree,)
+        asked = self.decoding
+        lengths = DRAFT_LENGTHS if asked.predictor is None else (LONGEST_DRAFT,)
+        depths = TREE_DEPTHS if asked.draft_length is None else ()
+        return Space(
+            listed(asked.rule), listed(asked.divergence), listed(asked.draft_length or lengths), trees=asked.trees,
+            depths=depths,
+        )  # fmt: skip
 
     @property
     def _policies(self) -> tuple[PolicyChoice, ...]:
-        policy = self.decoding.threshold_policy
-        return _several(CONSTANT if policy is None else policy)
-
-    @property
-    def _predictor(self) -> str | os.PathLike[str] | None:
-        given = self.decoding.stop_policy
-        if given is None or isinstance(given, (str, os.PathLike)):
-            return given
-        raise UsageError(
-            f"stop_policy is a {type(given).__name__}; a calibration takes the folder of a predictor, or 'auto'"
-        )
+        return tuple(listed(self.decoding.threshold_policy))
 
     @property
     def timing(self) -> TimingRequest:
@@ -393,14 +336,6 @@ class Calibration:
     def _sources(self) -> Sources:
         config = self.config
         return Sources(self.target, drafts_of(self.draft), config.device, config.dtype, config.loading)
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-
-
-def _listed(policies: Sequence[PolicyChoice]) -> str:
-    return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in policies)
 
 
 def _code_of_others(task: Task, loading: Loading) -> Iterator[str]:

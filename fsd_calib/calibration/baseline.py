@@ -19,7 +19,7 @@ from fsd_calib.engines.base import WantedTraces
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.tasks.base import Problem
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.verifying import verify

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from fsd_calib.calibration.baseline import COMPARED
 from fsd_calib.calibration.findings import Findings
-from fsd_calib.certification.retention_interval import retention_interval
+from fsd_calib.certification.harm import retention_interval
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.report.record import DraftAlone

@@ -12,10 +12,9 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.walked_rounds import walked_rounds
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration, Drafting
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.search.forecast import DraftForecasts, ReplayForecast
+from fsd_calib.engines.own import OwnEngine
+from fsd_calib.search.forecast import DraftForecasts, ReplayForecast, WalkedForecast
 from fsd_calib.search.space import Space
-from fsd_calib.search.walked_forecast import WalkedForecast
 from fsd_collectors.replay import CostModel, sweep
 from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces

@@ -11,25 +11,24 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
+from fsd_calib.config import MOST_AT_ONCE, RunConfig, SearchSpace
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.source import source_of
-from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_calib.engines.own import OwnEngine, source_of
+from fsd_calib.engines.vllm.loading import EngineArguments
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.vllm_plugin.engine_checks import RULES
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
+from fsd_common.settings import listed
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import is_source, keywords_of
 from fsd_decoding.model_options import USUAL_LOADING
-from fsd_decoding.profile.costs import COMPILE
+from fsd_decoding.profile.content import COMPILE
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.requests import requests_for
-from fsd_decoding.workers.model_workers import open_workers
-from fsd_decoding.workers.planning import Capacity
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Capacity, Sources, open_workers
 
 _COLDEST = 0.01  # vLLM raises a lower temperature to this
 
@@ -114,7 +113,7 @@ def _devices(decoders: Sequence[SpeculativeDecoder]) -> set[torch.device]:
 
 
 def check_vllm(
-    sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any], serve_batch: int
+    sources: Sources, decoding: SearchSpace, config: RunConfig, policies: Sequence[Any], serve_batch: int
 ) -> None:
     """Raises UsageError where vLLM cannot do what is asked of it; nothing was loaded."""
     for reason in _obstacles(sources, decoding, config, policies, serve_batch):
@@ -126,12 +125,12 @@ def check_vllm_installed() -> None:
     if find_spec("vllm") is None:
         raise UsageError(
             "engine 'vllm' needs vLLM, which this environment lacks; install it, for instance with 'sh install.sh "
-            "vllm', or leave --engine out"
+            f"vllm', or leave {named('engine')} out"
         )
 
 
 def _obstacles(
-    sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any], serve_batch: int
+    sources: Sources, decoding: SearchSpace, config: RunConfig, policies: Sequence[Any], serve_batch: int
 ) -> Iterator[str]:
     if other := next((draft for draft in sources.drafts if kind_of(draft) != "model"), None):
         yield f"which is calibrated with a draft model, and the draft is {other!r:.80}: give a model"
@@ -140,36 +139,38 @@ def _obstacles(
             yield f"which loads models itself, and the {role} is a loaded {type(model).__name__}: give its path or id"
     if len(sources.drafts) > 1:
         yield f"which is loaded with one draft, and {len(sources.drafts)} are given: give one of them"
-    rules = [decoding.rule] if isinstance(decoding.rule, str) else decoding.rule
-    for rule in rules:
+    for rule in listed(decoding.rule):
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
-    if decoding.tree not in (None, (None,)):  # chains
+    if any(decoding.trees):
         yield "which drafts no trees: leave them out"
-    if decoding.stop_policy is not None:
+    if decoding.predictor is not None:
         yield "which cannot end drafts by a predictor: leave it out"
     if "per-prompt" in policies:
         yield "which cannot follow policy 'per-prompt': give constant, schedule or entropy"
     if config.timing == "careful":
-        yield "whose speeds are timed in this process: leave --timing careful out"
+        yield f"whose speeds are timed in this process: leave {named('timing')} careful out"
     if config.compile not in ("auto", "off"):
-        yield "which compiles as --engine-args says: leave --compile out"
+        yield f"which compiles as {named('engine_args')} says: leave {named('compile')} out"
     if config.device is not None:
-        yield "which takes the device that it was built for: leave --device out"
-    if 0 < decoding.sampling.temperature < _COLDEST:
-        yield f"which samples at temperature {_COLDEST} or above, and {decoding.sampling.temperature} is given: give 0"
-    if decoding.sampling.min_p is not None:
+        yield f"which takes the device that it was built for: leave {named('device')} out"
+    if 0 < decoding.temperature < _COLDEST:
+        yield f"which samples at temperature {_COLDEST} or above, and {decoding.temperature} is given: give 0"
+    if decoding.min_p is not None:
         yield "which refuses min_p in speculative decoding: leave it out"
     rows = max(config.batch_size or MOST_AT_ONCE, serve_batch)
     EngineArguments.of(config.engine_args or {}).check_room(rows)
     if config.loading != USUAL_LOADING:
-        yield 'which loads models as --engine-args says, such as {"quantization": …}: leave the options of loading out'
+        yield (
+            f"which loads models as {named('engine_args')} says, such as "
+            '{"quantization": …}: leave the options of loading out'
+        )
 
 
 @contextmanager
 def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
+    from fsd_calib.engines.vllm.engine import VllmEngineSource
     from fsd_calib.engines.vllm.loading import Room
-    from fsd_calib.engines.vllm.source import VllmEngineSource
 
     check_vllm_installed()
     config, arguments = request.config, EngineArguments.of(request.config.engine_args or {})

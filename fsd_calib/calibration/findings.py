@@ -16,9 +16,9 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
-from fsd_calib.search.history import FinishedTrial
+from fsd_calib.search.objective import FinishedTrial
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.profile.outcome import Outcome
+from fsd_decoding.profile.content import Outcome
 
 
 @dataclass(frozen=True)

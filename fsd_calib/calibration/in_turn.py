@@ -13,9 +13,10 @@ from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.engines import check_vllm_installed
 from fsd_calib.calibration.output_folder import check_own
 from fsd_calib.calibration.recertify import as_recorded
-from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.certification.engine_sequence import EngineSequence
-from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_calib.certification.holdout import EngineSequence
+from fsd_calib.config import RunConfig
+from fsd_calib.engines.vllm.loading import EngineArguments
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
 One = Callable[[Calibration], int | None]
@@ -52,14 +53,14 @@ def in_turn(calibration: Calibration, engines: Sequence[str], one: One) -> list[
 
 
 def _check_certifies(calibration: Calibration, engines: Sequence[str]) -> None:
-    named = " and ".join(engines)
+    both = " and ".join(engines)
     if calibration.fixed is None:
         raise UsageError(
-            f"engines are {named}, which can certify one setting in turn, not search for it; calibrate with one of "
+            f"engines are {both}, which can certify one setting in turn, not search for it; calibrate with one of "
             "them, then certify its profile with both"
         )
     if calibration.goal.explore:
-        raise UsageError(f"engines are {named}, and --explore certifies nothing; give one engine")
+        raise UsageError(f"engines are {both}, and {named('explore')} certifies nothing; give one engine")
 
 
 def _of(calibration: Calibration, engines: Sequence[str], place: int, attempt: int | None) -> Calibration:
@@ -67,7 +68,7 @@ def _of(calibration: Calibration, engines: Sequence[str], place: int, attempt: i
     config, sequence = _config(calibration, engines[place]), None
     if len(engines) > 1:
         folder = config.path("out")
-        config = replace(config, out=None if folder is None else folder / engines[place])
+        config = config.changed(out=None if folder is None else folder / engines[place])
         sequence = EngineSequence(_frozen(calibration, engines), place, attempt)
     return replace(calibration, config=config, sequence=sequence)
 
@@ -76,7 +77,7 @@ def _config(calibration: Calibration, engine: str) -> RunConfig:
     """How an engine runs; of a profile's setting also as the profile recorded it."""
     config = calibration.config
     arguments = config.engine_args if engine == "vllm" else None
-    config = replace(config, engine=engine, engine_args=arguments)  # type: ignore[arg-type]
+    config = config.changed(engine=engine, engine_args=arguments)
     return config if calibration.fixed is None else as_recorded(calibration.fixed, config, calibration.models)
 
 

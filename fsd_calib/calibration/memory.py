@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
+from fsd_calib.config import MOST_AT_ONCE, RunConfig
 from fsd_calib.tasks.base import Problem, Task
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import gigabytes
 from fsd_decoding.loading import check_device, default_device, is_source
 from fsd_decoding.memory import NAMES, ModelSize, Need, UnknownSizeError, Work, available, need
 from fsd_decoding.requests import requests_for
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.workers.planning import Capacity
+from fsd_decoding.workers.model_workers import Capacity
 
 SIZES = tuple(MOST_AT_ONCE >> halvings for halvings in range(MOST_AT_ONCE.bit_length()))
 """Batch sizes to choose from: 32, 16, … 1."""
@@ -124,10 +125,10 @@ def _fitting(at: Callable[[int], MemoryPlan], given: int | None) -> MemoryPlan:
 
 def _way_out(refused: MemoryPlan, smaller: MemoryPlan | None) -> str:
     if smaller is not None:
-        return f"the largest --batch-size that fits is {smaller.batch_size}"
-    others = "smaller models, a shorter --dtype or another --device"
+        return f"the largest {named('batch_size')} that fits is {smaller.batch_size}"
+    others = f"smaller models, a shorter {named('dtype')} or another {named('device')}"
     if refused.rows > 1:
-        return f"--serve-batch {refused.rows} needs that; use a smaller one, {others}"
+        return f"{named('serve_batch')} {refused.rows} needs that; use a smaller one, {others}"
     return f"even one problem at a time does not fit; use {others}"
 
 

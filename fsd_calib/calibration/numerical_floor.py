@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fsd_calib.calibration.goal import Goal
-from fsd_calib.certification.floor import DELTA, Floor
+from fsd_calib.certification.bounds import DELTA, Floor
+from fsd_calib.config import Goal
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import at_least, at_most, confidence
 from fsd_common.progress.base import Progress
@@ -50,8 +51,9 @@ def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: P
         return
     raise UsageError(
         f"{_room_in_words(goal, room)}, and rounding alone flips more than that: {churn.outcomes_flipped} of "
-        f"{churn.problems}, at least {at_least(floor.least)} ({confidence(DELTA)} confidence); use --dtype float32 if "
-        "the models run in another one, or a lower --min-acc, or --explore, which claims nothing"
+        f"{churn.problems}, at least {at_least(floor.least)} ({confidence(DELTA)} confidence); use "
+        f"{named('dtype')} float32 if the models run in another one, or a lower {named('min_acc')}, or "
+        f"{named('explore')}, which claims nothing"
     )
 
 
@@ -70,5 +72,5 @@ def _room(goal: Goal, accuracy: float) -> float | None:
 def _room_in_words(goal: Goal, room: float) -> str:
     assert goal.min_acc is not None
     if goal.min_acc > 1:
-        return f"--min-acc {goal.min_acc:g} requires a gain of {at_most(room)} of the outcomes"
-    return f"--min-acc {goal.min_acc:g} leaves room for {at_most(room)} of the outcomes to be lost"
+        return f"{named('min_acc')} {goal.min_acc:g} requires a gain of {at_most(room)} of the outcomes"
+    return f"{named('min_acc')} {goal.min_acc:g} leaves room for {at_most(room)} of the outcomes to be lost"

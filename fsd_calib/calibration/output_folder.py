@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fsd_calib.calibration.drafts import drafts_of
-from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.tasks.base import Task
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.files import naming
-from fsd_decoding.config import DecodingConfig
-from fsd_decoding.eagle.loading import Eagle
+from fsd_common.settings import Settings
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.loading import is_source
 from fsd_decoding.models.fingerprint import model_fingerprint
 from fsd_decoding.profile.drafts import kind_of
@@ -50,7 +50,7 @@ class Asked(Protocol):
     @property
     def goal(self) -> Goal: ...
     @property
-    def decoding(self) -> DecodingConfig: ...
+    def decoding(self) -> SearchSpace: ...
     @property
     def config(self) -> RunConfig: ...
     @property
@@ -104,8 +104,8 @@ def check_own(folder: Path, asked: Asked) -> None:
     if asked.config.replace or not file.exists() or is_own(folder, asked):
         return
     raise UsageError(
-        f"--out {str(folder)!r} holds a profile of another run ({_contents(file)}); give another --out, or --replace "
-        "to write over it"
+        f"{named('out')} {str(folder)!r} holds a profile of another run ({_contents(file)}); give another "
+        f"{named('out')}, or {named('replace')} to write over it"
     )
 
 
@@ -217,6 +217,8 @@ def _named(value: Any) -> Any:
         return {str(key): _named(each) for key, each in value.items()}
     if getattr(value, "identity", None) is not None:
         return _named(value.identity)
+    if isinstance(value, Settings):
+        return {name: _named(each) for name, each in value}
     if is_dataclass(value):
         return {each.name: _named(getattr(value, each.name)) for each in fields(value)}
     if value is None or isinstance(value, (int, float, str)):

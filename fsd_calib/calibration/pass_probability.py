@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import power, seeds_worth
+from fsd_calib.config import Goal
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.max_speed import Chance
-from fsd_calib.search.pass_model import PassModel
+from fsd_calib.search.surrogate import PassModel
 
 _HALF = 0.5  # the level where every problem is decoded or nothing is tested: the mean decides, without a margin
 

@@ -20,7 +20,7 @@ from fsd_calib.tasks.base import Problem
 from fsd_collectors.replay.blocks import Traces
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.policies.per_prompt import PROMPT_FACTS, PerPrompt, PromptFacts
+from fsd_decoding.policies.shapes import PROMPT_FACTS, PerPrompt, PromptFacts
 
 Floats = NDArray[np.float64]
 

@@ -13,14 +13,15 @@ import numpy as np
 from scipy.stats import beta
 
 from fsd_calib.calibration.memory import MemoryPlan
+from fsd_calib.certification.bounds import Floor
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.floor import Floor
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import least_problems, power, problems_needed
 from fsd_calib.measuring.measurement import Measurement
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level
-from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.content import Rounds
 from fsd_decoding.profile.parts import EngineInfo
 
 CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true
@@ -214,7 +215,7 @@ def check_enough(
         raise UsageError(
             f"there are {certification:,} problems to certify on{tuned}; to show {what} {claim.wanted:g} at level "
             f"{level(delta)} (which falls with every attempt on the same problems) takes at least {needed:,} even if "
-            "nothing is lost: give more or other problems, or a lower --min-acc or --confidence"
+            f"nothing is lost: give more or other problems, or a lower {named('min_acc')} or {named('confidence')}"
         )
 
 

@@ -13,16 +13,15 @@ import numpy as np
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.per_prompt import facts_of, per_prompt_shapes
 from fsd_calib.calibration.session import Session
+from fsd_calib.config import CONSTANT, moves
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import quantiles
 from fsd_collectors.replay.blocks import Traces, blocks
 from fsd_common.errors import UsageError
-from fsd_decoding.adaptive import Constant, EntropyScaled, PerPrompt, Schedule
-from fsd_decoding.policies.composed import Composed
-from fsd_decoding.policies.registry import policy_named
+from fsd_decoding.adaptive import EntropyScaled, PerPrompt, Schedule
+from fsd_decoding.policies.composed import Composed, policy_named
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 
-CONSTANT = "constant"
 _STRICT = 0.25  # the smaller scale of a schedule, where the larger is 1
 _SLOPES = (1.0, 2.0, 3.0)  # T times 2.7, 7.4 or 20 where the target is entirely unsure
 _TRIED_SHARES = (0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.987, 0.992, 0.995, 0.998, 0.9995)
@@ -36,19 +35,12 @@ Family = Callable[[Session, Space, Traces], Sequence[ScalePolicy | None]]
 
 def check_policies(choices: Sequence[PolicyChoice]) -> None:
     """Raises UsageError where one is neither a family's name nor a policy that a profile can hold."""
-    if not choices:
-        raise UsageError(f"threshold_policy is empty; give one or more of {', '.join(FAMILIES)}")
     for choice in choices:
         if isinstance(choice, ThresholdPolicy):
             _identity(choice)
             _check_replayed(choice)
         elif not isinstance(choice, str) or choice not in FAMILIES:
             raise UsageError(f"threshold_policy is {choice!r:.60}; it must be one of {', '.join(FAMILIES)}")
-
-
-def moves(choice: PolicyChoice) -> bool:
-    """Returns whether T varies over a text."""
-    return choice != CONSTANT and not isinstance(choice, Constant)
 
 
 def shapes(choices: Sequence[PolicyChoice], session: Session, space: Space, traces: Traces) -> Shaped:

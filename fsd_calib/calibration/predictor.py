@@ -13,19 +13,18 @@ from pathlib import Path
 
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.session import Session
+from fsd_calib.config import AUTO
 from fsd_calib.search.space import Space
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel, RoundPolicy
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import EarlyStopInfo, RatesInfo, SamplingInfo
-from fsd_predictors.datasets.split import LEAST
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.stopping.of_predictor import Stopper
 from fsd_predictors.training.api import train
-
-AUTO = "auto"
+from fsd_predictors.training.rows import LEAST
 
 
 @dataclass(frozen=True)

@@ -13,32 +13,30 @@ from typing import Any
 
 from fsd_calib.calibration.baseline import COMPARED, COUNTED, TRACED, measure_baseline, traces_along_target
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, make_plan, planned_steps
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, choose, stopping_early
-from fsd_calib.calibration.run_config import Compiling, RunConfig
 from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
-from fsd_calib.certification.engine_sequence import EngineSequence
-from fsd_calib.certification.holdout import TESTS_VERSION
+from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
+from fsd_calib.config import Compiling, Goal, RunConfig
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.configuration import Configuration, Drafting
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast
 from fsd_calib.search.space import Space, logit
 from fsd_calib.tasks.base import Problem
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.content import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
@@ -190,7 +188,7 @@ def _run_name(session: Session, goal: Goal, space: Space, given: Mapping[str, An
 def _name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], compile: Compiling) -> str:
     """A hash of everything that determines a calibration's course, so that the same command resumes the same run."""
     problems = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
-    facts = {"identity": session.identity, "wish": asdict(goal), "space": space.values, "problems": problems,
+    facts = {"identity": session.identity, "wish": goal.model_dump(), "space": space.values, "problems": problems,
              "tests": TESTS_VERSION, **given}  # fmt: skip
     if compile != "auto":
         facts["compile"] = compile

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.config import CONSTANT, Drawing, RunConfig, SearchSpace
 from fsd_calib.engines.base import Pair
 from fsd_calib.engines.configuration import Configuration
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import is_source
+from fsd_decoding.model_options import UNQUANTISED
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.quantization import UNQUANTISED
-from fsd_decoding.sampling import Sampling
 
 
 def setting_of(profile: ThresholdProfile) -> Configuration:
@@ -39,21 +38,20 @@ def setting_of(profile: ThresholdProfile) -> Configuration:
     if profile.early_stop is not None:
         raise UsageError(
             f"the profile of {profile.task!r} ends drafts by a predictor, whose costs are of its own calibration; "
-            "calibrate with --predictor instead"
+            f"calibrate with {named('predictor')} instead"
         )
     policy = None if profile.policy is None else profile.policy.identity
     return Configuration(profile.rule, profile.divergence, profile.draft_length, threshold, policy,
                          tree=profile.tree)  # fmt: skip
 
 
-def decoding_of(profile: ThresholdProfile) -> DecodingConfig:
-    """Returns the settings under which a profile's setting is certified: its own, with a search space of that alone."""
+def decoding_of(profile: ThresholdProfile) -> SearchSpace:
+    """Returns a search space of a profile's setting alone, with its sampling."""
     setting = setting_of(profile)
-    moved: Any = None if setting.policy is None else setting.moved
-    return DecodingConfig(
-        rule=setting.rule, divergence=setting.divergence, draft_length=(setting.draft_length,),
-        sampling=Sampling(**profile.sampling.model_dump()), seed=profile.seed, threshold_policy=moved,
-        tree=setting.tree,
+    moved: Any = CONSTANT if setting.policy is None else setting.moved
+    return SearchSpace(
+        rule=setting.rule, divergence=setting.divergence, draft_length=setting.draft_length, seed=profile.seed,
+        threshold_policy=moved, tree=setting.tree, **profile.sampling.model_dump(include={*Drawing.model_fields}),
     )  # fmt: skip
 
 
@@ -73,17 +71,17 @@ def as_recorded(profile: ThresholdProfile, config: RunConfig, models: tuple[Any,
     """
     of_model = profile.draft.kind == "model"
     if profile.target.dtype == profile.draft.dtype or not of_model:
-        config = replace(config, dtype=config.dtype or profile.target.dtype)
+        config = config.changed(dtype=config.dtype or profile.target.dtype)
     if config.engine != OWN_ENGINE:
         recorded = profile.engine.arguments if profile.engine_name == config.engine and profile.engine else None
-        return replace(config, engine_args=recorded if config.engine_args is None else config.engine_args)
+        return config.changed(engine_args=recorded if config.engine_args is None else config.engine_args)
     loading = config.loading.following(profile, *models)
     draft = loading.draft
     if not (of_model and is_source(models[1])):
-        return replace(config, model_kwargs=loading.target)
+        return config.changed(model_kwargs=loading.target)
     if draft.quantization is None and loading.target.quantization is not None:
         draft = replace(draft, quantization=UNQUANTISED)  # or it would be loaded as the target is
-    return replace(config, model_kwargs=loading.target, draft_model_kwargs=draft)
+    return config.changed(model_kwargs=loading.target, draft_model_kwargs=draft)
 
 
 def other_models(profile: ThresholdProfile, pair: Pair) -> Iterator[str]:

@@ -8,29 +8,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, other_models, setting_of
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_file import NAME, RunFile, read_run_file
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.calibration.to_profile import speed_figures
+from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.speed import Speeds
-from fsd_calib.report.output import write_as
 from fsd_calib.report.page import run_page
-from fsd_calib.report.run_folder import PAGE, load_run, save_record
+from fsd_calib.report.run_folder import PAGE, load_run, save_record, write_as
 from fsd_calib.tasks.split import parts_of
-from fsd_common.argument_checks import amount
+from fsd_common.argument_checks import amount, named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.profile.costs import COMPILE, Speed
+from fsd_decoding.profile.content import COMPILE, Outcome, Speed, follows, timed_outcome
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.io import FILE_NAME, file_of
-from fsd_decoding.profile.outcome import Outcome, follows, timed_outcome
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _OF_RUN = ("limit", "data", "device", "dtype", "model_kwargs", "draft_model_kwargs")
@@ -64,7 +61,7 @@ def retime(
     found = ThresholdProfile.load(file)
     _check_setting(found)
     calibration = _calibration(found, _run_file(file), timing, device, progress)
-    config = replace(calibration.config, cache=None, state=None)
+    config = calibration.config.changed(cache=None, state=None)
     with calibration.opened(config) as (session, _, _):
         _check_same(found, session)
         written = _timed_again(found, session, calibration, 60 * minutes)
@@ -98,7 +95,7 @@ def _calibration(
     progress: Progress | None,
 ) -> Calibration:  # fmt: skip
     """Returns the calibration whose session times the profile; it is not run."""
-    models = file.target or profile.target.id, _draft(file, profile)
+    models = file.job.get("target") or profile.target.id, _draft(file, profile)
     given: dict[str, Any] = {name: value for name, value in file.run.given.items() if name in _OF_RUN}
     config = RunConfig(
         **given | ({} if device is None else {"device": device}), engine=profile.engine_name, timing=timing,  # type: ignore[arg-type]
@@ -109,15 +106,15 @@ def _calibration(
         **kind, confidence=profile.certificate.confidence, explore=True, serve_batch=profile.speed.batch
     )  # fmt: skip
     return Calibration(
-        file.task or profile.task, *models, goal, decoding_of(profile), as_recorded(profile, config, models),
+        file.job.get("task") or profile.task, *models, goal, decoding_of(profile), as_recorded(profile, config, models),
         fixed=profile,
     )  # fmt: skip
 
 
 def _draft(file: RunFile, profile: ThresholdProfile) -> Any:
     """The only draft that the file names, whose path is absolute there; among several, the profile's."""
-    drafts: list[Any] = [*(file.draft or ()), *map(Eagle, file.head or ())]
-    drafts += [NGram()] if "ngram" in (file.drafter or ()) else []
+    drafts: list[Any] = [*(file.job.get("draft") or ()), *map(Eagle, file.job.get("head") or ())]
+    drafts += [NGram()] if "ngram" in (file.job.get("drafter") or ()) else []
     return drafts[0] if len(drafts) == 1 else draft_of(profile.draft)
 
 
@@ -134,7 +131,7 @@ def _check_same(profile: ThresholdProfile, session: Session) -> None:
     if here != then:
         raise UsageError(
             f"the device is {here}, and the profile's certificate is for {then}, where logits are rounded otherwise; "
-            f"give --device {then}, or calibrate on {here}"
+            f"give {named('device')} {then}, or calibrate on {here}"
         )
 
 

@@ -21,16 +21,14 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
-from fsd_calib.search.agreement import agreed
-from fsd_calib.search.history import FinishedTrial
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import Chance, MaxSpeed
-from fsd_calib.search.objective import Objective, retention
+from fsd_calib.search.objective import FinishedTrial, Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
-from fsd_common.progress.base import Outlook
-from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.outcome import CERTIFIED, Outcome, follows, timed_outcome
+from fsd_calib.search.study import agreed
+from fsd_common.progress.base import ProgressEstimate
+from fsd_decoding.profile.content import CERTIFIED, Outcome, Work, follows, timed_outcome
 
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
 _FRONT = 8  # points bounded together at most: six, and two in reserve that certification problems may show dominated
@@ -42,7 +40,7 @@ class Meter:
     """Times each stage, counts what was decoded and reused in it, and tells the outlook where the calibration is."""
 
     ready: Prepared
-    outlook: Outlook
+    outlook: ProgressEstimate
     stage: str = "baseline"
     steps: list[Step] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -62,7 +60,7 @@ class Meter:
         self.began = now
 
 
-def find(ready: Prepared, outlook: Outlook) -> Findings:
+def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     """Returns what the long work found. The certification part is decoded only after candidates are frozen."""
     outlook.expect(stages_of(ready.plan), ready.session.decode.count)
     outlook.begin("baseline")
@@ -189,7 +187,7 @@ def _chance(ready: Prepared) -> Chance:
 
 
 def _search(
-    ready: Prepared, objective: Objective, alone: Measurement, lossless: float, outlook: Outlook
+    ready: Prepared, objective: Objective, alone: Measurement, lossless: float, outlook: ProgressEstimate
 ) -> tuple[list[Configuration], Sequence[FinishedTrial]]:
     """Returns the frozen candidates, the safest first, and the trials. Each attempt and goal has a study.
 

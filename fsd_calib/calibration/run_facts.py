@@ -23,15 +23,13 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
 
-from fsd_calib.certification.attempt_ledger import attempt_level
+from fsd_calib.certification.attempt_ledger import Run, attempt_level
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.certification.ledger_file import Run
-from fsd_calib.storage.sqlite_file import set_aside
 from fsd_collectors.replay.cost import CostModel
-from fsd_common.files import atomic_write, naming
+from fsd_common.files import atomic_write, naming, set_aside
 from fsd_common.progress.base import Progress, Silent, Waiting
 from fsd_common.strict_json import parse
-from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.content import Rounds
 from fsd_decoding.profile.parts import Amount, Natural, Part
 
 _LARGEST = 1 << 20  # bytes of a file

@@ -1,143 +1,95 @@
-"""A calibration as a file in YAML, `run.yaml`: task, models, goal, decoding and run. Errors name file, key and rule.
+"""A calibration as a file in YAML, `run.yaml`: read, where errors name file, key and rule, and saved beside a profile.
 
-A key that is missing means the default of the option of that name. Paths mean what they mean on the command line.
+Its keys are the fields of `fsd_calib.config`. One that is missing means the default of that field. Paths mean what they
+mean on the command line. Reading imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+import yaml
+from pydantic import create_model, model_validator
 
-from fsd_calib.calibration.goal import MAX_MIN_ACC, Acc, Guarantee, Test
-from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
+from fsd_calib.config import Goal, Job, RunConfig, SearchSpace
+from fsd_calib.search.storage_url import is_url, without_password
+from fsd_common.errors import UsageError
+from fsd_common.option import options_in
+from fsd_common.settings import Settings
 from fsd_common.strict_yaml import Strict, read_yaml
-from fsd_decoding.trees.shape import CHAIN
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.output_folder import Asked
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 NAME = "run.yaml"
-
-_Count = Annotated[int, Field(ge=1)]
-_Share = Annotated[float, Field(gt=0, lt=1)]
+_HEADER = "# What fsd-calibrate was asked for; fsd-calibrate --config with this file repeats it (docs/commands.md).\n"
 
 
-def _listed(value: Any) -> Any:
-    """A value alone as several, and a list as the tuple that strict types ask for."""
-    return tuple(value) if isinstance(value, list) else value if value is None else (value,)
+class Section(Strict):
+    """Keys of a file; see `section_of`."""
 
-
-def _shapes(value: Any) -> Any:
-    """Refuses what is no text, such as `[2, 6]`, which YAML reads as two numbers."""
-    if not all(isinstance(each, str) for each in _listed(value) or ()):
-        raise ValueError(f"write a shape as '2,6', in quotes (top_k,nodes), or {CHAIN}, or a list of such")
-    return value
-
-
-_One = TypeVar("_One")
-_Several = Annotated[tuple[_One, ...], BeforeValidator(_listed), Field(min_length=1)]
-"""One value, or a list of them."""
-
-
-class _Section(Strict):
     @property
     def given(self) -> dict[str, Any]:
-        """The keys that are written, with their values."""
-        return {name: getattr(self, name) for name in self.model_fields_set}
+        """The fields that are written, with their values, by the names that they have in Python."""
+        own: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            if name in self.model_fields_set:
+                value = getattr(self, name)
+                own |= value.given if isinstance(value, Section) else {name: value}
+        return own
 
 
-class GoalSection(_Section):
-    """Fields of `Goal`."""
-
-    min_acc: Annotated[float, Field(gt=0, le=MAX_MIN_ACC)] | None = None
-    min_speed: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    pareto: bool = False
-    acc: Acc = "retention"
-    confidence: _Share = 0.95
-    guarantee: Guarantee = "population"
-    test: Test = "score"
-    serve_batch: _Count = 1
-    explore: bool = False
-
-
-class SamplingSection(_Section):
-    """Fields of `Sampling` that a calibration takes."""
-
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    top_k: _Count | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(gt=0, le=1)] | None = None
+def section_of(model: type[Settings], base: type[Section] = Section, **more: Any) -> Any:
+    """Returns the keys of a file that are fields of a model, with the same rules for each alone."""
+    keys: dict[str, dict[str, Any]] = {"": {}}
+    for name, option in options_in(model).items():
+        if option.file:
+            field = model.model_fields[name]
+            kind: Any = field.annotation
+            rules = field.metadata
+            if option.written is not None:
+                kind, rules = option.written, []
+            keys.setdefault(option.within, {})[name] = (Annotated[kind | None, *rules] if rules else kind | None, None)
+    own = keys.pop("")
+    for name, within in keys.items():
+        inner: Any = create_model(f"{model.__name__}.{name}", __base__=Section, **within)
+        own[name] = (inner, inner())
+    return create_model(model.__name__, __base__=base, **own, **more)
 
 
-class DecodingSection(_Section):
-    """Fields of `DecodingConfig` that a calibration takes; several values are searched over."""
+class RunFile(Section):
+    """A whole file: the fields of `Job`, and sections with those of the three other models."""
 
-    rule: _Several[str] = ("fsd-coupled",)
-    divergence: _Several[str] | None = None
-    draft_length: _Several[_Count] | None = None
-    sampling: SamplingSection = SamplingSection()
-    seed: int = 0
-    stop_policy: str | None = None
-    threshold_policy: _Several[str] | None = None
-    tree: Annotated[_Several[str] | None, BeforeValidator(_shapes)] = None
-
-
-class RunSection(_Section):
-    """Fields of `RunConfig`. `engine` may be several, of which each certifies the setting in turn."""
-
-    batch_size: _Count | None = None
-    device: str | None = None
-    dtype: str | None = None
-    limit: _Count | None = None
-    data: str | None = None
-    seeds: _Count = 1
-    trials: _Count = 30
-    timing: Timing = "run"
-    compile: Compiling = "auto"
-    engine: _Several[EngineName] = ("fsd-calib",)
-    engine_args: dict[str, Any] | None = None
-    out: str | None = None
-    cache: str | None = None
-    state: str | None = None
-    workers: _Count | None = None
-    ray: str | None = None
-    storage: str | None = None
-    model_kwargs: dict[str, Any] | None = None
-    draft_model_kwargs: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    system: str | None = None
-    max_new_tokens: _Count | None = None
-    answer_after: str | None = None
-
-
-class RunFile(_Section):
-    """A whole file.
-
-    Attributes:
-        task: A task's name, or a file in YAML that describes one.
-        head: EAGLE heads of the target.
-        drafter: What drafts, where `draft` and `head` do not say all of it.
-        certify: A profile whose setting is certified: then nothing is searched, and `decoding` holds at most the seed.
-    """
-
-    task: str | None = None
-    target: str | None = None
-    draft: _Several[str] | None = None
-    head: _Several[str] | None = None
-    drafter: _Several[Literal["model", "eagle", "ngram", "auto"]] | None = None
-    certify: str | None = None
-    goal: GoalSection = GoalSection()
-    decoding: DecodingSection = DecodingSection()
-    run: RunSection = RunSection()
+    goal: Section = Section()
+    decoding: Section = Section()
+    run: Section = Section()
 
     @model_validator(mode="after")
     def _searches_nothing_that_is_certified(self) -> RunFile:
-        if self.certify is not None and (more := self.decoding.model_fields_set - {"seed"}):
+        job = self.job
+        if job.get("certify") is not None and (more := set(self.decoding.given) - {"seed"}):
             raise ValueError(
                 f"certify takes the profile's own setting and searches nothing; leave {min(more)} out of decoding"
             )
-        if self.certify is not None and self.drafter is not None:
+        if job.get("certify") is not None and job.get("drafter") is not None:
             raise ValueError("certify takes the profile's own draft; leave drafter out, or give draft or head")
         return self
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The task and its models, see `Job`."""
+        return {name: getattr(self, name) for name in Job.model_fields if name in self.model_fields_set}
+
+
+_SECTIONS: dict[str, type[Settings]] = {"goal": Goal, "decoding": SearchSpace, "run": RunConfig}
+_CHECKED = section_of(
+    Job, RunFile, **{name: (section := section_of(model), section()) for name, model in _SECTIONS.items()}
+)
 
 
 def read_run_file(path: Path) -> RunFile:
@@ -149,5 +101,136 @@ def read_run_file(path: Path) -> RunFile:
     Raises:
         UsageError: It cannot be read, is no YAML, or breaks a rule.
     """
-    path = path / NAME if path.is_dir() else path
-    return read_yaml(path, RunFile, "run file", "docs/commands.md")
+    found: RunFile = read_yaml(path / NAME if path.is_dir() else path, _CHECKED, "run file", "docs/commands.md")
+    return found
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists in one line."""
+
+    def represent_list(self, data: Any) -> yaml.SequenceNode:
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+
+_Dumper.add_representer(list, _Dumper.represent_list)
+
+
+class _UnnamedError(Exception):
+    """Something is an object, which a file cannot name."""
+
+
+def save_run(
+    calibration: Asked, profile: ThresholdProfile | None = None, certify: Path | None = None,
+    engines: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Saves what was asked for in the output folder, where there is one and its profile is of this.
+
+    What holds loaded models, a `Task` or other objects cannot be named in a file: nothing is saved then, and what
+    another calibration saved there is removed. A file that cannot be written is a warning.
+
+    Args:
+        profile: what the calibration made, or the first of several engines, each of which has a folder of its own.
+        certify: the profile that holds the setting to certify; None: one was searched.
+        engines: several that certify it in turn; by default the calibration's own.
+    """
+    from fsd_decoding.profile.io import FILE_NAME, write_atomically
+
+    folder, storage = calibration.config.path("out"), calibration.config.storage
+    if folder is None or (profile is not None and profile.file is not None and profile.file.name != FILE_NAME):
+        return
+    try:
+        content = _content(calibration, certify, engines)
+    except _UnnamedError:
+        (folder / NAME).unlink(missing_ok=True)
+        return
+    note = ""
+    if storage is not None and without_password(storage) != storage:
+        del content["run"]["storage"]
+        note = "# --storage is not repeated here, as its URL may hold a password; give it on the command line.\n"
+    text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    try:
+        write_atomically(folder / NAME, _HEADER + note + text, "run file")
+    except UsageError as error:  # what took hours is done, and its profile is saved
+        warnings.warn(str(error), stacklevel=2)
+
+
+def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -> dict[str, Any]:
+    """What the file says, in its order."""
+    from fsd_calib.calibration.drafts import drafts_of
+
+    config, storage = calibration.config, calibration.config.storage
+    run = saved(config) | {"engine": _one_or_several(engines or [config.engine])}
+    if storage is not None and not is_url(storage):
+        run["storage"] = str(Path(storage).absolute())
+    content = {
+        "task": _task(calibration.task),
+        "target": _place(calibration.target),
+        **_drafts(drafts_of(calibration.draft), certify is not None),
+        "certify": None if certify is None else _place(certify),
+        "goal": saved(calibration.goal),
+        "decoding": saved(calibration.decoding) if certify is None else {"seed": calibration.decoding.seed},
+        "run": run,
+    }
+    return _plain({name: value for name, value in content.items() if value is not None})
+
+
+def saved(settings: Settings) -> dict[str, Any]:
+    """Returns the fields that a file can hold and that are not None, as `section_of` their model reads them."""
+    content: dict[str, Any] = {}
+    for name, option in options_in(type(settings)).items():
+        value = getattr(settings, name)
+        if value is None or not option.file:
+            continue
+        value = value if option.saved is None else option.saved(value)
+        if value is not None and value != {}:
+            section = content.setdefault(option.within, {}) if option.within else content
+            section[name] = _one_or_several(value) if isinstance(value, tuple | list) else value
+    return content
+
+
+def _drafts(drafts: Sequence[Any], certify: bool) -> dict[str, Any]:
+    """What drafts; only an n-gram draft has to be named, and nothing that the profile to certify names."""
+    from fsd_calib.calibration.drafts import models_among
+    from fsd_decoding.drafters.eagle import Eagle
+    from fsd_decoding.drafters.ngram import NGram
+
+    models, heads = models_among(drafts), [draft for draft in drafts if isinstance(draft, Eagle)]
+    ngrams = [draft for draft in drafts if isinstance(draft, NGram)]
+    if certify:
+        heads, ngrams = [head for head in heads if head.revision is None], []
+    if any(head.revision is not None for head in heads) or any(ngram != NGram() for ngram in ngrams):
+        raise _UnnamedError
+    kinds = ["model"] * bool(models) + ["eagle"] * bool(heads) + ["ngram"]
+    return {
+        "draft": _one_or_several([_place(model) for model in models]) if models else None,
+        "head": _one_or_several([_place(head.source) for head in heads]) if heads else None,
+        "drafter": _one_or_several(kinds) if ngrams else None,
+    }
+
+
+def _task(task: Any) -> str:
+    """A task's name, or the absolute path of the file that describes it."""
+    if not isinstance(task, str):
+        raise _UnnamedError
+    return str(Path(task).absolute()) if task.endswith((".yaml", ".yml")) else task
+
+
+def _place(given: Any) -> str:
+    """The id of a model, or an absolute path where there is such a file or folder here."""
+    if not isinstance(given, (str, os.PathLike)):
+        raise _UnnamedError
+    path = Path(given)
+    return str(path.absolute()) if isinstance(given, Path) or path.exists() else os.fspath(given)
+
+
+def _one_or_several(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else list(values)
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same; `_UnnamedError`: something in it is neither a text, a number nor a collection of these."""
+    try:
+        yaml.safe_dump(dict(given))
+    except yaml.YAMLError:
+        raise _UnnamedError from None
+    return dict(given)

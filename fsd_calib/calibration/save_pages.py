@@ -6,9 +6,8 @@ from pathlib import Path
 
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.to_record import to_record
-from fsd_calib.report.output import write_as
 from fsd_calib.report.page import run_page
-from fsd_calib.report.run_folder import PAGE, Run, save_record
+from fsd_calib.report.run_folder import PAGE, Run, save_record, write_as
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 

@@ -8,14 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
-from fsd_calib.certification.engine_sequence import EngineSequence
-from fsd_calib.certification.holdout import Holdout, TuningRecord
+from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
+from fsd_calib.config import MOST_AT_ONCE, RunConfig
 from fsd_calib.engines.base import Engine
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.round_costs import round_seconds
+from fsd_calib.engines.own import OwnEngine, round_seconds
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
@@ -23,10 +21,10 @@ from fsd_calib.measuring.threads import Threads
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_common.progress.base import Progress
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.costs import COMPILE, Rounds
+from fsd_decoding.profile.content import COMPILE, Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.workers.model_workers import ModelWorkers
 

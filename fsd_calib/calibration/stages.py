@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search.history import FinishedTrial
+from fsd_calib.search.objective import FinishedTrial
 from fsd_common.formatting import percent
 from fsd_common.progress.base import Stage
-from fsd_decoding.profile.outcome import CERTIFIED, Outcome
+from fsd_decoding.profile.content import CERTIFIED, Outcome
 
 _GRAPHS, _SEARCH, _TIMING = "graphs", "search", "timing"
 

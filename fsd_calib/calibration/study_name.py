@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.config import Goal
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront
 

@@ -10,13 +10,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch.nn import Module
 
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.config import Goal
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.source import source_of
+from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.interleaved import (
     LOOKS,
@@ -34,10 +33,11 @@ from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.split import Parts
 from fsd_collectors.split import Part
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import interval
 from fsd_decoding.profile.parts import EarlyStopInfo
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 
 Way = Literal["run", "careful", "none"]
 """Times within the calibration's own process, in fresh ones, or not at all."""
@@ -68,7 +68,7 @@ class TimingRequest:
 
     def __post_init__(self) -> None:
         if self.way not in get_args(Way):
-            raise UsageError(f"--timing is {self.way!r}; it must be one of {', '.join(get_args(Way))}")
+            raise UsageError(f"{named('timing')} is {self.way!r}; it must be one of {', '.join(get_args(Way))}")
         if self.way == "careful":
             self.sources.check_loadable("timing is 'careful'", "a fresh process", "time with 'run'")
 
@@ -76,8 +76,8 @@ class TimingRequest:
         """Raises UsageError where the goal is a speed and nothing is to be timed."""
         if self.way == "none" and goal.min_speed is not None:
             raise UsageError(
-                f"--min-speed is {goal.min_speed:g}, and only timing shows whether that is reached, which --no-timing "
-                "forbids; leave one of the two out"
+                f"{named('min_speed')} is {goal.min_speed:g}, and only timing shows whether that is reached, which "
+                f"{named('timing')} none forbids; leave one of the two out"
             )
 
     def check_enough(self, parts: Parts, streams: int) -> None:

@@ -12,17 +12,14 @@ from typing import Any
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.certification.certificate import Evidence
-from fsd_calib.certification.harm import difference_of, harm_of
+from fsd_calib.certification.harm import difference_of, harm_of, retention_interval
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.retention_interval import retention_interval
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.measuring.repetition import ends_in_loop
+from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.profile.costs import CostInfo, Effort, Speed, Work
-from fsd_decoding.profile.curve import CurvePoint
+from fsd_decoding.profile.content import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,

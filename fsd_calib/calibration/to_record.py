@@ -9,7 +9,7 @@ from typing import Any
 from fsd_calib.calibration.draft_alone import measure_draft_alone
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.told_sources import sources_of
-from fsd_calib.certification.retention_interval import retention_interval
+from fsd_calib.certification.harm import retention_interval
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding
 from fsd_calib.report.record import (
@@ -42,7 +42,7 @@ def to_record(findings: Findings, profile: ThresholdProfile) -> RunRecord:
     assert profile.digest is not None
     return RunRecord(
         profile=profile.digest,
-        goal=GoalInfo(**asdict(findings.ready.goal)),
+        goal=GoalInfo(**dict(findings.ready.goal)),
         measured=tuple(_measured(findings)),
         draft_alone=measure_draft_alone(findings),
         trials=tuple(_trials(findings)),

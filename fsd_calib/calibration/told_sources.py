@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.inspection.words import token_line
+from fsd_calib.engines.own import OwnEngine
+from fsd_calib.inspection.inspected import token_line
 from fsd_calib.report.record import Token
 from fsd_calib.tasks.base import Problem
 from fsd_decoding.observers.token_sources import TokenSources

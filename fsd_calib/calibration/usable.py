@@ -10,7 +10,7 @@ from fsd_calib.tasks.base import Problem, Task
 from fsd_common.errors import UsageError
 from fsd_decoding.memory import ModelSize, UnknownSizeError
 from fsd_decoding.model_options import ModelOptions
-from fsd_decoding.prompt_tokens import prompt_tokens
+from fsd_decoding.text import prompt_tokens
 
 _SHOWN = 5  # ids in a line
 _ADDED = 8  # tokens that a tokenizer may add to those of a text, such as its start

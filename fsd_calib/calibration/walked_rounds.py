@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fsd_calib.engines.base import DecodingRequest
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_collectors.replay.walks import Walked, Walks
 from fsd_common.files import atomic_write, make_private_folder, naming
 from fsd_decoding.divergence import DIVERGENCE_VERSION

@@ -1,21 +1,28 @@
 """Fixed-sequence testing of frozen configurations: in which order, on how many problems, and with what result.
 
 That the configurations were frozen before their outcomes were decoded is up to the caller, and part of the guarantee.
+The text of a verdict in the ledger holds the grades it rests on, so that another process can take it over: two may
+decode a few problems differently, in the last bits of bf16 say, and each would come to a verdict of its own. The first
+one recorded stands, and certificates of the other process rest on its grades.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from scipy.stats import beta, binom
 
 from fsd_calib.certification.bounds import require_level
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.outcomes import Outcomes, Paired, require_solved
+from fsd_calib.certification.outcomes import Gradings, Outcomes, Paired, require_solved
+from fsd_common.errors import UsageError
 
 _DOUBT = 1e-3  # probability that the remaining problems hold more gains than assumed
 
@@ -49,12 +56,12 @@ class Evidence:
 
     @property
     def lower_bound(self) -> float:
-        """Of retention; 0 where the target solved nothing."""
+        """The lower bound of retention; 0 where the target solved nothing."""
         return self._bounds[0]
 
     @property
     def accuracy_bound(self) -> float:
-        """Of the fuzzy rule's absolute accuracy."""
+        """The lower bound of the fuzzy rule's absolute accuracy."""
         return self._bounds[1]
 
     @cached_property
@@ -177,3 +184,55 @@ def _passing(p_in_order: Sequence[float], delta: float) -> int:
     from mapie.risk_control import control_fwer  # the import takes a second and a half
 
     return len(control_fwer(np.array(p_in_order), delta, "fixed_sequence"))
+
+
+def verdict_text(kind: str, result: Any, evidence: Sequence[Evidence]) -> str:
+    """Returns the verdict as text.
+
+    Args:
+        kind: What was decided, such as "passed"; another kind is another question.
+        result: JSON of the result.
+        evidence: Of every configuration tested. Counts are for people; bounds follow from the grades, up to rounding
+            of another machine.
+    """
+    grades = [[_encode(e.paired.target), _encode(e.paired.fuzzy), e.paired.seeds] for e in evidence]
+    return json.dumps({kind: result, "shown": counts_of(evidence), "grades": grades})
+
+
+def counts_of(evidence: Sequence[Evidence]) -> list[list[int]]:
+    """Returns the counts of outcomes of every configuration."""
+    return [list(astuple(e.outcomes)) for e in evidence]
+
+
+def standing_grades(own: str, standing: str, kind: str, number: int) -> list[Paired] | None:
+    """Returns the grades that the standing verdict rests on; None where they are this process's own.
+
+    Args:
+        own: This process's verdict.
+        number: Of the attempt.
+
+    Raises:
+        UsageError: The verdicts differ, and the standing one is of another kind.
+    """
+    ours, theirs = json.loads(own), json.loads(standing)
+    if ours == theirs:
+        return None
+    if kind not in theirs:
+        raise UsageError(
+            f"attempt {number} was decided before as {standing!r:.200}, and now as {own!r:.200}; the first verdict "
+            "stands, and answers another question: change the sequence or the claim for a new attempt"
+        )
+    counts = [sum(shown) // seeds for shown, (*_, seeds) in zip(theirs["shown"], theirs["grades"], strict=True)]
+    return [
+        Paired(_decode(target, problems, seeds), _decode(fuzzy, problems, seeds))
+        for (target, fuzzy, seeds), problems in zip(theirs["grades"], counts, strict=True)
+    ]
+
+
+def _encode(grades: Gradings) -> str:
+    return base64.b64encode(np.packbits(grades).tobytes()).decode()
+
+
+def _decode(text: str, problems: int, seeds: int) -> Gradings:
+    bits = np.frombuffer(base64.b64decode(text), np.uint8)
+    return np.unpackbits(bits, count=problems * seeds).astype(bool).reshape(problems, seeds)

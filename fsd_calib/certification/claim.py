@@ -46,13 +46,10 @@ class Claim:
         most = 1.0 if self.acc == "absolute" else math.inf
         if self.wanted is not None and not (0 < self.wanted <= most and self.wanted < math.inf):
             rule = "above 0 and at most 1" if self.acc == "absolute" else "above 0 (0.98 keeps 98 %)"
-            raise UsageError(f"the wanted {self._quantity} is {self.wanted}; it must be {rule}")
+            quantity = "accuracy" if self.acc == "absolute" else "retention"
+            raise UsageError(f"the wanted {quantity} is {self.wanted}; it must be {rule}")
         if self.guarantee == "dataset" and self.problems is None:
             raise UsageError("guarantee 'dataset' needs the number of problems; give it, or use guarantee 'population'")
-
-    @property
-    def _quantity(self) -> str:
-        return "accuracy" if self.acc == "absolute" else "retention"
 
     @property
     def any_time(self) -> bool:

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, attempt_level
-from fsd_calib.certification.certificate import Evidence, SequenceVerdict, bound_together, certify_sequence
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run, attempt_level
+from fsd_calib.certification.certificate import (
+    Evidence,
+    SequenceVerdict,
+    bound_together,
+    certify_sequence,
+    counts_of,
+    standing_grades,
+    verdict_text,
+)
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.engine_sequence import EngineSequence
-from fsd_calib.certification.ledger_file import Run
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.verdict import counts_of, standing_grades, verdict_text
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
 from fsd_calib.tasks.base import Problem
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 
-TESTS_VERSION = 2  # raised where the same outcomes may lead to another verdict: that is then another attempt
+
+@dataclass(frozen=True)
+class EngineSequence:
+    """Engines that certify in turn.
+
+    Attributes:
+        engines: Names and arguments (as JSON), in the order in which they certify.
+        place: Of the one that certifies now, from 0.
+        attempt: Number of the attempt that the first of them opened; None for the first itself.
+    """
+
+    engines: tuple[tuple[str, str], ...]
+    place: int = 0
+    attempt: int | None = None
+
+    def __str__(self) -> str:
+        """Returns what identifies it; not the attempt's number, which follows from the rest."""
+        return json.dumps([self.engines, self.place])
+
+
+TESTS_VERSION = 1  # raised where the same outcomes may lead to another verdict: that is then another attempt
 PORTIONS = 8
 """Portions of the part, one after the other; after each, the test checks whether it can stop."""
 
@@ -221,8 +246,7 @@ class HoldoutAttempt:
 
 def _fingerprint(problems: Sequence[Problem]) -> str:
     """Returns a hash of prompts and references, in any order."""
-    contents = sorted([problem.id, problem.prompt, problem.reference] for problem in problems)
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+    return facts_digest(sorted([problem.id, problem.prompt, problem.reference] for problem in problems))
 
 
 class TuningRecord:

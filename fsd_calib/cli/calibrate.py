@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.beforehand import check_sources
-from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.goal_options import GOAL, GoalOptions
-from fsd_calib.cli.groups import grouped
-from fsd_calib.cli.loading_options import loads_models
-from fsd_calib.cli.options import DraftsOptions, ProcessOptions, options_given, several
-from fsd_calib.cli.output_options import OutputOptions, reply_json
-from fsd_calib.cli.requested import Requested, policies_named
-from fsd_calib.cli.search_options import FileOptions, RunOptions, SearchOptions
-from fsd_calib.cli.task_options import AskingOptions, DrawingOptions, ProblemOptions
+from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.family import Family, Given, Options
+from fsd_calib.cli.options import (
+    LoadingOptions,
+    OutputOptions,
+    PresetOption,
+    SubjectsOption,
+    check_sources,
+    with_preset,
+)
+from fsd_calib.cli.request import Request
+from fsd_calib.config import GOAL, Goal, Job, RunConfig, SearchSpace
+from fsd_calib.tasks.asking import PROBLEMS
 from fsd_calib.tasks.registry import task_kind
-from fsd_decoding.model_options import USUAL_LOADING, Loading
+from fsd_common.option import Option
+from fsd_decoding.model_options import Loading
 
 if TYPE_CHECKING:
-    from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.calibration.run_file import RunFile
 
 NAME = "fsd-calibrate"
@@ -41,31 +43,30 @@ app = Family()
 
 
 @app.command(epilog=_EPILOG)
-@loads_models
-@grouped
 def command(
-    context: typer.Context,
-    goals: GoalOptions,
+    given: Annotated[Given, Options(Job, Goal, SearchSpace, RunConfig)],
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="Take what is not given here from this file in YAML, such as the run.yaml that is saved beside each "
+        Option(
+            "Take what is not given here from this file in YAML, such as the run.yaml that is saved beside each "
             "profile, or from the one in this folder.",
-            rich_help_panel=GOAL,
+            GOAL,
         ),
     ] = None,
+    plan: Annotated[
+        bool,
+        Option(
+            "Print how many problems the goal needs, what the given ones can show, which attempt a run is, how long it "
+            "will take and how much memory, then exit.",
+            GOAL,
+        ),
+    ] = False,
+    show_prompt: Annotated[bool, Option("Print the first prompt and exit.", PROBLEMS)] = False,
+    subjects: SubjectsOption = None,
+    preset: PresetOption = None,
     *,
-    models: DraftsOptions,
-    loading: Loading = USUAL_LOADING,
-    problems: ProblemOptions,
-    asking: AskingOptions,
-    files: FileOptions,
-    search: SearchOptions,
-    drawing: DrawingOptions,
-    runs: RunOptions,
-    processes: ProcessOptions,
+    loading: Annotated[Loading, LoadingOptions()],
     output: OutputOptions,
-    policy: Annotated[list[str] | None, typer.Option("--policy", hidden=True)] = None,
 ) -> None:
     """Finds how lossy speculative decoding can be on a task: the fastest threshold that keeps the accuracy
     you ask for (or the most accurate one at the speed you ask for).
@@ -75,35 +76,27 @@ def command(
     problems that were not used to make it, and writes profile.json, which fsd-generate and SpeculativeDecoder
     follow.
     """
-    progress, given = output.begin(), options_given(context)
-    policies = several("--threshold-policy", ",".join(policies_named(search.threshold_policy, policy)))
-    if policy:
-        given.add("threshold_policy")
-        say(NAME, "--policy is now called --threshold-policy")
-    asked = Requested(
-        goals, models, loading, problems, asking, files, search, drawing, runs, processes, policies, given,
-        None if config is None else _read(config),
-    )  # fmt: skip
+    progress = output.begin()
+    asked = Request(with_preset(given, preset), loading, subjects, None if config is None else _read(config))
     if asked.certified is None:
         task_kind(asked.task)  # raises UsageError if it is unknown
-    if not files.show_prompt:
+    if not show_prompt:
         asked.check()
-        check_writable(asked.out or asked.usual_folder, _EARLIER)
+        check_writable(asked.run.path("out") or asked.usual_folder, _EARLIER)
     else:
-        check_sources({"tokenizer": [asked.target]}, asked.data)
+        check_sources({"tokenizer": [asked.target]}, asked.run.path("data"))
     load_libraries(progress)
 
-    from fsd_calib.calibration.saved_run import save_run
+    from fsd_calib.calibration.run_file import save_run
     from fsd_calib.cli import in_turn
-    from fsd_calib.cli.asked_calibration import calibration_of, first_prompt
 
-    if files.show_prompt:
-        prompt = first_prompt(asked)
+    if show_prompt:
+        prompt = in_turn.first_prompt(asked)
         reply_json(NAME, {"prompt": prompt}) if output.as_json else reply(prompt)
         return
-    calibration = calibration_of(asked, progress)
+    calibration = in_turn.calibration_of(asked, progress)
     with interruptible(lambda: _kept(calibration.config)):
-        if goals.plan:
+        if plan:
             plans = in_turn.planned(calibration, asked.engines, silent=output.as_json)
             if output.as_json:
                 reply_json(NAME, {"plans": plans})

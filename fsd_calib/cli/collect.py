@@ -5,34 +5,45 @@ Heavy imports are inside functions, so that `--help` prints at once.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from fsd_calib.cli.beforehand import check_cluster, check_place, check_sources, check_words, divergences
-from fsd_calib.cli.choices import DIVERGENCES, RULES
-from fsd_calib.cli.completion import tasks
-from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.groups import grouped
-from fsd_calib.cli.loading_options import loads_models
-from fsd_calib.cli.on_policy_options import PolicyOptions
-from fsd_calib.cli.options import DATA, DECODING, PairOptions, ProcessOptions, given_or_default, options_given
-from fsd_calib.cli.output_options import OutputOptions, reply_json
-from fsd_calib.cli.task_options import (
-    TASK_NAMES,
-    AskingOptions,
-    DrawingOptions,
-    ProblemOptions,
+from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.drafters import given_or_default
+from fsd_calib.cli.family import Family, Given, OptionGroup, Options
+from fsd_calib.cli.options import (
+    LoadingOptions,
+    OutputOptions,
+    PresetOption,
+    SubjectsOption,
+    check_place,
+    check_sources,
+    check_words,
+    divergences,
     folder_name,
     named_task,
+    with_preset,
 )
-from fsd_calib.tasks.registry import task_kind
-from fsd_common.argument_checks import check_sampling
+from fsd_calib.config import (
+    DECODING,
+    DIVERGENCES,
+    DRAFT,
+    MODELS,
+    RULES,
+    TASK_NAMES,
+    Drawing,
+    RunConfig,
+    Seed,
+    Target,
+)
+from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
+from fsd_calib.tasks.registry import completed_tasks, task_kind
+from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
-from fsd_decoding.model_options import USUAL_LOADING, Loading
+from fsd_common.option import Option
+from fsd_decoding.model_options import Loading
+from fsd_decoding.workers.backends import check_answers
 
 if TYPE_CHECKING:
     from fsd_calib.tasks.base import Task
@@ -45,40 +56,61 @@ Examples: fsd-collect --task arithmetic --out traces · fsd-collect --task arith
 Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
 """
 
+_POLICY = "On-policy only"
+_OF_RUN = ("device", "dtype", "data", "limit", "workers", "ray", *PromptOptions.model_fields)
+
 app = Family()
 
 
-@app.command(epilog=_EPILOG)
-@loads_models
-@grouped
-def command(
-    context: typer.Context,
-    task: Annotated[
-        str,
-        typer.Option(
-            help=f"Task whose problems are decoded: {TASK_NAMES}.", rich_help_panel=DATA, autocompletion=tasks
+@dataclass(frozen=True)
+class PolicyOptions(OptionGroup):
+    """The rule that texts are decoded with, in place of the target's own."""
+
+    rule: Annotated[
+        str | None,
+        Option(
+            f"Collect on-policy, with this acceptance rule: {', '.join(RULES[:-1])} or {RULES[-1]}. By default, "
+            "traces are collected along the target.",
+            _POLICY,
+            words=RULES,
         ),
-    ],
-    models: PairOptions,
-    loading: Loading = USUAL_LOADING,
-    *,
-    problems: ProblemOptions,
-    asking: AskingOptions,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the traces. By default fsd-traces/TASK.", rich_help_panel=DATA),
-    ] = None,
+    ] = None
+    threshold: Annotated[
+        float | None,
+        Option("The rule's threshold. inf with --rule fsd accepts every token.", _POLICY),
+    ] = None
+    divergence: Annotated[
+        str | None,
+        Option(
+            "The divergence that the threshold bounds. By default js; all divergences are recorded either way.",
+            _POLICY,
+            words=DIVERGENCES,
+        ),
+    ] = None
+    draft_length: Annotated[int | None, Option("Tokens drafted per round. By default 5.", _POLICY)] = None
+
+
+@app.command(epilog=_EPILOG)
+def command(
+    task: Annotated[str, Option(f"Task whose problems are decoded: {TASK_NAMES}.", PROBLEMS, words=completed_tasks)],
+    target: Target = None,
+    draft: Annotated[str | None, Option(DRAFT, MODELS)] = None,
+    subjects: SubjectsOption = None,
+    seed: Seed = 0,
+    out: Annotated[Path | None, Option("Folder for the traces. By default fsd-traces/TASK.", PROBLEMS)] = None,
     hidden: Annotated[
         str | None,
-        typer.Option(
-            help="Also record the draft's last hidden state: 'whole', or a number of dimensions to project it to.",
-            rich_help_panel=DATA,
+        Option(
+            "Also record the draft's last hidden state: 'whole', or a number of dimensions to project it to.", PROBLEMS
         ),
     ] = None,
+    batch_size: Annotated[int, Option("Problems decoded at once.", DECODING)] = 32,
+    preset: PresetOption = None,
+    *,
+    run: Annotated[Given, Options(RunConfig, only=_OF_RUN)],
+    loading: Annotated[Loading, LoadingOptions()],
     policies: PolicyOptions,
-    drawing: DrawingOptions,
-    batch_size: Annotated[int, typer.Option(help="Problems decoded at once.", rich_help_panel=DECODING)] = 32,
-    processes: ProcessOptions,
+    drawing: Annotated[Given, Options(Drawing)],
     output: OutputOptions,
 ) -> None:
     """Collects traces: the predictions of the target and the draft for every token, as Parquet files.
@@ -89,63 +121,59 @@ def command(
     datasets or DuckDB.
     """
     progress = output.begin()
-    task = named_task(task, problems.subjects)
+    task = named_task(task, subjects)
     task_kind(task)  # raises UsageError if it is unknown
-    sampling = drawing.sampling(options_given(context))
-    check_at_least_one({
-        "--limit": problems.limit, "--draft-length": policies.draft_length, "--batch-size": batch_size,
-        "--workers": processes.workers,
-    })  # fmt: skip
+    drawn = Drawing.over({}, with_preset(drawing, preset))
+    config = RunConfig(
+        **run, batch_size=batch_size, progress=progress, model_kwargs=loading.target,
+        draft_model_kwargs=loading.draft,
+    )  # fmt: skip
+    if policies.draft_length is not None:
+        check_count("--draft-length", policies.draft_length)
     width = _width(hidden)
-    check_sampling(*sampling)
     check_words(
         ("--rule", [policies.rule], RULES), ("--divergence", divergences([policies.divergence]), DIVERGENCES)
     )  # fmt: skip
-    check_place(models.device, models.dtype)
-    check_sources({"model": [models.target, models.draft]}, problems.data)
-    check_cluster(processes.ray)
-    large, small = given_or_default(task, models.target, models.draft)
+    device, dtype, data = config.device, config.dtype, config.path("data")
+    check_place(device, dtype)
+    check_sources({"model": [target, draft]}, data)
+    if config.ray is not None:
+        check_answers(config.ray)
+    large, small = given_or_default(task, target, draft)
     folder = out if out is not None else Path("fsd-traces") / folder_name(task)
     check_writable(folder, ())
     load_libraries(progress)
 
     from fsd_calib.calibration.memory import capacity_of, plan_memory
-    from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.calibration.usable import context_of, usable
     from fsd_calib.tasks.registry import load_task
-    from fsd_collectors.collection.run import collect_traces
-    from fsd_collectors.collection.run_facts import policy_of
+    from fsd_collectors.collection.run import collect_traces, policy_of
     from fsd_decoding.loading import check_device, check_loading, load_tokenizer
     from fsd_decoding.sampling import Sampling
-    from fsd_decoding.workers.model_workers import open_workers
-    from fsd_decoding.workers.sources import Sources
+    from fsd_decoding.workers.model_workers import Sources, open_workers
 
-    device, dtype, on_policy = models.device, models.dtype, asdict(policies)
+    on_policy = asdict(policies)
     if device is not None:
         check_device(device)
     policy = policy_of(**on_policy, within_support=False)
     check_loading(large, [small], device, loading.target, loading.draft)
     with interruptible(lambda: _on_disk(folder)):
         tokenizer = load_tokenizer(large, loading.target)
-        loaded = load_task(task, problems.seed, problems.limit, problems.data, tokenizer, **asking.keywords)
+        loaded = load_task(task, seed, config.limit, data, tokenizer, **dict(config.prompts))
         _check_graded(loaded, policy)
         asked = usable(
             loaded, tokenizer, context_of([(large, loading.target), (small, loading.draft)], dtype), progress.note
         )
         memory = plan_memory(
-            large, [small], tokenizer, asked, asked.problems, Sampling(*sampling),
-            policy.draft_length if policy else 1, 1,
-            RunConfig(
-                batch_size, device, dtype, progress=progress, model_kwargs=loading.target,
-                draft_model_kwargs=loading.draft,
-            ),
+            large, [small], tokenizer, asked, asked.problems, Sampling(**dict(drawn)),
+            policy.draft_length if policy else 1, 1, config,
         )  # fmt: skip
         sources = Sources(large, (small,), device, dtype, loading)
         capacity = capacity_of(asked.problems, memory, batch_size)
-        with open_workers(processes.workers, processes.ray, sources, capacity, progress.note) as others:
+        with open_workers(config.workers, config.ray, sources, capacity, progress.note) as others:
             traces = collect_traces(
-                asked, target=large, draft=small, out=folder, **on_policy, **sampling._asdict(), hidden=width,
-                seed=problems.seed, batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
+                asked, target=large, draft=small, out=folder, **on_policy, **dict(drawn), hidden=width,
+                seed=seed, batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
                 draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
             )  # fmt: skip
     found = _summary(traces)

@@ -1,13 +1,18 @@
-"""Exit codes, error lines and checks shared by the commands.
+"""What commands print, and how they end: results, progress, error lines and exit codes.
 
-An error is one line on stderr and an exit code, never a traceback.
+An error is one line on stderr and an exit code, never a traceback, and so is a failure that no program can prevent: a
+full disk, too little memory, a file out of reach.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import json
+import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -15,11 +20,10 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from fsd_calib.cli.failures import explanation
 from fsd_common.errors import UsageError
 from fsd_common.interrupts import noticed
 from fsd_common.terminal import discard, leave_closed_pipe, say_on, visible
@@ -29,6 +33,16 @@ if TYPE_CHECKING:
     from fsd_decoding.decoder import SpeculativeDecoder
 
 FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130
+JSON_VERSION = 1
+"""Of what --json prints; a new one where a reader of the old would break."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_SPACE = re.compile(r"no space left on device|disk quota exceeded|file too large|database or disk is full", re.I)
+_NO_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|out of memory|bad_alloc|failed to map segment|_ALLOC_FAILED"
+    r"|can't start new thread",
+    re.I,
+)
 
 
 class RunInterruptedError(Exception):
@@ -198,3 +212,72 @@ def check_writable(folder: Path, earlier: Sequence[str]) -> None:
                 each.rmdir()
     except OSError as error:
         raise UsageError(f"--out {str(folder)!r} cannot be written: {error.strerror}; choose another folder") from error
+
+
+def reply_json(command: str, result: Any) -> None:
+    """Prints a result on stdout as one JSON object (docs/commands.md describes it).
+
+    Args:
+        command: its name.
+        result: lists, dicts, strings and numbers. Numbers that JSON cannot hold become null, and other values, such as
+            paths, strings.
+    """
+    from fsd_calib import __version__
+
+    envelope = {"json_version": JSON_VERSION, "command": command, "version": __version__, "result": _finite(result)}
+    reply(json.dumps(envelope, indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The same, with None for what is infinite or no number."""
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def explanation(error: BaseException) -> str | None:
+    """Returns what happened and the way out; None: the error is of another kind, a fault of the program."""
+    chain = list(_chain(error))
+    if full := next(filter(_is_full, chain), None):
+        why = (full.strerror if isinstance(full, OSError) else None) or _NO_SPACE.search(str(full))[0]  # type: ignore[index]
+        return f"{_place(full)} cannot be written: {why}; free space, and run the same command again"
+    if any(map(_lacks_memory, chain)):
+        return (
+            f"out of memory{_detail(error)}; free memory or give less work at once (--batch-size, --limit, smaller "
+            "models), and run the same command again"
+        )
+    if isinstance(error, OSError):
+        why = error.strerror or str(error) or type(error).__name__
+        return f"{_place(error)} cannot be used: {why}; repair or free it, or give another path"
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields the error and those that led to it; libraries wrap the system's errors in their own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_full(error: BaseException) -> bool:
+    return (isinstance(error, OSError) and error.errno in _FULL) or bool(_NO_SPACE.search(str(error)))
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError | ImportError | OSError) and bool(_NO_MEMORY.search(str(error)))
+
+
+def _detail(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f" ({lines[0].strip()[:120]})" if lines else ""
+
+
+def _place(error: BaseException) -> str:
+    name = error.filename if isinstance(error, OSError) else None
+    return repr(os.fsdecode(name)) if isinstance(name, str | bytes) else "a file or stdout"

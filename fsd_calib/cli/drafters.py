@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from fsd_calib.cli.choices import DRAFTERS
-from fsd_calib.cli.options import BUNDLED, default_pair, given_or_default
+from fsd_calib.config import LARGE_PAIR, DrafterName
 from fsd_common.errors import UsageError
-from fsd_decoding.trees.shape import CHAIN
+from fsd_decoding.tree_shape import CHAIN
 
 AUTO = "auto"
+BUNDLED = "arithmetic"
+"""The task that a pair of models is bundled for."""
 AUTO_TREES = (CHAIN, "2,6", "3,16")
 """The shapes that `--drafter auto` chooses among where no others are given."""
 
@@ -37,8 +38,8 @@ class Drafters:
 
     def __post_init__(self) -> None:
         for name in self.named:
-            if name not in DRAFTERS:
-                raise UsageError(f"--drafter is {name!r}; it must be one of {', '.join(DRAFTERS)}")
+            if name not in get_args(DrafterName):
+                raise UsageError(f"--drafter is {name!r}; it must be one of {', '.join(get_args(DrafterName))}")
         if AUTO in self.named and len(self.named) > 1:
             raise UsageError(f"--drafter is {','.join(self.named)!r}; auto is all of them, give it alone")
         for option, given, kind in (("--draft", self.models, "model"), ("--head", self.heads, "eagle")):
@@ -67,8 +68,8 @@ class Drafters:
         Raises:
             UsageError: a head is asked for, and none is given, or of a target and a draft model one is missing.
         """
+        from fsd_decoding.drafters.eagle import Eagle
         from fsd_decoding.drafters.ngram import NGram
-        from fsd_decoding.eagle.loading import Eagle
 
         heads = self.heads or _bundled_heads(task, target)
         kinds = self._kinds(bool(heads))
@@ -89,6 +90,30 @@ class Drafters:
         return self.named or [*["model"] * bool(self.models or not self.heads), *["eagle"] * bool(self.heads)]
 
 
+def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
+    """Target and draft: those given, or the task's default pair. UsageError: one of the two is missing."""
+    if target is not None and draft is not None:
+        return target, draft
+    pair = default_pair(task)
+    if target is None and draft is None:
+        return pair
+    named, given, missing = ("--target", target, "--draft") if draft is None else ("--draft", draft, "--target")
+    raise UsageError(
+        f"{named} is {given!r}, and {missing} is missing; give both, or neither for the default pair of task {task}, "
+        f"{pair[0]} with {pair[1]}"
+    )
+
+
+def default_pair(task: str) -> tuple[str, str]:
+    """Target and draft where neither is given."""
+    if task != BUNDLED:
+        return LARGE_PAIR
+    from fsd_data import pair_paths
+
+    target, draft = pair_paths()
+    return str(target), str(draft)
+
+
 def check_one(draft: str | None, head: str | None) -> None:
     """Raises UsageError where a command that takes one draft is given a model and a head."""
     if head is not None and draft is not None:
@@ -97,7 +122,7 @@ def check_one(draft: str | None, head: str | None) -> None:
 
 def given(draft: str | None, head: str | None, revision: str | None) -> Any:
     """Returns the draft that a command is given; None: none is. revision: of --draft-revision."""
-    from fsd_decoding.eagle.loading import Eagle
+    from fsd_decoding.drafters.eagle import Eagle
 
     return draft if head is None else Eagle(head, revision)
 

@@ -1,16 +1,50 @@
-"""What makes the commands one family: how typer reads them and prints their help."""
+"""What makes the commands one family: how typer reads them, prints their help and completes their words.
+
+A command takes groups of options as one argument each. Options are those of a model's fields (`Options`), or of the
+fields of a dataclass (`OptionGroup`); what `fsd_common.settings.Option` says of a field is turned into typer's here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fsd_common.argument_checks import as_options
 from fsd_common.errors import UsageError
+from fsd_common.option import Option, of_annotation, options_in
 
-_MAY_BE_EMPTY = {"system", "prompt", "prompts"}  # options and arguments whose empty value means something
+_MAY_BE_EMPTY = {"system", "answer_after", "prompt", "prompts"}  # their empty value means something
+_CONTEXT = "context_of_family"
+
+Given = dict[str, Any]
+"""The options that are on the command line, by the names of their fields."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from fsd_calib import __version__
+
+        print(f"fsd-calib {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
+AllowEditedOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-edited", help="Follow a profile that was changed after its calibration, without a certificate."
+    ),
+]
 
 
 class Family(typer.Typer):
@@ -20,8 +54,151 @@ class Family(typer.Typer):
         super().__init__(cls=_Group, rich_markup_mode="markdown", pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        """As typer's."""
-        return super().command(name, cls=_Command, **settings)
+        """As typer's, of a function that may take groups of options."""
+        register = super().command(name, cls=_Command, **settings)
+        return lambda command: register(_with_options(command))
+
+
+class OptionGroup:
+    """The base of groups: frozen dataclasses with fields that are annotated as options."""
+
+
+class Options:
+    """The options of models: the command is given those that are on the command line, by the names of fields.
+
+    Args:
+        only: the fields that the command has options for; by default all.
+    """
+
+    def __init__(self, *models: Any, only: Collection[str] | None = None) -> None:
+        self._fields = {
+            name: (option, model.model_fields[name])
+            for model in models for name, option in options_in(model).items()
+            if option.command and (only is None or name in only)
+        }  # fmt: skip
+
+    @property
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """What typer makes options of."""
+        for name, (option, field) in self._fields.items():
+            yield _parameter(name, Annotated[field.annotation, option], field.default)
+
+    def made(self, values: dict[str, Any], given: set[str]) -> Given:
+        """Returns what the command is given. UsageError: an option cannot be read."""
+        return {name: _read(name, option, values[name]) for name, (option, _) in self._fields.items() if name in given}
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A function with all options as parameters, which typer can read."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    groups = {one.name: group for one in own if (group := _group(one.annotation)) is not None}
+    taken = {name: list(group.parameters) for name, group in groups.items()}
+
+    @wraps(command)
+    def with_groups(**values: Any) -> None:
+        context = values.pop(_CONTEXT)
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        with as_options():
+            for name, group in groups.items():
+                values[name] = group.made({one.name: values.pop(one.name) for one in taken[name]}, given)
+            for one in own:
+                option = of_annotation(Option, one.annotation) if one.name not in groups else None
+                if option is not None and values[one.name] is not None:
+                    values[one.name] = _read(one.name, option, values[one.name])
+            command(**values)
+
+    parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    for one in own:
+        parameters += taken.get(one.name) or [_parameter(one.name, one.annotation, one.default)]
+    with_groups.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_groups
+
+
+def _group(annotation: Any) -> Any:
+    """What makes an argument of several options, where an annotation says so."""
+    if isinstance(annotation, type) and issubclass(annotation, OptionGroup):
+        return _OfDataclass(annotation)
+    return next((each for each in getattr(annotation, "__metadata__", ()) if hasattr(each, "made")), None)
+
+
+@dataclass(frozen=True)
+class _OfDataclass:
+    kind: Any
+
+    @property
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        kinds = get_type_hints(self.kind, include_extras=True)
+        return (_parameter(each.name, kinds[each.name], each.default) for each in fields(self.kind))
+
+    def made(self, values: dict[str, Any], given: set[str]) -> Any:
+        return self.kind(**values)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter, of whose `Option` typer's is made."""
+    option = of_annotation(Option, annotation)
+    if option is not None:
+        annotation, default = _of_typer(name, option, annotation, default)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _of_typer(name: str, option: Option, annotation: Any, default: Any) -> tuple[Any, Any]:
+    """The type that typer reads, with typer's option, and the default that help shows."""
+    leaves = set(_leaves(annotation))
+    kind: Any = next((each for each in (bool, float, int) if each in leaves), str)
+    if {os.PathLike, Path} & leaves:
+        kind = Path
+    words = option.words if callable(option.words) else _completed(option)
+    if words is None and (literal := [each for each in leaves if isinstance(each, str)]):
+        words = one_of(sorted(literal, key=str(annotation).index)) if option.read is None else several_of(literal)
+    settings: dict[str, Any] = {"help": option.help, "rich_help_panel": option.panel, "autocompletion": words}
+    flags = [f"--{name.replace('_', '-')}"]
+    if option.read is not None:
+        kind = str
+    if option.repeated:
+        return Annotated[list[kind] | None, typer.Option(*flags, metavar=f"<{kind.__name__}>", **settings)], None
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    if default is None:
+        kind = kind | None
+    return Annotated[kind, typer.Option(*flags, **settings)], default
+
+
+def _completed(option: Option) -> Callable[[str], list[str]] | None:
+    known = tuple(option.words)  # type: ignore[arg-type]
+    return None if not known else one_of(known) if option.read is None else several_of(known)
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """The types and words that an annotation is made of."""
+    if get_origin(annotation) is Annotated:
+        yield from _leaves(get_args(annotation)[0])
+    elif get_origin(annotation) is None:
+        yield annotation
+    else:
+        yield get_origin(annotation)
+        for inner in get_args(annotation):
+            yield from _leaves(inner)
+
+
+def _read(name: str, option: Option, value: Any) -> Any:
+    return value if option.read is None else option.read(f"--{name.replace('_', '-')}", value)
+
+
+def one_of(values: tuple[str, ...] | list[str]) -> Callable[[str], list[str]]:
+    """Returns a completion of one of the values."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+def several_of(values: tuple[str, ...] | list[str]) -> Callable[[str], list[str]]:
+    """Returns a completion of several of the values, with commas between them."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{value}" for value in values if value.startswith(last)]
+
+    return complete
 
 
 class _Command(TyperCommand):

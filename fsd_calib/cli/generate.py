@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsd_calib.cli.beforehand import check_place, check_sources
-from fsd_calib.cli.console import announce, leave, load_libraries, reply, say
+from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json, say
 from fsd_calib.cli.drafters import check_one, given
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.groups import grouped
-from fsd_calib.cli.loading_options import loads_models_of_profile
-from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, MaxNewTokensOption, RawOption
-from fsd_calib.cli.output_options import OutputOptions, reply_json
-from fsd_calib.cli.prompting import prompt_of, prompts_of_profile
-from fsd_calib.cli.prompts import gathered
+from fsd_calib.cli.family import AllowEditedOption, Family
+from fsd_calib.cli.options import (
+    LoadingOptions,
+    MaxNewTokensOption,
+    OutputOptions,
+    RawOption,
+    check_place,
+    check_sources,
+)
+from fsd_calib.cli.prompting import gathered, prompt_of, prompts_of_profile
+from fsd_calib.config import MODELS, Device, Dtype
 from fsd_common.argument_checks import check_settings
-from fsd_decoding.model_options import USUAL_LOADING, Loading
-from fsd_decoding.trees.shape import read_shape
+from fsd_decoding.model_options import Loading
+from fsd_decoding.tree_shape import read_shape
 
 if TYPE_CHECKING:
     from fsd_decoding.config import DecodingKeywords
@@ -39,8 +42,6 @@ app = Family()
 
 
 @app.command(epilog=_EPILOG)
-@loads_models_of_profile
-@grouped
 def command(
     profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")],
     prompts: Annotated[
@@ -70,9 +71,8 @@ def command(
             help="The EAGLE head of the profile, where it lies elsewhere: hub id or local path.", rich_help_panel=MODELS
         ),
     ] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    loading: Loading = USUAL_LOADING,
+    device: Device = None,
+    dtype: Dtype = None,
     max_new_tokens: MaxNewTokensOption = None,
     threshold: Annotated[
         float | None,
@@ -89,6 +89,7 @@ def command(
     raw: RawOption = False,
     allow_edited: AllowEditedOption = False,
     *,
+    loading: Annotated[Loading, LoadingOptions(of_profile=True)],
     output: OutputOptions,
 ) -> None:
     """Completes prompts with the models, threshold and settings of a profile.

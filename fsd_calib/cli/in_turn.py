@@ -1,9 +1,12 @@
-"""Planning and running `fsd-calibrate`'s calibration, or with several engines theirs in turn."""
+"""Making, planning and running `fsd-calibrate`'s calibration, or with several engines theirs in turn.
+
+Importing this imports torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,44 @@ from rich.console import Console
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn
+from fsd_calib.calibration.output_folder import own_folder
 from fsd_calib.calibration.plan import Plan
+from fsd_calib.calibration.recertify import decoding_of, prompts_of
+from fsd_calib.cli.drafters import default_pair
+from fsd_calib.cli.request import Request
 from fsd_calib.report.console import print_report
 from fsd_calib.report.plan import print_plan
 from fsd_calib.report.run_folder import PAGE
+from fsd_calib.tasks.registry import load_task
 from fsd_common.console import LiteralConsole, literal
+from fsd_common.progress.base import Progress
+from fsd_decoding.loading import check_device, load_tokenizer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+def calibration_of(asked: Request, progress: Progress) -> Calibration:
+    """Returns the calibration that is asked for.
+
+    Raises:
+        UsageError: a setting is unknown or cannot be used here, or settings contradict each other.
+    """
+    config = asked.run.changed(progress=progress)
+    if config.device is not None:
+        check_device(config.device)
+    target, drafts = asked.target_and_drafts
+    space = asked.space if asked.certified is None else decoding_of(asked.certified).changed(seed=asked.seed)
+    calibration = Calibration(asked.task, target, drafts, asked.goal, space, config, fixed=asked.certified)
+    out = config.out or own_folder(asked.usual_folder, calibration, asked.engines)
+    return replace(calibration, config=config.changed(out=out))
+
+
+def first_prompt(asked: Request) -> str:
+    """Returns the prompt of the first problem. Reads the tokenizer, and no weights."""
+    config = asked.run
+    tokenizer = load_tokenizer(asked.target or default_pair(asked.task)[0], asked.loaded.target)
+    source = asked.task if asked.certified is None else prompts_of(asked.certified, asked.task)
+    task = load_task(source, asked.seed, config.limit, config.path("data"), tokenizer, **dict(config.prompts))
+    return task.problems[0].prompt
 
 
 @dataclass(frozen=True)

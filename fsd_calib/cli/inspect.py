@@ -9,33 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsd_calib.cli.beforehand import check_place, check_sources, check_words, divergences
-from fsd_calib.cli.choices import DIVERGENCES, RULES
-from fsd_calib.cli.completion import one_of, tasks
-from fsd_calib.cli.console import announce, leave, load_libraries, reply
-from fsd_calib.cli.drafters import check_one, given
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.groups import OptionGroup, grouped
-from fsd_calib.cli.loading_options import loads_models_of_profile
+from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.drafters import BUNDLED, check_one, default_pair, given
+from fsd_calib.cli.family import AllowEditedOption, Family, OptionGroup, one_of
 from fsd_calib.cli.options import (
-    DECODING,
-    MODELS,
-    AllowEditedOption,
-    DeviceOption,
-    DtypeOption,
+    LoadingOptions,
     MaxNewTokensOption,
+    OutputOptions,
     RawOption,
-    TopKOption,
-    TopPOption,
-    default_pair,
+    check_place,
+    check_sources,
+    check_words,
+    divergences,
 )
-from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
-from fsd_calib.tasks.registry import task_kind
+from fsd_calib.config import DECODING, DIVERGENCES, MODELS, RULES, Device, Dtype, TopK, TopP
+from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError
-from fsd_decoding.model_options import USUAL_LOADING, Loading
-from fsd_decoding.trees.shape import Chain, TreeShape, read_shape
+from fsd_decoding.model_options import Loading
+from fsd_decoding.tree_shape import Chain, TreeShape, read_shape
 
 if TYPE_CHECKING:
     from fsd_calib.inspection.inspected import InspectedText
@@ -44,7 +37,6 @@ if TYPE_CHECKING:
 
 NAME = "fsd-inspect"
 _OF_DRAFTS = ("threshold", "divergence", "draft_length", "tree")  # settings that the target alone has no use for
-_BUNDLED = "arithmetic"  # the task of the bundled pair
 _EPILOG = """
 Examples: fsd-inspect "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many pies does Mia have now?" ·
 fsd-inspect --profile profile.json --threshold 0.1 --threshold 0.4 --html texts.html "…"
@@ -100,13 +92,11 @@ class SettingOptions(OptionGroup):
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature; 0 is greedy decoding.", rich_help_panel=DECODING)
     ] = None
-    top_k: TopKOption = None
-    top_p: TopPOption = None
+    top_k: TopK = None
+    top_p: TopP = None
 
 
 @app.command(epilog=_EPILOG)
-@loads_models_of_profile
-@grouped
 def command(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt, in quotes.", show_default=False)],
     profile: Annotated[
@@ -131,17 +121,14 @@ def command(
             rich_help_panel=MODELS,
         ),
     ] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    loading: Loading = USUAL_LOADING,
-    *,
-    setting: SettingOptions,
+    device: Device = None,
+    dtype: Dtype = None,
     max_new_tokens: MaxNewTokensOption = None,
     task: Annotated[
         str | None,
         typer.Option(
             help="Format the prompt as this task does. By default the profile's task; for the bundled pair arithmetic.",
-            autocompletion=tasks,
+            autocompletion=completed_tasks,
         ),
     ] = None,
     raw: RawOption = False,
@@ -153,6 +140,9 @@ def command(
         typer.Option("--table", help="Print a row for each token (source, D, T, what it displaced), and every tree."),
     ] = False,
     allow_edited: AllowEditedOption = False,
+    *,
+    loading: Annotated[Loading, LoadingOptions(of_profile=True)],
+    setting: SettingOptions,
     output: OutputOptions,
 ) -> None:
     """Shows where every token of a text comes from: the exact rule, the threshold (fuzzy), a fallback or a bonus.
@@ -185,7 +175,7 @@ def command(
         announce(NAME, decoder, quiet=output.quiet)
     tokenizer = decoders[0].tokenizer
     if followed is None and kind is None and target is None:
-        kind = task_kind(_BUNDLED)
+        kind = task_kind(BUNDLED)
     if kind is not None and not raw:
         made = prompts_of_task(kind, tokenizer)
     elif followed is not None:
@@ -265,14 +255,14 @@ def _decoders(
     keywords: dict[str, Any],
 ) -> list[SpeculativeDecoder]:
     """A decoder for each threshold, or one with the profile's; they share their models."""
-    from fsd_decoding.acceptance.rules import rule_named
+    from fsd_decoding.acceptance import rule_named
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
 
     rule = keywords["rule"]
     if thresholds and rule is not None and not rule_named(rule).fuzzy:
         raise UsageError(f"--rule {rule!r} has no threshold; leave --threshold out, or give another rule")
-    own: tuple[str, Any] = default_pair(_BUNDLED)
+    own: tuple[str, Any] = default_pair(BUNDLED)
     if followed is not None:
         own = followed.target.id, draft_of(followed.draft)
         if thresholds:  # the rule too, as an uncertified profile would run a lossless one

@@ -1,225 +1,265 @@
-"""Options shared by several commands, alone and in groups, and the default pair of models."""
+"""Options that several commands have, and what they say before torch is loaded: names, places, files and folders."""
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from importlib.metadata import entry_points
+from inspect import Parameter
+from pathlib import Path, PurePath
+from typing import Annotated, Any
 
 import typer
 
-from fsd_calib.cli.choices import DRAFTERS, DTYPES
-from fsd_calib.cli.completion import one_of, several_of
-from fsd_calib.cli.groups import OptionGroup
+from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
+from fsd_calib.config import DECODING, DTYPES, MODELS, Drawing
+from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
+from fsd_calib.tasks.rows import check_data_file
 from fsd_common.errors import UsageError
+from fsd_common.option import Option
+from fsd_common.option_texts import json_object
+from fsd_common.progress.base import Progress
+from fsd_decoding.hub import check_source
+from fsd_decoding.model_options import ALIASES, ATTENTION, SCHEMES, UNQUANTISED, Loading
 
-MOST_NEW_TOKENS = 256
-"""The limit on new tokens where no task sets one."""
-MODELS, DATA, DECODING = "Models", "Problems and results", "Decoding"
-BUNDLED = "arithmetic"
-"""The task that a pair of models is bundled for."""
-_LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
+_DEVICES = (
+    "cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla", "maia", "ipu", "hip", "ve", "fpga", "vulkan", "meta", "lazy",
+    "mkldnn", "opengl", "opencl", "ideep", "privateuseone",
+)  # fmt: skip
+_BACKENDS = "torch.backends"  # entry points of packages whose devices have names that torch itself does not know
 
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"The large model: hub id or local path. By default the bundled model for arithmetic, else "
-        f"{_LARGE_PAIR[0]}.",
-        rich_help_panel=MODELS,
-    ),
-]
-_DRAFT = (
-    f"The small model, with the target's tokenizer. Where no target is given, by default the bundled model for "
-    f"arithmetic, else {_LARGE_PAIR[1]}."
-)
-DraftOption = Annotated[str | None, typer.Option(help=_DRAFT, rich_help_panel=MODELS)]
-DraftsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"{_DRAFT} Several (--draft A --draft B) are compared in one search and certified in one attempt; the "
-        "profile names the chosen one.",
-        rich_help_panel=MODELS,
-        metavar="<str>",
-    ),
-]
-HeadsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--head",
-        help="An EAGLE head of the target, such as fsd-train-eagle makes: hub id or local path. It drafts in place of "
-        "a draft model; beside --draft, and where several are given, all are compared.",
-        rich_help_panel=MODELS,
-        metavar="<str>",
-    ),
-]
-DrafterOption = Annotated[
-    str | None,
-    typer.Option(
-        help="What drafts: model (--draft), eagle (--head), ngram, which goes by the text itself and needs no model, "
-        "several of these, separated by commas, or auto: all that there are, as chains and as trees. By default what "
-        "--draft and --head say.",
-        rich_help_panel=MODELS,
-        autocompletion=several_of(DRAFTERS),
-    ),
-]
-DeviceOption = Annotated[
-    str | None, typer.Option(help="cuda, cpu, … By default a GPU if there is one.", rich_help_panel=MODELS)
-]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        help="float32, bfloat16 or float16. By default the models' own dtype.",
-        rich_help_panel=MODELS,
-        autocompletion=one_of(DTYPES),
-    ),
-]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Processes that decode, each with models of its own; 1 decodes in this one. By default one for each CPU "
-        "core or GPU, as far as memory and problems suffice, once that is worth starting them.",
-        rich_help_panel=DECODING,
-    ),
-]
-RayOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Run the workers on the Ray cluster at this address (auto: the one this machine is in; local: one that "
-        "is started here). Needs the extra 'ray'.",
-        rich_help_panel=DECODING,
-    ),
-]
-MAX_NEW_TOKENS = f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS} without a task."
+OUTPUT = "Output"
+"""The panel of `--help`."""
+LEVELS = ("debug", "info", "warning", "error")
+_LIBRARIES = ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY")  # read as they are imported
+_LIBRARIES_IN_CAPITALS = ("VLLM_LOGGING_LEVEL",)
+
 MaxNewTokensOption = Annotated[int | None, typer.Option(min=1, help=MAX_NEW_TOKENS)]
 RawOption = Annotated[bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")]
-AllowEditedOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-edited", help="Follow a profile that was changed after its calibration, without a certificate."
-    ),
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(help="Read problems from this file instead of the task's own source.", rich_help_panel=DATA),
-]
-LimitOption = Annotated[int | None, typer.Option(help="Use at most this many problems.", rich_help_panel=DATA)]
-SeedOption = Annotated[
-    int, typer.Option(help="Seed for generating or picking problems, and for sampling.", rich_help_panel=DATA)
-]
-TemperatureOption = Annotated[
-    float, typer.Option(help="Sampling temperature; 0 is greedy decoding.", rich_help_panel=DECODING)
-]
-TopKOption = Annotated[
-    int | None, typer.Option(help="Sample from this many of the likeliest tokens.", rich_help_panel=DECODING)
-]
-TopPOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Sample from the likeliest tokens that together have this probability.", rich_help_panel=DECODING
-    ),
-]
-MinPOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Sample from the tokens that have at least this share of the likeliest one's probability.",
-        rich_help_panel=DECODING,
+SubjectsOption = Annotated[str | None, Option("Of mmlu: use these subjects alone, separated by commas.", PROBLEMS)]
+
+# The settings of the evaluation code that was published with the paper, which also ends answers at 512 tokens, as the
+# benchmarks here do.
+PRESETS = {"fsd-paper": {"temperature": 0.6, "top_k": 50, "top_p": 0.9}}
+PresetOption = Annotated[
+    str | None,
+    Option(
+        "Sample as a published evaluation did. fsd-paper: temperature 0.6, top-k 50, top-p 0.9.",
+        DECODING,
+        words=PRESETS,
     ),
 ]
 
 
+def with_preset(given: Given, preset: str | None) -> Given:
+    """Returns the options with the settings of a preset. UsageError: it is unknown, or an option contradicts it."""
+    if preset is None:
+        return given
+    if preset not in PRESETS:
+        raise UsageError(f"--preset is {preset!r}; the presets are {', '.join(PRESETS)}")
+    if contradicting := next((name for name in Drawing.model_fields if name in given), None):
+        raise UsageError(
+            f"--preset {preset} and --{contradicting.replace('_', '-')} contradict each other; leave one of them out"
+        )
+    return given | dict.fromkeys(Drawing.model_fields) | PRESETS[preset]
+
+
+def named_task(task: str, subjects: str | None) -> str:
+    """Returns the name of a task with the subjects of --subjects in it; UsageError: it takes none."""
+    if subjects is None:
+        return task
+    if task != "mmlu":
+        raise UsageError(f"--subjects is {subjects!r}, and task {task} has none of its own to choose; use --task mmlu")
+    return f"{task}:{subjects}"
+
+
+def folder_name(task: str) -> str:
+    """Returns a task's name for a folder: that of a description without its path, others without colons and commas."""
+    base = PurePath(task).stem if task.endswith((".yaml", ".yml")) else task
+    return re.sub(r"[^\w.=-]+", "-", base).strip("-")
+
+
+# What is printed
+
+
 @dataclass(frozen=True)
-class PairOptions(OptionGroup):
-    """A target and a draft, and where they run."""
+class OutputOptions(OptionGroup):
+    """What is printed."""
 
-    target: TargetOption = None
-    draft: DraftOption = None
-    device: DeviceOption = None
-    dtype: DtypeOption = None
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Print no progress and no notes on stderr; warnings and errors stay.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False  # fmt: skip
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the result on stdout as one JSON object, for programs, and nothing else there.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False  # fmt: skip
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What libraries log on stderr: {', '.join(LEVELS)}. error also hides warnings. By default warning.",
+            rich_help_panel=OUTPUT,
+            autocompletion=one_of(LEVELS),
+        ),
+    ] = None
+    version: VersionOption = False
 
+    def begin(self) -> Progress:
+        """Sets what is logged, and returns the display of progress on stderr.
 
-@dataclass(frozen=True)
-class DraftsOptions(OptionGroup):
-    """A target and one draft or more, and where they run."""
+        Call it before libraries are imported.
 
-    target: TargetOption = None
-    draft: DraftsOption = None
-    head: HeadsOption = None
-    drafter: DrafterOption = None
-    device: DeviceOption = None
-    dtype: DtypeOption = None
+        Raises:
+            UsageError: the level is unknown.
+        """
+        from fsd_common.progress.chosen import stderr_progress
 
-
-@dataclass(frozen=True)
-class ProcessOptions(OptionGroup):
-    """The processes that decode."""
-
-    workers: WorkersOption = None
-    ray: RayOption = None
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        from fsd_calib import __version__
-
-        print(f"fsd-calib {__version__}")
-        raise typer.Exit
-
-
-VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-]
-
-
-def options_given(context: typer.Context) -> set[str]:
-    """Returns the parameters whose options are on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        if self.log_level is not None:
+            _log(self.log_level)
+        return stderr_progress(self.quiet)
 
 
-def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
-    """Target and draft: those given, or the task's default pair. UsageError: one of the two is missing."""
-    if target is not None and draft is not None:
-        return target, draft
-    pair = default_pair(task)
-    if target is None and draft is None:
-        return pair
-    named, given, missing = ("--target", target, "--draft") if draft is None else ("--draft", draft, "--target")
-    raise UsageError(
-        f"{named} is {given!r}, and {missing} is missing; give both, or neither for the default pair of task {task}, "
-        f"{pair[0]} with {pair[1]}"
-    )
+def _log(level: str) -> None:
+    """Makes libraries log from this level on, here and in the processes that are started."""
+    if level not in LEVELS:
+        raise UsageError(f"--log-level is {level!r}; it must be one of {', '.join(LEVELS)}")
+    os.environ.update(dict.fromkeys(_LIBRARIES, level))
+    os.environ.update(dict.fromkeys(_LIBRARIES_IN_CAPITALS, level.upper()))
+    logging.root.setLevel(level.upper())
+    logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
+    if level == "error":
+        warnings.simplefilter("ignore")
 
 
-def default_pair(task: str) -> tuple[str, str]:
-    """Target and draft where neither is given."""
-    if task != BUNDLED:
-        return _LARGE_PAIR
-    from fsd_data import pair_paths
-
-    target, draft = pair_paths()
-    return str(target), str(draft)
+# How models are loaded
 
 
-def several(option: str, text: str) -> tuple[str, ...]:
-    """The names in a comma-separated list, without repeats."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(names):
-        raise UsageError(f"{option} is {text!r}; it must be a name, or several with commas between them")
-    return names
+_LIKE_TARGET = "The same for the draft, where it differs."
+_HELP = {
+    "revision": (
+        "Branch, tag or commit of the target on the hub.",
+        "Branch, tag or commit of the draft on the hub.",
+    ),
+    "device_map": (
+        "Spread both models over devices, instead of --device: auto, another strategy of accelerate's, a device, or a "
+        "JSON object of modules and devices.",
+        _LIKE_TARGET,
+    ),
+    "quantization": (
+        f"Quantise both models as they are loaded: {', '.join(SCHEMES)}. Checkpoints that are quantised (GPTQ, AWQ, …) "
+        "need no option.",
+        f"{_LIKE_TARGET} {UNQUANTISED} leaves it as it is.",
+    ),
+    "attn": (f"Kind of attention in both models: {', '.join(ATTENTION)}.", _LIKE_TARGET),
+    "model_kwargs": (
+        "Further keywords of transformers' from_pretrained for both models, as a JSON object.",
+        "The same for the draft, added to those of both.",
+    ),
+}  # by the option's name; of the target or of both models, and of the draft
+_DRAFT = "draft_"
+_MAIN_BRANCH = "By default its main branch."
+_RECORDED = "By default each as the profile records it."
+_RECORDED_COMMIT = "By default the commit that the profile records, or the main branch if the model is another."
 
 
-_LONGEST = 1000  # more is a typing error
+class LoadingOptions:
+    """The options of how models are loaded, which a command takes as a `Loading`.
+
+    Args:
+        of_profile: whether what they do not say is as a profile records it.
+    """
+
+    def __init__(self, of_profile: bool = False) -> None:
+        revision = _RECORDED_COMMIT if of_profile else _MAIN_BRANCH
+        recorded = {"quantization": _RECORDED, "attn": _RECORDED} if of_profile else {}
+        defaults = {"revision": revision, f"{_DRAFT}revision": revision} | recorded
+        texts = {
+            f"{role}{name}": text for name, both in _HELP.items() for role, text in zip(("", _DRAFT), both, strict=True)
+        }
+        self._help = {name: f"{text} {defaults.get(name, '')}".rstrip() for name, text in texts.items()}
+
+    @property
+    def parameters(self) -> Iterator[Parameter]:
+        """What typer makes options of."""
+        for name, text in self._help.items():
+            kind = Annotated[str | None, typer.Option(help=text, rich_help_panel=MODELS)]
+            yield Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+    def made(self, values: dict[str, Any], given: set[str]) -> Loading:
+        """Returns what the command is given. UsageError: an option cannot be read."""
+        return Loading.of(_keywords("", values), _keywords(_DRAFT, values))
 
 
-def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """The numbers in "5", "2-8", "4,6,8" or a mixture, sorted; all at least 1."""
-    found: set[int] = set()
-    for piece in text.split(","):
-        low, dash, high = (end.strip() for end in piece.partition("-"))
-        ends = (low, high if dash else low)
-        if not all(end.isdecimal() and 1 <= int(end) <= _LONGEST for end in ends) or int(ends[0]) > int(ends[1]):
-            raise UsageError(
-                f"{option} is {text!r}; it must be a number from 1 to {_LONGEST}, or a choice such as 2-8 or 4,6,8"
-            )
-        found.update(range(int(ends[0]), int(ends[1]) + 1))
-    return tuple(sorted(found))
+def _keywords(role: str, values: Mapping[str, str | None]) -> dict[str, Any]:
+    """The keywords of `from_pretrained` by the options of one role. UsageError: one is given twice."""
+    given: dict[str, Any] = {name: value for name in _HELP if (value := values[f"{role}{name}"]) is not None}
+    if given.get("device_map", "").startswith("{"):
+        given["device_map"] = json_object(_flag(role, "device_map"), given["device_map"])
+    flag = _flag(role, "model_kwargs")
+    others = json_object(flag, given.pop("model_kwargs", "{}"))
+    for name in others:
+        if ALIASES.get(name, name) in given:
+            same = _flag(role, ALIASES.get(name, name))
+            raise UsageError(f"{flag} sets {name!r}, and so does {same}; leave one of them out")
+    return given | others
+
+
+def _flag(role: str, name: str) -> str:
+    return f"--{role}{name}".replace("_", "-")
+
+
+# Checks of what the libraries are asked later, as far as it shows without them
+
+
+def check_words(*options: tuple[str, Iterable[str | None] | None, Sequence[str]]) -> None:
+    """Raises UsageError where an option has a word that it does not take.
+
+    Args:
+        options: each an option, its words (None: not given), and those that it takes.
+    """
+    for option, words, known in options:
+        if unknown := next((word for word in words or () if word is not None and word not in known), None):
+            raise UsageError(f"{option} is {unknown!r}; it must be one of {', '.join(known)}")
+
+
+def divergences(names: Iterable[str | None] | None) -> list[str]:
+    """Returns the names of divergences without the number of tokens that they are over, where that is one."""
+    return [re.sub("@[1-9][0-9]*$", "", name) for name in names or () if name is not None]
+
+
+def check_place(device: str | None, dtype: str | None) -> None:
+    """Raises UsageError where there is no such dtype, or no device can have this name."""
+    check_words(("--dtype", [dtype], (*DTYPES, "float64")))
+    if device is None:
+        return
+    kind, colon, number = device.partition(":")
+    known = kind in _DEVICES or (kind.isidentifier() and entry_points(group=_BACKENDS))
+    if not known or (colon and not number.isdecimal()):
+        raise UsageError(
+            f"--device is {device!r}; it must be cpu, cuda or another kind of device, maybe with a number, as in cuda:0"
+        )
+
+
+def check_sources(models: Mapping[str, Sequence[str | None]], data: Path | None = None) -> None:
+    """Raises UsageError where what names a model is neither a folder of one nor an id, or a data file cannot be read.
+
+    Args:
+        models: by what they are, such as "model".
+    """
+    for what, sources in models.items():
+        for source in sources:
+            if source is not None:
+                check_source(what, source, configured=what != "tokenizer")
+    if data is not None:
+        check_data_file(data)

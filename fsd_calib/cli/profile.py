@@ -11,11 +11,8 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.beforehand import check_place
-from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import AllowEditedOption, VersionOption
+from fsd_calib.cli.family import AllowEditedOption, Family, VersionOption, one_of
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
 
@@ -124,7 +121,7 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
     profile = ThresholdProfile.load(path, allow_edited=allow_edited)
 
     from fsd_calib.vllm_plugin.command import request_notes, serve_command  # which import torch
-    from fsd_decoding.profile.settings import warning_of
+    from fsd_decoding.profile.following import warning_of
 
     command = serve_command(profile, file_of(path))
     doubts = [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm"), profile.clock_doubt()]
@@ -162,6 +159,8 @@ def retime(
     """
     if timing not in _WAYS:
         raise UsageError(f"--timing is {timing!r}; it must be one of {', '.join(_WAYS)}")
+    from fsd_calib.cli.options import check_place
+
     check_place(device, None)
     amount("--minutes", minutes, zero=False)
 

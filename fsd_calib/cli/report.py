@@ -11,10 +11,8 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import leave, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import VersionOption
+from fsd_calib.cli.family import Family, VersionOption, one_of
 from fsd_common.errors import UsageError
 
 NAME = "fsd-report"
@@ -60,8 +58,7 @@ def command(
     if format not in _FORMATS:
         raise UsageError(f"--format is {format!r}; it must be one of {', '.join(_FORMATS)}")
 
-    from fsd_calib.report.output import PICTURES, write_as
-    from fsd_calib.report.run_folder import load_run
+    from fsd_calib.report.run_folder import PICTURES, load_run, write_as
     from fsd_decoding.profile.io import file_of
 
     loaded = [load_run(path) for path in runs]

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.beforehand import check_sources
 from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import DataOption, LimitOption, VersionOption
-from fsd_calib.cli.task_options import SubjectsOption, named_task
+from fsd_calib.cli.family import Family, VersionOption
+from fsd_calib.cli.options import SubjectsOption, check_sources, named_task
+from fsd_calib.config import Data, Limit
 from fsd_calib.tasks.registry import described_tasks, load_task
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def list_tasks() -> None:
 @app.command()
 def show(
     name: _Name,
-    data: DataOption = None,
-    limit: LimitOption = None,
+    data: Data = None,
+    limit: Limit = None,
     subjects: SubjectsOption = None,
     target: _Target = None,
 ) -> None:  # fmt: skip
@@ -67,7 +67,7 @@ def show(
     quiet_libraries()
     tokenizer = None
     if target is not None:
-        check_sources({"tokenizer": [target]}, data)
+        check_sources({"tokenizer": [target]}, None if data is None else Path(data))
         from fsd_decoding.loading import load_tokenizer
 
         tokenizer = load_tokenizer(target)
@@ -76,7 +76,7 @@ def show(
 
 
 @app.command()
-def check(name: _Name, data: DataOption = None, limit: LimitOption = None, subjects: SubjectsOption = None) -> None:
+def check(name: _Name, data: Data = None, limit: Limit = None, subjects: SubjectsOption = None) -> None:
     """Grades all references, which must be right, and an altered form of each and an empty text, which must be wrong.
 
     Each grade that is not as it should be is a line on stderr.

@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import VersionOption
+from fsd_calib.cli.family import Family, VersionOption
 
 NAME = "fsd-traces"
 _EPILOG = """
@@ -56,8 +55,7 @@ def verify(folder: _Folder) -> None:
 def describe(folder: _Folder) -> None:
     """Summarises the traces: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
     _check_there(folder)
-    from fsd_collectors.report.summary import summarise
-    from fsd_collectors.report.tables import print_sheets, sheets
+    from fsd_collectors.report.description import print_sheets, sheets, summarise
     from fsd_collectors.store.reading import load_traces
     from fsd_common.console import LiteralConsole
 
@@ -84,7 +82,7 @@ def plot(
 
 def _check_there(folder: Path) -> None:
     """Raises UsageError where there are no traces, before what reads them is loaded."""
-    from fsd_collectors.store.folder import MANIFEST, content_of
+    from fsd_collectors.store.listing import MANIFEST, content_of
 
     content_of(folder / MANIFEST)
 

@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.beforehand import check_sources, check_words, divergences
-from fsd_calib.cli.choices import DIVERGENCES, RULES_WITH_T
-from fsd_calib.cli.completion import one_of, several_of
-from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.groups import grouped
-from fsd_calib.cli.options import DATA, LimitOption, several
-from fsd_calib.cli.output_options import OutputOptions, reply_json
+from fsd_calib.cli.console import (
+    check_at_least_one,
+    check_writable,
+    interruptible,
+    leave,
+    load_libraries,
+    reply,
+    reply_json,
+)
+from fsd_calib.cli.family import Family, one_of, several_of
+from fsd_calib.cli.options import OutputOptions, check_sources, check_words, divergences
+from fsd_calib.config import DIVERGENCES, RULES_WITH_T, Limit
+from fsd_calib.tasks.asking import PROBLEMS as DATA
+from fsd_common.option_texts import several
 
 if TYPE_CHECKING:
     from fsd_predictors.predictor import Predictor
@@ -35,13 +41,12 @@ app = Family()
 
 
 @app.command(epilog=_EPILOG)
-@grouped
 def command(
     traces: Annotated[
         Path, typer.Option(help="The folder of traces along the target that fsd-collect wrote.", rich_help_panel=DATA)
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the predictor to.", rich_help_panel=DATA)],
-    limit: LimitOption = None,
+    limit: Limit = None,
     seed: Annotated[
         int, typer.Option(help="Seed for picking rows, hyperparameter search and fitting.", rich_help_panel=DATA)
     ] = 0,
@@ -94,7 +99,7 @@ def command(
         ("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T), ("--divergence", divergences(names), DIVERGENCES)
     )  # fmt: skip
     check_sources({"tokenizer": [tokenizer]})
-    from fsd_collectors.store.folder import MANIFEST, content_of
+    from fsd_collectors.store.listing import MANIFEST, content_of
 
     content_of(traces / MANIFEST)  # which loads nothing
     check_writable(out, ())
@@ -124,7 +129,7 @@ def main() -> None:
 
 
 def _print(predictor: Predictor) -> None:
-    from fsd_collectors.report.tables import print_sheets
+    from fsd_collectors.report.description import print_sheets
     from fsd_common.console import LiteralConsole
     from fsd_predictors.training.card import by_threshold
 

@@ -10,26 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fsd_calib.cli.beforehand import check_place, check_sources
-from fsd_calib.cli.completion import tasks
-from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
-from fsd_calib.cli.family import Family
-from fsd_calib.cli.groups import grouped
-from fsd_calib.cli.options import (
-    DATA,
-    MODELS,
-    DataOption,
-    DeviceOption,
-    DtypeOption,
-    LimitOption,
-    TargetOption,
-    default_pair,
-    several,
-)
-from fsd_calib.cli.output_options import OutputOptions, reply_json
-from fsd_calib.cli.task_options import TASK_NAMES, AskingOptions, SubjectsOption, named_task
-from fsd_calib.tasks.registry import task_kind
+from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.drafters import default_pair
+from fsd_calib.cli.family import Family, Given, Options
+from fsd_calib.cli.options import OutputOptions, SubjectsOption, check_place, check_sources, named_task
+from fsd_calib.config import MODELS, TASK_NAMES, RunConfig, Target
+from fsd_calib.tasks.asking import PROBLEMS as DATA
+from fsd_calib.tasks.asking import PromptOptions
+from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.errors import UsageError
+from fsd_common.option import Option
+from fsd_common.option_texts import several
 from fsd_predictors.heads.recipe import HeadRecipe
 
 NAME = "fsd-train-eagle"
@@ -39,23 +30,19 @@ Example: fsd-train-eagle --task arithmetic --out head
 Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
 """
 _TRAINING = "Training"
+_OF_RUN = ("device", "dtype", "data", "limit", *PromptOptions.model_fields)
 
 app = Family()
 
 
 @app.command(epilog=_EPILOG)
-@grouped
 def command(
     task: Annotated[
         str,
-        typer.Option(
-            help=f"Task whose problems the target answers: {TASK_NAMES}.", rich_help_panel=DATA, autocompletion=tasks
-        ),
+        Option(f"Task whose problems the target answers: {TASK_NAMES}.", DATA, words=completed_tasks),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the head to.", rich_help_panel=DATA)],
-    target: TargetOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
+    target: Target = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -71,9 +58,7 @@ def command(
             help="Draft this many tokens alone, the most frequent ones. By default all.", rich_help_panel=MODELS
         ),
     ] = None,
-    data: DataOption = None,
     subjects: SubjectsOption = None,
-    limit: LimitOption = None,
     seed: Annotated[
         int,
         typer.Option(help="Seed for picking problems, the first weights and the order of texts.", rich_help_panel=DATA),
@@ -91,7 +76,7 @@ def command(
         ),
     ] = None,
     *,
-    asking: AskingOptions,
+    run: Annotated[Given, Options(RunConfig, only=_OF_RUN)],
     output: OutputOptions,
 ) -> None:
     """Trains an EAGLE-3 head for a target: a small layer that drafts from the target's own hidden states.
@@ -102,7 +87,8 @@ def command(
     progress = output.begin()
     name = named_task(task, subjects)
     task_kind(name)  # raises UsageError if it is unknown
-    check_at_least_one({"--limit": limit})
+    config = RunConfig(**run)
+    device, dtype, data = config.device, config.dtype, config.path("data")
     read = None if layers is None else _numbers(layers)
     recipe = HeadRecipe(epochs, steps, read, vocabulary, batch_size, learning_rate, seed)
     check_place(device, dtype)
@@ -113,7 +99,7 @@ def command(
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.tasks.split import tuning_of
     from fsd_decoding.loading import check_device, default_device, load_model, load_tokenizer
-    from fsd_predictors.heads.source import Source
+    from fsd_predictors.heads.recipe import Source
     from fsd_predictors.heads.training import train_head
 
     place = device or default_device()
@@ -121,7 +107,7 @@ def command(
     large = target or default_pair(name)[0]
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
-        loaded = load_task(name, seed, limit, data, tokenizer, **asking.keywords)
+        loaded = load_task(name, seed, config.limit, data, tokenizer, **dict(config.prompts))
         prompts = tuple(problem.prompt for problem in tuning_of(loaded))
         source = Source(name, prompts, loaded.max_new_tokens, loaded.stop)
         record = train_head(load_model(large, place, dtype), tokenizer, source, out, recipe, progress)
@@ -144,8 +130,8 @@ def _numbers(layers: str) -> tuple[int, ...]:
 
 
 def _print(record: dict[str, Any]) -> None:
-    from fsd_collectors.report.tables import print_sheets
+    from fsd_collectors.report.description import print_sheets
     from fsd_common.console import LiteralConsole
-    from fsd_predictors.heads.card import by_draft, by_epoch
+    from fsd_predictors.heads.training import by_draft, by_epoch
 
     print_sheets([by_epoch(record), by_draft(record)], LiteralConsole())

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
+import numpy as np
+from scipy.optimize import nnls
+
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.tasks.base import Task
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.config import DecodingConfig
@@ -22,7 +26,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 
@@ -234,7 +238,7 @@ class Engine(ABC):
             UsageError: The engine has a way of its own.
         """
         if compile is not False:
-            raise UsageError(f"engine {self.name!r} calls its rounds in its own way; leave --compile out")
+            raise UsageError(f"engine {self.name!r} calls its rounds in its own way; leave {named('compile')} out")
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Engine:
         """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by divergence.
@@ -242,7 +246,7 @@ class Engine(ABC):
         Raises:
             UsageError: The engine has no place for them.
         """
-        raise UsageError(f"engine {self.name!r} cannot end drafts by a predictor; leave --predictor out")
+        raise UsageError(f"engine {self.name!r} cannot end drafts by a predictor; leave {named('predictor')} out")
 
 
 class EngineSource(Protocol):
@@ -251,3 +255,20 @@ class EngineSource(Protocol):
     def engine(self, draft: str | None) -> Engine:
         """Returns the engine with the draft of this name, made at the first call; None: there is only one draft."""
         ...
+
+
+_LEAST = 1e-9  # seconds; the least cost of a verification
+
+
+def fit(seconds: Mapping[int, float], draft_step: float) -> CostModel:
+    """Fits the line L (c + Δv) + (v + Δv) to the seconds of a round by draft length L, with relative errors.
+
+    Rounds determine the two sums; `draft_step`, in seconds and at least 0, splits them. The split is rough where a
+    clock saw only launches, or no draft phase; the sums, which all speeds follow from, are not. No cost is negative.
+    """
+    lengths, taken = np.array(list(seconds), np.float64), np.array(list(seconds.values()))
+    rows = np.stack([lengths, np.ones_like(lengths)], 1) / taken[:, None]
+    token, constant = (float(x) for x in nnls(rows, np.ones_like(taken))[0])
+    constant = max(constant, _LEAST)
+    position = min(max(token - draft_step, 0.0), constant)
+    return CostModel(draft_step=token - position, verify=constant - position, position=position)

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from fsd_calib.engines.configuration import Configuration
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.policies.registry import policy_named
+from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.sampling import SETTINGS

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from fsd_common.formatting import in_trees
 from fsd_decoding.policies.threshold import ScalePolicy
-from fsd_decoding.profile.policy import PolicyInfo, brief, moved
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.profile.parts import PolicyInfo, brief, moved
+from fsd_decoding.tree_shape import TreeShape
 
 DRAFT_ALONE = "draft"
 """In place of a rule: the draft writes the text by itself. Only some engines can, see `Engine.runs_draft_alone`."""

@@ -13,9 +13,9 @@ from fsd_calib.engines.cache_key import CacheKey
 from fsd_common.errors import UnfinishedError, UsageError
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
-from fsd_decoding.workers.batches import batch_sizes
 from fsd_decoding.workers.model_workers import ModelWorkers
 from fsd_decoding.workers.models import OTHER_MODELS
+from fsd_decoding.workers.pool import batch_sizes
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,16 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fsd_calib.inspection.inspected import InspectedText, first_difference
-from fsd_calib.inspection.words import (
+from fsd_calib.inspection.inspected import (
     HEADINGS,
     MEANINGS,
     NUMBERS,
     TREE_WORDS,
     WITHOUT_TEXT,
+    InspectedText,
     counts_line,
     difference_line,
+    first_difference,
     name_of,
     shares_line,
     token_cells,
@@ -23,8 +24,7 @@ from fsd_calib.inspection.words import (
 from fsd_common.pages.page import token_style
 from fsd_common.pages.themes import DARK, LIGHT, variables
 from fsd_common.terminal import visible
-from fsd_decoding.observers.drafted_trees import DraftedTree
-from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsd_calib.inspection.inspected import InspectedText, first_difference
-from fsd_calib.inspection.words import (
+from fsd_calib.inspection.inspected import (
     HEADINGS,
     MEANINGS,
     NUMBERS,
     TREE_WORDS,
     WITHOUT_TEXT,
+    InspectedText,
     counts_line,
     difference_line,
+    first_difference,
     name_of,
     shares_line,
     token_cells,
 )
 from fsd_common.console import LiteralConsole, literal
 from fsd_common.formatting import threshold
-from fsd_decoding.observers.drafted_trees import DraftedTree
-from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

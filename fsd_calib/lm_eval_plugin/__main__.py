@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fsd_calib.tasks.harness.source import check_installed
+from fsd_calib.tasks.harness import check_installed
 from fsd_common.errors import UsageError
 
 

@@ -1,4 +1,4 @@
-"""`FsdLM`: our decoder as a model of lm-evaluation-harness, in batches."""
+"""`FsdLM`: our decoder as a model of lm-evaluation-harness, in batches; it tells of prompts that differ."""
 
 from __future__ import annotations
 
@@ -18,19 +18,50 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import simple_parse_args_string
 
-from fsd_calib.lm_eval_plugin.prompts import departure
-from fsd_calib.tasks.asking import PromptOptions
-from fsd_calib.tasks.harness.chat import chat_renderer
+from fsd_calib.tasks.asking import Asking, PromptOptions
+from fsd_calib.tasks.harness import HarnessKind, chat_renderer
+from fsd_calib.tasks.registry import task_kind
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingKeywords
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.profile.chat_template import check_arguments, has_chat_template
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.profile.drafts import draft_of
+from fsd_decoding.profile.rendering import check_arguments, has_chat_template
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.prompt_tokens import prompt_tokens
 from fsd_decoding.requests import Prompt
 from fsd_decoding.sampling import SETTINGS
+from fsd_decoding.text import prompt_tokens
+
+
+def departure(profile: ThresholdProfile, tokenizer: Any, requests: Sequence[Instance]) -> str | None:
+    """Returns a line where requests ask otherwise than the profile's task of lm-eval, if it has one.
+
+    Told by the first document: worked examples are drawn document by document.
+    """
+    if profile.prompt is None or profile.prompt.form is not None:
+        return None
+    try:
+        kind = task_kind(profile.task)
+        if not isinstance(kind, HarnessKind):
+            raise UsageError("it is none of lm-eval's")
+        asking = Asking(tokenizer, recorded=profile.prompt)
+        first = [request for request in requests if request.doc_id == 0]
+        if all(request.args[0] == _first_prompt(kind, asking, request.doc) for request in first):
+            return None
+    except UsageError as error:
+        return f"prompts cannot be compared with those of the profile of {profile.task!r} ({error})"
+    return f"prompts are not made as in the calibration: the profile of {profile.task!r} certifies nothing of that"
+
+
+def _first_prompt(kind: HarnessKind, asking: Asking, document: Any) -> str | None:
+    """The prompt of the first document; None: the task has none for it, as the document is another task's."""
+    try:
+        return kind.first_prompt(asking, document)
+    except UsageError:
+        raise
+    except Exception:  # of the task's own code and templates
+        return None
+
 
 _AUTO = 32  # batch size
 _USUAL = "cuda:0"  # the device that lm-eval's command gives where its user gives none
@@ -67,7 +98,7 @@ class FsdLM(LM):
     ) -> None:
         super().__init__()
         _check_names(settings)
-        self._arguments = PromptOptions(chat_template_kwargs).template_arguments
+        self._arguments = PromptOptions(chat_template_kwargs=chat_template_kwargs).template_arguments
         followed = self._followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
         models = _models(target, draft, head, followed)
         automatic = str(batch_size).startswith("auto")

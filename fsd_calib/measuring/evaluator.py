@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
@@ -21,7 +20,7 @@ from fsd_common.progress.base import Advance, Progress, Silent, Waiting
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.costs import Work
+from fsd_decoding.profile.content import Work
 from fsd_decoding.profile.parts import EarlyStopInfo
 
 _POLL = 0.2  # seconds between looks at the cache for what other processes decode
@@ -56,25 +55,6 @@ class Evaluator:
     def measured(self) -> list[Measurement]:
         """Returns all measurements so far, each on the problems decoded of it."""
         return [self.counted(c) for c, done in self._done.items() if done]
-
-
-class _Asked(NamedTuple):
-    """A request, with the key of its texts."""
-
-    request: DecodingRequest
-    key: CacheKey
-
-    @property
-    def configuration(self) -> Configuration:
-        return self.request.configuration
-
-    @property
-    def prompts(self) -> Sequence[KeyedPrompt]:
-        return self.request.prompts
-
-    def only(self, indices: Sequence[int]) -> _Asked:
-        """Returns this with some of the prompts."""
-        return self._replace(request=self.request._replace(prompts=[self.prompts[i] for i in indices]))
 
 
 class CachedDecoder:
@@ -173,8 +153,8 @@ class CachedDecoder:
         if total := sum(map(len, missing.values())):
             with self._progress.step(str(configuration), total) as advance:
                 for seed, indices in missing.items():
-                    asked = _Asked(DecodingRequest(configuration, seed, prompts, self._batch_size), keys[seed])
-                    known[seed] |= self._complete(asked, indices, advance)
+                    request = DecodingRequest(configuration, seed, prompts, self._batch_size)
+                    known[seed] |= self._complete(request, keys[seed], indices, advance)
         answers = self._answers(configuration, problems)
         return [
             tuple(map(partial(self._graded, problem), (cached[i] for cached in known.values()), answers[i]))
@@ -194,15 +174,17 @@ class CachedDecoder:
         if not self._cache.find(key, [query], configuration.threshold):
             self._cache.add(key, query, configuration.threshold, result)
 
-    def _complete(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
+    def _complete(
+        self, request: DecodingRequest, key: CacheKey, indices: Sequence[int], advance: Advance
+    ) -> dict[int, CachedText]:
         """Returns all these texts: decodes those that no other process decodes, and waits for the others."""
         done: dict[int, CachedText] = {}
-        prompts, threshold = asked.prompts, asked.configuration.threshold
-        waiting = Waiting(self._progress, f"decodes the same problems for {asked.configuration}")
+        prompts, threshold = request.prompts, request.configuration.threshold
+        waiting = Waiting(self._progress, f"decodes the same problems for {request.configuration}")
         while missing := [i for i in indices if i not in done]:
-            decoded = self._decode(asked, missing, advance)
+            decoded = self._decode(request, key, missing, advance)
             left = [i for i in missing if i not in decoded]
-            found = self._cache.find(asked.key, [prompts[i] for i in left], threshold)
+            found = self._cache.find(key, [prompts[i] for i in left], threshold)
             self._count_reused(list(found.values()))
             advance(len(found))
             done |= decoded | {left[place]: text for place, text in found.items()}
@@ -211,10 +193,12 @@ class CachedDecoder:
                 time.sleep(_POLL)
         return done
 
-    def _decode(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
+    def _decode(
+        self, request: DecodingRequest, key: CacheKey, indices: Sequence[int], advance: Advance
+    ) -> dict[int, CachedText]:
         """Decodes, and returns, those of the problems that this process can claim."""
         done: dict[int, CachedText] = {}
-        key, prompts, threshold = asked.key, asked.prompts, asked.configuration.threshold
+        prompts, threshold = request.prompts, request.configuration.threshold
 
         def claim(place: int) -> bool:
             return self._cache.claim(key, prompts[indices[place]], threshold)
@@ -228,25 +212,24 @@ class CachedDecoder:
 
         try:
             if any(map(claim, range(len(indices)))):  # up to the first one
-                self._decode_claimed(asked.only(indices), add_to_cache, claim)
+                chosen = request._replace(prompts=[prompts[i] for i in indices])
+                self._decode_claimed(chosen, key, add_to_cache, claim)
         finally:
             self._cache.drop_claims()
         return done
 
     def _decode_claimed(
-        self,
-        asked: _Asked,
-        on_finish: Callable[[int, Result], None],
+        self, request: DecodingRequest, key: CacheKey, on_finish: Callable[[int, Result], None],
         claim: Callable[[int], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Decodes prompts that can be claimed: all of them, or those begun before workers are due to go on."""
-        engine, request = self._engines[asked.configuration.draft], asked.request
+        engine = self._engines[request.configuration.draft]
         here = partial(engine.decode, request, on_finish)
         if self._workers is None:
             here(claim)
         elif self._workers.due:
-            places = filter(claim, range(len(asked.prompts)))
-            for place, result in self._workers.results(request, asked.key, engine.compile, places):
+            places = filter(claim, range(len(request.prompts)))
+            for place, result in self._workers.results(request, key, engine.compile, places):
                 on_finish(place, result)
         else:
             with self._workers.decoding_here() as due:

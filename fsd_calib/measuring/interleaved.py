@@ -12,8 +12,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from fsd_calib.measuring.signed_rank import fewest
-from fsd_calib.measuring.speed import C, Clock, TimedRun, TimedSpeeds
+from fsd_calib.measuring.speed import C, Clock, TimedRun, TimedSpeeds, fewest
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
 
@@ -161,7 +161,7 @@ def pieces(problems: Sequence[P], streams: int) -> list[Sequence[P]]:
     if len(whole) < _FEWEST:
         raise UsageError(
             f"there are {len(problems)} problems to time {streams} at a time; it takes at least {_FEWEST * size}: "
-            "give more problems or a smaller --serve-batch"
+            f"give more problems or a smaller {named('serve_batch')}"
         )
     return whole
 

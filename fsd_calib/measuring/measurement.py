@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,3 +71,64 @@ class Measurement:
     def first(self, problems: int) -> Measurement:
         """Returns the measurement on the first problems only."""
         return Measurement(self.configuration, self.part, self.decodings[:problems])
+
+
+COPIES: Final = 3
+LENGTH: Final = 60
+
+
+def ends_in_loop(text: str) -> bool:
+    """Returns whether a text ends in one passage, three times or more in a row, over at least 60 characters.
+
+    White space at the end does not count. The last copy may be cut off by the limit on new tokens at any place, since
+    the copies of a passage that begins elsewhere then end there.
+    """
+    text = text.rstrip()
+    last = text[-1:]
+    for length in range(1, len(text) // COPIES + 1):
+        span = max(COPIES * length, LENGTH)
+        if span > len(text):
+            return False
+        if text[-1 - length] == last and text[-span:-length] == text[-span + length :]:
+            return True
+    return False
+
+
+def flips(fuzzy: Measurement, target: Measurement) -> float:
+    """Returns the sum over problems of the squared mean difference over seeds: the variance of the change, summed.
+
+    With one seed it is the number of losses plus gains.
+    """
+    difference = fuzzy.correct.mean(1) - target.correct.mean(1)  # (problems,)
+    return float(np.square(difference).sum())
+
+
+def with_losses(fuzzy: Measurement, target: Measurement, problems: int) -> Measurement:
+    """Returns the measurement with more problems lost, among those that both solve under some seed."""
+    return _with_grades(fuzzy, np.flatnonzero((fuzzy.correct & target.correct).any(1))[:problems], correct=False)
+
+
+def with_gains(fuzzy: Measurement, target: Measurement, problems: int) -> Measurement:
+    """Returns the measurement with more problems solved, lost ones first."""
+    lost = (target.correct & ~fuzzy.correct).any(1)
+    failed = ~fuzzy.correct.any(1) & ~lost
+    return _with_grades(fuzzy, np.append(np.flatnonzero(lost), np.flatnonzero(failed))[:problems], correct=True)
+
+
+def _with_grades(fuzzy: Measurement, which: np.ndarray[tuple[int], np.dtype[np.intp]], correct: bool) -> Measurement:
+    decodings = list(fuzzy.decodings)
+    for i in which.tolist():
+        decodings[i] = tuple(replace(seed, correct=correct) for seed in decodings[i])
+    return Measurement(fuzzy.configuration, fuzzy.part, decodings)
+
+
+def plausible_flips(flipped: float, decoded: int, whole: int, deviations: float) -> tuple[int, int]:
+    """Returns how many more and how many fewer flips the whole part may plausibly show, scaled to the decoded problems.
+
+    Rao's score interval of a Poisson mean, which never takes a few flips for certainty (0 flips: up to the square of
+    `deviations`), narrowed by the share of problems not yet decoded: at `decoded` = `whole` it has no width.
+    """
+    to_come = 1 - decoded / whole
+    half = deviations**2 / 2 * to_come
+    reach = math.sqrt(deviations**2 * flipped * to_come + half**2)
+    return math.ceil(reach + half), math.ceil(max(reach - half, 0))

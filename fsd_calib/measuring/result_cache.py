@@ -1,11 +1,14 @@
 """The result cache: the text decoded from a prompt, valid for an interval of thresholds.
 
-The cache is an SQLite file that several processes may use at once. Losing it costs time only.
+The cache is an SQLite file that several processes may use at once. Losing it costs time only. Processes claim problems
+before they decode them, and so share the work; nothing depends on claims but time: where they are lost, or a process is
+wrongly taken for dead, a problem is decoded twice.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,49 +16,100 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from uuid import uuid4
 
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
-from fsd_calib.measuring import claims
-from fsd_calib.measuring.claims import Claims, Place
-from fsd_calib.storage.sqlite_file import (
+from fsd_calib.storage import (
+    LOGS,
     DamageError,
     Schema,
+    Watch,
     identity,
+    is_alive,
     lock,
     open_database,
-    set_aside,
+    this_process,
     translate_errors,
 )
+from fsd_common.files import set_aside
 from fsd_decoding.engine.result import Result
+
+_CLAIMS = """
+    CREATE TABLE claims (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB, problem INTEGER, prompt BLOB, owner BLOB,
+        UNIQUE (key, problem, prompt)
+    );
+"""
+_SILENT = 600.0  # seconds without a new claim or a finished text, of an owner that cannot be seen from here
+_HUNG = 3600.0  # the same for one that is known to exist
+
+Place = tuple[bytes, int, bytes]  # key, problem and prompt: T is left out, since a text is valid for many
+
+
+class Claims:
+    """This process's view of the table of claims."""
+
+    def __init__(self) -> None:
+        # With a number of its own, as two caches of one process may be used by two threads.
+        self._own = json.dumps(this_process() | {"claims": uuid4().hex}, sort_keys=True).encode()
+        self._watch = Watch()
+
+    def is_free(self, connection: sqlite3.Connection, place: Place) -> bool:
+        """Returns whether no other live process has claimed a problem."""
+        found = connection.execute("SELECT owner FROM claims WHERE (key, problem, prompt) = (?, ?, ?)", place)
+        return all(owner == self._own or not self._may_be_decoding(connection, owner) for (owner,) in found.fetchall())
+
+    def take(self, connection: sqlite3.Connection, place: Place) -> None:
+        """Claims a problem for this process."""
+        connection.execute(
+            "INSERT OR REPLACE INTO claims (key, problem, prompt, owner) VALUES (?, ?, ?, ?)", (*place, self._own)
+        )
+
+    def drop(self, connection: sqlite3.Connection, place: Place) -> None:
+        """Drops the claim on a problem, whose text is cached now."""
+        connection.execute("DELETE FROM claims WHERE (key, problem, prompt) = (?, ?, ?)", place)
+
+    def drop_own(self, connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM claims WHERE owner = ?", (self._own,))
+
+    def _may_be_decoding(self, connection: sqlite3.Connection, owner: Any) -> bool:
+        try:
+            alive = is_alive(json.loads(owner))
+        except (ValueError, TypeError, AttributeError, KeyError):  # a damaged row
+            return False
+        ((numbers,),) = connection.execute("SELECT sum(number) FROM claims WHERE owner = ?", (owner,))
+        unchanged = self._watch.seconds_unchanged(owner, numbers)
+        return alive is not False and unchanged < (_HUNG if alive else _SILENT)
+
 
 Value = TypeVar("Value")
 
 _SCHEMA = Schema(
     "cache of decodings",
     0x66736463,  # "fsdc"
-    1,
-    claims.TABLE
+    2,
+    _CLAIMS
     + """
     CREATE TABLE keys (hash BLOB PRIMARY KEY, key TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE decodings (
         key BLOB, problem INTEGER, prompt BLOB, threshold REAL, lo REAL, hi REAL,
-        text TEXT, tokens INTEGER, rounds INTEGER, drafted INTEGER, accepted INTEGER, digest BLOB
+        text TEXT, tokens INTEGER, rounds INTEGER, drafted INTEGER, accepted INTEGER
     );
     CREATE INDEX decoded ON decodings (key, problem, prompt);
     """,
     # Once a commit returns it is in the log and survives kill -9; only a loss of power may lose the last ones.
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
-    "quick_check",  # 0.8 s per million rows (0.5 GB); the digests of rows are verified when they are read
+    "quick_check",  # 0.8 s per million rows (0.5 GB)
 )
 _VALUES = "threshold, lo, hi, text, tokens, rounds, drafted, accepted"
 _FIND = f"""
-    SELECT {_VALUES}, digest FROM decodings
+    SELECT {_VALUES} FROM decodings
     WHERE key = ?1 AND problem = ?2 AND prompt = ?3
         AND (threshold IS ?4 OR (lo <= ?5 AND ?6 < hi))
     ORDER BY threshold IS ?4 DESC LIMIT 1
 """
-_ADD = f"INSERT INTO decodings (key, problem, prompt, {_VALUES}, digest) VALUES ({', '.join('?' * 12)})"
+_ADD = f"INSERT INTO decodings (key, problem, prompt, {_VALUES}) VALUES ({', '.join('?' * 11)})"
 
 
 @dataclass(frozen=True)
@@ -81,8 +135,8 @@ class CachedText:
 class ResultCache:
     """A cache in a file, or in memory. Rows are returned bit for bit as they were added.
 
-    When the file is found to be damaged, it is renamed to `<name>.damaged-<n>` with a warning, and an empty one takes
-    its place, for other processes too.
+    When SQLite finds the file damaged, or a row cannot be read, the file is renamed to `<name>.damaged-<n>` with a
+    warning, and an empty one takes its place, for other processes too.
 
     Raises:
         UsageError: The file cannot be read or written.
@@ -183,7 +237,7 @@ class ResultCache:
             raise damage
         with translate_errors(path, _SCHEMA.what), lock(path):
             if self._file_identity() == self._identity is not None:
-                renamed = set_aside(path)
+                renamed = set_aside(path, LOGS)
                 warnings.warn(
                     f"{_SCHEMA.what} {str(path)!r} is damaged ({damage}); it is now {renamed.name!r}, and a new one "
                     "is begun: its contents are decoded again",
@@ -215,44 +269,27 @@ def _find_rows(
         place = _place(key, query)
         row = connection.execute(_FIND, (*place, threshold, *ends)).fetchone()
         if row is not None:
-            cached[index] = _verified(place, row)
+            cached[index] = _cached_text(row)
     return cached
 
 
 def _insert(connection: sqlite3.Connection, key: CacheKey, query: KeyedPrompt, cached_text: CachedText) -> None:
-    place, values = _place(key, query), _values_of(cached_text)
     connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key.hash, key.json))
-    connection.execute(_ADD, (*place, *values, _digest(place, values)))
+    connection.execute(_ADD, (*_place(key, query), *astuple(cached_text)))
 
 
 def _place(key: CacheKey, query: KeyedPrompt) -> Place:
-    return key.hash, query.id, _hash(query.prompt.encode())
+    return key.hash, query.id, hashlib.blake2b(query.prompt.encode(), digest_size=16).digest()
 
 
-def _values_of(cached_text: CachedText) -> tuple[Any, ...]:
-    return astuple(cached_text)
-
-
-def _verified(place: Place, row: tuple[Any, ...]) -> CachedText:
-    """Returns a row's text.
-
-    Raises:
-        DamageError: The row is not what was added.
-    """
-    *values, digest = row
-    if digest != _digest(place, values):
-        raise DamageError("a row's digest is not that of its values")
-    threshold, lo, hi, text, *counts = values
+def _cached_text(row: tuple[Any, ...]) -> CachedText:
+    """Returns a row's text. DamageError: its values are not of the columns' types."""
+    threshold, lo, hi, text, *counts = row
+    if not (isinstance(lo, float) and isinstance(hi, float) and isinstance(text, bytes)):
+        raise DamageError("a row has no interval or no text")
+    if not all(isinstance(number, int) for number in counts):
+        raise DamageError("a row has something else than whole numbers as counts")
     return CachedText(threshold, lo, hi, text.decode(), *counts)
-
-
-def _digest(place: Place, values: Sequence[Any]) -> bytes:
-    encoded = [value.encode() if isinstance(value, str) else value for value in values]
-    return _hash(repr((place, encoded)).encode())
-
-
-def _hash(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _without_negative_zero(number: Any) -> Any:

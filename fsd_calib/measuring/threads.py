@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from fsd_decoding.workers.planning import cores
+from fsd_decoding.workers.model_workers import cores
 
 _VARIABLES = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 _SMT = Path("/sys/devices/system/cpu/smt/active")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fsd_calib.report.charts.marks import levels, retention_axis
-from fsd_calib.report.charts.speed import main_settings
+from fsd_calib.report.charts import levels, main_settings, retention_axis
 from fsd_calib.report.diff import shared_settings
-from fsd_calib.report.figures import own_threshold
+from fsd_calib.report.figures import own_threshold, pace_axis
 from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
-from fsd_calib.report.timing import pace_axis
 from fsd_common.formatting import NONE, answer_seconds, bound, interval, pace, percent, threshold
 from fsd_common.pages.blocks import Block, Page, Paragraph, Section, Sheet
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative

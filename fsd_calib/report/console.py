@@ -7,13 +7,12 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from fsd_calib.report.curve import curve_tables, front_table
+from fsd_calib.report.figures import notes, profile_table
 from fsd_calib.report.run_folder import PAGE
-from fsd_calib.report.summary import notes, profile_table
-from fsd_calib.report.tables import sheets
+from fsd_calib.report.tables import curve_tables, front_table, sheets
 from fsd_calib.report.verdict import effort_line, unbound, verdict
 from fsd_common.console import LiteralConsole, literal
-from fsd_decoding.profile.costs import COMPILE
+from fsd_decoding.profile.content import COMPILE
 from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

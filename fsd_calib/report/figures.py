@@ -1,18 +1,127 @@
-"""The main figures of a calibration: target alone, `sd` and the chosen setting, as every report has them."""
+"""The main figures of a calibration: target alone, `sd`, the chosen setting, and how their speeds were timed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fsd_common.formatting import in_trees
-from fsd_decoding.profile.curve import CurvePoint, Source
+from rich import box
+from rich.table import Table
+
+from fsd_calib.report.record import Setting
+from fsd_common.console import TITLE, literal
+from fsd_common.formatting import (
+    NONE,
+    ROUNDS,
+    answer_seconds,
+    bound,
+    confidence,
+    exact,
+    in_trees,
+    interval,
+    pace,
+    percent,
+)
+from fsd_decoding.profile.content import CurvePoint, Source, Speed, SpeedFigures
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from fsd_calib.report.record import Setting
     from fsd_calib.report.rows import Row
+
+
+def interval_scope(speed: Speed) -> str:
+    """Returns what the intervals of speeds cover: this run alone, or fresh processes."""
+    return f"over {speed.processes} fresh processes" if speed.processes else "within this run"
+
+
+def timing_note(speed: Speed) -> str:
+    """Returns how speeds were timed, or that they were not."""
+    if not speed.timed:
+        return f"forecast from rounds decoded on {speed.part} problems and the cost of a round; no setting was timed"
+    where = f", in each of {speed.processes} fresh processes" if speed.processes else ""
+    return f"timed on {_timed(speed)}, with every setting in turn{where}{_interval_note(speed)}{_clock_note(speed)}"
+
+
+def busy_note(speed: Speed) -> str:
+    """Returns a warning where the machine was busy, else an empty string."""
+    if not speed.busy:
+        return ""
+    cores = f"{speed.cores} core{'s' * (speed.cores != 1)}"
+    return f"the machine was busy when timing began (load {speed.load:.1f} on {cores}): speeds may be low"
+
+
+def pace_axis(unit: str, batches: Iterable[int]) -> str:
+    """Returns the title of an axis of speeds that are of one stream among as many as each batch has."""
+    several = sorted(set(batches))
+    streams = "one stream" if several == [1] else f"each of {' or '.join(map(str, several))} streams"
+    return f"{unit}, {streams}"
+
+
+def gain(speed: Speed) -> str:
+    """Returns the speed of the chosen setting relative to `sd` and to the target alone.
+
+    With one stream too, where several were timed.
+    """
+    if not speed.timed:
+        return f"by the cost model's forecast {_times(speed, speed.unit)}"
+    single = "" if speed.single is None else f"; with one stream {_times(speed.single, speed.unit)}"
+    return _times(speed, speed.unit, f" {interval_scope(speed)}") + single
+
+
+def answers(profile: ThresholdProfile) -> str:
+    """Returns how long the chosen setting's answers take, and whether longer texts use up what it gains."""
+    speed, lengths = profile.speed, profile.lengths
+    answer = speed.answer
+    if answer is None:
+        return ""
+    long = "" if lengths is None else f"texts are {lengths.ratio:.2f} times as long as the target's"
+    own, sd, target = map(answer_seconds, (answer.chosen, answer.sd, answer.target))
+    if long and speed.chosen > speed.sd and answer.chosen >= answer.sd:
+        return (
+            f"Its {long}, so its answers take no less time than those of sd: {own} s each, against {sd} s, and "
+            f"{target} s of the target alone."
+        )
+    more = f"; its {long}" if long else ""
+    return f"An answer takes {own} s, with sd {sd} s and with the target alone {target} s{more}."
+
+
+def _timed(speed: Speed) -> str:
+    if speed.single is None:
+        return f"{speed.timed} {speed.part} problems"
+    return f"{speed.timed} {speed.part} problems at batch {speed.batch} and {speed.single.timed} at batch 1"
+
+
+def _clock_note(speed: Speed) -> str:
+    """Says by what the ratios were timed, where not by the wall's clock."""
+    if speed.clock == "wall":
+        return ""
+    return "; ratios (x) by processor seconds, since those of the wall's clock scattered more"
+
+
+def _interval_note(speed: Speed) -> str:
+    if speed.intervals is None:
+        return "; too few in the time for intervals (fsd-profile retime takes more)"
+    intervals = f"; {exact(speed.intervals.confidence)} intervals"
+    if speed.processes:
+        return f"{intervals} over these processes"
+    return f"{intervals} {interval_scope(speed)}; another run may fall outside (--timing careful)"
+
+
+def over_sd(speed: SpeedFigures, scope: str = "") -> str:
+    """Returns the speed of the chosen setting as a multiple of that of `sd`, with its interval where there is one."""
+    times = f"{speed.over_sd:.2f}x"
+    return times if speed.intervals is None else f"{times} ({interval(speed.intervals.over_sd, 2)}{scope})"
+
+
+def _times(speed: SpeedFigures, unit: str, scope: str = "") -> str:
+    target = f"{speed.over_target:.2f}x"
+    if speed.intervals is not None:
+        target += f" ({interval(speed.intervals.over_target, 2)})"
+    return f"{over_sd(speed, scope)} the {unit} of sd and {target} the {unit} of the target alone"
+
 
 _NO_CHOICE = ("lossless", "front")  # unless there is an estimate
 _NOT_FOLLOWED = {"too-slow": "too slow", "certified-slower": "certified, slower"}
@@ -155,3 +264,120 @@ def _configuration(profile: ThresholdProfile) -> str:
     return (
         f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}{in_trees(profile.effective_tree)}"
     )
+
+
+_PART, _TIMED = "¹", "²"
+
+
+def profile_table(profile: ThresholdProfile) -> Table:
+    """Returns the table. Marks say on which part a number was measured; `notes` explains them."""
+    title = literal(f"{profile.task}: what was measured", TITLE)
+    narrow = _is_narrow(profile.speed)
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", collapse_padding=narrow, pad_edge=not narrow)
+    table.add_column("")
+    headings = ("accuracy", "retention", *_pace_headings(profile.speed))
+    for heading in headings:
+        table.add_column(literal(heading), justify="right", no_wrap=True)
+    for row in main_figures(profile):
+        table.add_row(*map(literal, _cells(row, profile.speed)))
+    return table
+
+
+def notes(profile: ThresholdProfile) -> str:
+    """Returns what the marks of the table mean, and the settings under which it was measured."""
+    certificate, speed, temperature = profile.certificate, profile.speed, profile.sampling.temperature
+    sampling = f"temperature {temperature:g}" if temperature else "greedy"
+    moved = "" if profile.policy is None else f", moved by {profile.policy}"
+    seeds = f", {profile.seeds} seeds per problem" if profile.seeds > 1 else ""
+    lines = [
+        f"{_PART} measured on the {_part(profile)}",
+        f"{_TIMED} {timing_note(speed)}",
+        busy_note(speed),
+        f"≥ lower bound at {confidence(certificate.level)} confidence, individually{_uncorrected(profile)}"
+        if _has_bounds(profile)
+        else "",
+        f"T bounds {profile.divergence}{moved}; {sampling}{seeds}; speed at batch {speed.batch} on {profile.device} in "
+        f"{profile.dtype}{_rounds(profile)}",
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def _rounds(profile: ThresholdProfile) -> str:
+    """How rounds were called, where not directly, as decoders do by themselves; and by which engine but our own."""
+    called = f", rounds {ROUNDS[profile.compile]}" if profile.compile in ("capture", "on") else ""
+    return called + (f", by {profile.engine}" if profile.engine else "")
+
+
+def was_selected(profile: ThresholdProfile) -> bool:
+    """Returns whether the certified setting may have been chosen among several by their test results.
+
+    Where none passed, the certificate is of the first one, which is no choice.
+    """
+    return profile.outcome != "not-certified" and profile.certificate.frozen != 1
+
+
+def _uncorrected(profile: ThresholdProfile) -> str:
+    return " and not corrected for the choice" if was_selected(profile) else ""
+
+
+def _pace_headings(speed: Speed) -> tuple[str, ...]:
+    """On two lines where there are many."""
+    if not speed.timed:
+        return "tokens/round", "forecast"
+    answer = ["s/\nanswer"] if speed.answer is not None else []
+    if speed.single is None:
+        return "tokens/\nround" if answer else "tokens/round", speed.unit, *answer
+    return "tokens/\nround", f"{speed.unit}\nat batch {speed.batch}", *answer, f"{speed.unit}\nat batch 1"
+
+
+def _is_narrow(speed: Speed) -> bool:
+    """Returns whether there are so many columns that they must be narrow to fit into 80 characters."""
+    return speed.single is not None or speed.answer is not None
+
+
+def _has_bounds(profile: ThresholdProfile) -> bool:
+    rows = main_figures(profile)
+    return any(low is not None for row in rows for low in (row.accuracy_bound, row.retention_bound))
+
+
+def _part(profile: ThresholdProfile) -> str:
+    alone, counted = point_of(profile, "target", 1), profile.certificate.problems
+    if source_of(profile) == "tuning":
+        return f"tuning part: {alone.problems if alone else profile.data.tuning} problems, on which choices were made"
+    problems = counted or (alone.problems if alone else profile.data.certification)
+    return f"certification part: {problems} problems, unseen by the search{_sd_problems(profile, problems)}"
+
+
+def _sd_problems(profile: ThresholdProfile, problems: int) -> str:
+    """Of `sd`, which may be decoded on fewer problems: enough for its tokens per round."""
+    point = point_of(profile, "sd", sd_draft_length(profile), profile.sd_tree)
+    return f" (sd on {point.problems})" if point and point.problems != problems else ""
+
+
+def _cells(row: Figures, speed: Speed) -> tuple[str, ...]:
+    """The cells of a row, of up to two lines each: a number, and its bound or interval below."""
+    return (
+        row.label, _bounded(row.accuracy, row.accuracy_bound), _bounded(row.retention, row.retention_bound),
+        _marked(pace(row.tokens_per_round, 2), _PART), *_paces(speed, row.which),
+    )  # fmt: skip
+
+
+def _bounded(share: float | None, low: float | None) -> str:
+    measured = _marked(percent(share), _PART)
+    return measured if low is None else f"{measured}\n≥ {bound(low)} "
+
+
+def _paces(speed: Speed, which: str) -> tuple[str, ...]:
+    """The cells below `_pace_headings`."""
+    answer = [] if speed.answer is None else [_marked(answer_seconds(getattr(speed.answer, which)), _TIMED)]
+    single = [] if speed.single is None else [_speed(speed.single, which)]
+    return _speed(speed, which), *answer, *single
+
+
+def _speed(speed: SpeedFigures, which: str) -> str:
+    measured = _marked(pace(getattr(speed, which)), _TIMED)
+    return measured if speed.intervals is None else f"{measured}\n{interval(getattr(speed.intervals, which))} "
+
+
+def _marked(number: str, mark: str) -> str:
+    return number if number == NONE else number + mark

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from fsd_calib.report.charts.acceptance import accepted_by_length, tokens_by_length
-from fsd_calib.report.charts.effort import decodings_by_step, seconds_by_step
-from fsd_calib.report.charts.retention import retention_by_share, retention_by_threshold
-from fsd_calib.report.charts.search import trials
-from fsd_calib.report.charts.speed import retention_and_speed
-from fsd_calib.report.differing import differing_section
-from fsd_calib.report.facts import provenance_section, rung_sheet, scale_sheet, settings_section
-from fsd_calib.report.opening import verdict_section
-from fsd_calib.report.rows import Row
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+from fsd_calib.report.charts import (
+    accepted_by_length,
+    decodings_by_step,
+    retention_and_speed,
+    retention_by_share,
+    retention_by_threshold,
+    seconds_by_step,
+    tokens_by_length,
+    trials,
+)
+from fsd_calib.report.figures import busy_note, drafts, main_figures, own_threshold, timing_note
+from fsd_calib.report.record import Answer as RecordedAnswer
+from fsd_calib.report.record import Differing, Rung, RunRecord
+from fsd_calib.report.rows import Row, setting_name
 from fsd_calib.report.rows import rows as measured_rows
 from fsd_calib.report.run_folder import Run
-from fsd_calib.report.timing import busy_note, timing_note
-from fsd_collectors.report.tables import short_name
-from fsd_common.formatting import exact
-from fsd_common.pages.blocks import Block, Page, Paragraph, Section
+from fsd_calib.report.tables import details, front
+from fsd_calib.report.verdict import LIKE, by_agreement, is_bounded_front, unbound, verdict
+from fsd_collectors.report.description import short_name
+from fsd_common.formatting import NONE, answer_seconds, bound, exact, in_trees, interval, pace, percent, threshold
+from fsd_common.pages.blocks import (
+    Answer,
+    Block,
+    Legend,
+    Page,
+    Paragraph,
+    Piece,
+    Section,
+    Sheet,
+    ShownToken,
+    TextPair,
+    Tone,
+    Verdict,
+)
+from fsd_decoding.profile.content import Speed
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _TIMED = (
     "Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts: judge "
@@ -146,3 +171,270 @@ def _effort(run: Run) -> Section:
         "search is not decoded anew.",
         blocks,
     )  # fmt: skip
+
+
+_EQUALS = "\u00a0=\u00a0"  # on a phone lines break elsewhere
+_BADGES: dict[str, tuple[str, Tone]] = {
+    "certified-faster": ("Certified", "good"), "certified-speed-unknown": ("Certified, speed not shown", "good"),
+    "certified-slower": ("Certified, slower than sd", "good"), "not-certified": ("Not certified", "bad"),
+    "too-slow": ("Too slow", "bad"), "untested": ("Explored, not certified", ""),
+    "front": ("A front to choose from", ""), "lossless": ("Lossless", "good"),
+}  # fmt: skip
+
+
+def verdict_section(profile: ThresholdProfile) -> Section:
+    """Returns the section."""
+    badge, tone = _BADGES[profile.outcome]
+    if not profile.bound:
+        badge, tone = unbound(profile)[0].upper() + unbound(profile)[1:], "bad"
+    opened = Verdict(badge, plain_sentence(profile), tuple(verdict(profile).splitlines()), tone)
+    points = (front_sheet(profile),) if profile.outcome == "front" and front(profile) else ()
+    return Section("verdict", "What was found", "", (opened, figures_sheet(profile), *points))
+
+
+def plain_sentence(profile: ThresholdProfile) -> str:
+    """Returns in one sentence what was asked, what was found, whether it is certified, and what that does not cover."""
+    return f"Asked {_asked(profile)}; found {_found(profile)}; {_covered(profile)}."
+
+
+def _covered(profile: ThresholdProfile) -> str:
+    c = profile.certificate
+    where = f"{LIKE[c.guarantee]} and this grader"
+    if not profile.bound:
+        return "nothing is certified"
+    if c.certified:
+        return f"this holds {where}, and says nothing about other tasks"
+    if profile.outcome == "front" and is_bounded_front(profile):
+        return f"their bounds hold together {where}, and say nothing about other tasks"
+    if profile.outcome == "lossless" and c.lossless:
+        return f"that lossless decoding reaches what was asked holds {where}, and no fuzzy setting is certified"
+    return "nothing is certified"
+
+
+def _asked(profile: ThresholdProfile) -> str:
+    c, speed = profile.certificate, profile.speed
+    if c.wanted is not None and c.acc == "absolute":
+        return f"for the fastest setting with at least {exact(c.wanted)} accuracy"
+    if c.wanted is not None and by_agreement(profile):
+        return f"for the fastest setting that keeps to the target's own text for at least {exact(c.wanted)} of prompts"
+    if c.wanted is not None:
+        return f"for the fastest setting that keeps at least {exact(c.wanted)} of the target's accuracy"
+    if speed.wanted is not None:
+        return f"for the most accurate setting that makes at least {speed.wanted:g} {speed.unit}"
+    return "for the whole front of accuracy and speed"
+
+
+def _found(profile: ThresholdProfile) -> str:
+    speed = profile.speed
+    value = own_threshold(profile)
+    if value is not None and (profile.certificate.certified or profile.outcome == "untested"):
+        setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {drafts(profile)}"
+        slower = ", less than was asked" if profile.outcome == "too-slow" else ""
+        slower += ", but is slower than sd, which decoders of this profile run" if profile.threshold is None else ""
+        return f"{setting}, which {' and '.join(filter(None, (_keeps(profile), _runs(speed))))}{slower}"
+    if profile.outcome == "front":
+        fuzzy = any(point.threshold is not None for point in front(profile))
+        return "the points below, to choose from" if fuzzy else "no fuzzy setting that is expected to be faster than sd"
+    if profile.outcome == "lossless":
+        makes = "makes" if speed.timed else "is forecast to make"
+        return f"that plain sd does so, which {makes} {pace(speed.sd)} {speed.unit} without any loss"
+    return "no setting that was shown to do so, so decoders of this profile decode losslessly"
+
+
+def _keeps(profile: ThresholdProfile) -> str:
+    """What the chosen setting kept of what was asked; empty where it was not tested."""
+    c = profile.certificate
+    absolute = c.acc == "absolute" and c.wanted is not None
+    kept, low = (c.accuracy, c.accuracy_lower_bound) if absolute else (c.retention, c.lower_bound)
+    if kept is None:
+        return ""
+    verb, what = ("reached", " accuracy") if absolute else ("kept", "")
+    return f"{verb} {percent(kept)}{what}" + ("" if low is None else f" (at least {bound(low)})")
+
+
+def _runs(speed: Speed) -> str:
+    """How fast the chosen setting is, by the clock or by the forecast."""
+    times = f"{speed.over_target:.1f} times"
+    if speed.wanted is None:
+        return f"{'is' if speed.timed else 'is forecast to be'} {times} as fast as the target alone"
+    makes = "makes" if speed.timed else "is forecast to make"
+    return f"{makes} {pace(speed.chosen)} {speed.unit}, {times} the target's"
+
+
+def figures_sheet(profile: ThresholdProfile) -> Sheet:
+    """Returns the target, `sd` and the chosen setting side by side."""
+    speed, figures = profile.speed, main_figures(profile)
+    rows = tuple(
+        (row.label.replace(" = ", _EQUALS), _bounded(row.accuracy, row.accuracy_bound),
+         _bounded(row.retention, row.retention_bound), pace(row.tokens_per_round, 2), *_speed_cells(speed, row.which))
+        for row in figures
+    )  # fmt: skip
+    marked = frozenset(i for i, row in enumerate(figures) if row.which == "chosen" and profile.threshold is not None)
+    timed = speed.unit if speed.timed else f"{speed.unit}\n(forecast)"
+    answer = () if speed.answer is None else ("seconds\n/answer",)
+    headings = ("", "accuracy", "retention", "tokens\n/round", timed, "times\nthe target", *answer)
+    return Sheet("", headings, rows, marked=marked)
+
+
+def front_sheet(profile: ThresholdProfile) -> Sheet:
+    """Returns the points to choose among, the highest retention first."""
+    rows = tuple(
+        (setting_name(point), percent(point.accuracy), _bounded(point.retention, point.lower_bound),
+         pace(point.tokens_per_round, 2), pace(point.forecast))
+        for point in front(profile)
+    )  # fmt: skip
+    headings = ("setting", "accuracy", "retention", "tokens\n/round", f"{profile.speed.unit}\n(forecast)")
+    return Sheet("The front, to choose from", headings, rows)
+
+
+def _bounded(share: float | None, low: float | None) -> str:
+    return percent(share) if low is None else f"{percent(share)}\n≥ {bound(low)}"
+
+
+def _speed_cells(speed: Speed, which: str) -> tuple[str, ...]:
+    value = getattr(speed, which)
+    times = speed.over_target if which == "chosen" else value / speed.target
+    ends = "" if speed.intervals is None else f"\n{interval(getattr(speed.intervals, which))}"
+    answer = () if speed.answer is None else (answer_seconds(getattr(speed.answer, which)),)
+    return pace(value) + ends, f"{times:.2f}×", *answer
+
+
+_SHARES = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+
+
+def rung_sheet(profile: ThresholdProfile, record: RunRecord) -> Sheet:
+    """Returns the frozen settings in the order of the test, with what it showed."""
+    rows = [_rung(profile, number, rung) for number, rung in enumerate(record.rungs, 1)]
+    none = "" if rows else "No setting was frozen, so the certification part was not opened."
+    headings = ("rung", "setting", "result", "retention", "at least", "lost", "gained", "p-value")
+    return Sheet("Frozen settings, in the order of the test", headings, tuple(rows), none, names=3)
+
+
+def _rung(profile: ThresholdProfile, number: int, rung: Rung) -> tuple[str, ...]:
+    name, c = setting_name(rung), rung.counts
+    if c is None:
+        return str(number), name, "not tested", *[NONE] * 5
+    right = c.both_right + c.lost
+    retention = (c.both_right + c.gained) / right if right else None
+    result = "bounded"
+    if rung.p_value is not None:
+        result = "passed" if rung.p_value <= profile.certificate.level else "failed"
+    p_value = NONE if rung.p_value is None else f"{rung.p_value:.2g}"
+    return str(number), name, result, percent(retention), bound(rung.lower_bound), f"{c.lost}", f"{c.gained}", p_value
+
+
+def scale_sheet(record: RunRecord) -> Sheet:
+    """Returns the T that accepts a share of the drafted tokens, by divergence."""
+    shares = [share for share in _SHARES if all(share in scale.shares for scale in record.scales)]
+    rows = []
+    for scale in record.scales:
+        by = "" if scale.policy is None else f", {scale.policy.name}"
+        at = dict(zip(scale.shares, scale.thresholds, strict=True))
+        rows.append((f"{scale.divergence}{by}{in_trees(scale.tree)}", *(threshold(at[share]) for share in shares)))
+    headings = ("divergence", *(f"{100 * share:g}%" for share in shares))
+    return Sheet("T that accepts a share of the drafted tokens", headings, tuple(rows),
+                 "Along the target's own text, on the tuning part, by D ≤ T alone.")  # fmt: skip
+
+
+def settings_section(found: Sequence[Row], profile: ThresholdProfile) -> Section:
+    """Returns every measured setting in a table that can be sorted."""
+    ordered = sorted(found, key=lambda row: (row.source != "certification", -(row.forecast or 0.0)))
+    headings = ("setting", "part", "T", "L", "retention", "≥", "accuracy", "tokens\n/round", "accepted",
+                "tokens/s\n(forecast)", "problems")  # fmt: skip
+    marked = frozenset(i for i, row in enumerate(ordered) if row.chosen)
+    table = Sheet("", headings, tuple(map(_cells, ordered)), names=2, marked=marked, sortable=True)
+    return Section(
+        "settings", "All settings",
+        "Every setting that was decoded, on each part; click a heading to sort by it. Highlighted: the profile's own. "
+        "≥ is the certificate's lower bound of retention, for settings that were tested.",
+        (table,),
+    )  # fmt: skip
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.series if row.threshold is None else f"{row.rule}, {row.series}", row.source, threshold(row.threshold),
+        str(row.draft_length) if row.drafts else NONE, percent(row.retention), bound(row.lower_bound),
+        percent(row.accuracy), pace(row.tokens_per_round, 2), percent(row.accepted), pace(row.forecast),
+        f"{row.problems:,}",
+    )  # fmt: skip
+
+
+def provenance_section(run: Run) -> Section:
+    """Returns models, data, settings, certificate, costs and versions."""
+    sheets = [Sheet(title.capitalize(), (), tuple(lines.items())) for title, lines in details(run.profile).items()]
+    digest = run.profile.digest or "none"
+    of_file = Sheet("Profile", (), (("digest", digest), ("schema version", str(run.profile.schema_version))))
+    return Section(
+        "provenance", "Where this comes from",
+        "Models, data, settings and versions, as the profile records them: what another calibration must agree in to "
+        "be compared with this one.",
+        (*sheets, of_file),
+    )  # fmt: skip
+
+
+_SOURCES = Legend((
+    ("exact", "the exact rule accepts it too"), ("fuzzy", "accepted only because D ≤ T"),
+    ("fallback", "in place of a rejected token"), ("bonus", "added after a wholly accepted draft"),
+))  # fmt: skip
+_SUMMARY = 140  # characters of a question
+
+
+def differing_section(run: Run) -> Section:
+    """Returns the section: how many texts differ, and some of them."""
+    record = run.record
+    blocks: list[Block] = []
+    if record is None:
+        blocks.append(Paragraph(f"The problems are not shown: {run.lacks}.", "note"))
+    else:
+        compared = record.differences
+        others = compared.texts - len(compared.shown)
+        more = f" {others:,} more are not shown." if others else ""
+        of = f"{compared.texts:,} of {compared.problems:,} texts on the {compared.source} part differ."
+        blocks.append(Paragraph(f"{of}{more}" if compared.texts else f"None of {compared.problems:,} texts differ."))
+        if compared.untold:
+            blocks.append(Paragraph(f"Tokens are not coloured by their source: {compared.untold}.", "note"))
+        if any(each.sources for each in compared.shown):
+            blocks.append(_SOURCES)
+        blocks += [_pair(number, each) for number, each in enumerate(compared.shown)]
+    return Section(
+        "differing", "Problems where target and chosen setting differ",
+        "What was lost comes first, then what was gained, then other texts with the same outcome; words that differ "
+        "are underlined.",
+        tuple(blocks),
+    )  # fmt: skip
+
+
+def _pair(number: int, each: Differing) -> TextPair:
+    kind, tone = _outcome(each.target.correct, each.chosen.correct)
+    question = " ".join((each.question or each.prompt).split())
+    summary = question if len(question) <= _SUMMARY else f"{question[:_SUMMARY]} …"
+    target, chosen = _pieces(each.target.text, each.chosen.text)
+    tokens = tuple(ShownToken(token.text, token.source, token.says) for token in each.sources)
+    sides = (
+        _side("The target alone", each.target, target),
+        _side("The chosen setting", each.chosen, chosen, tokens),
+    )
+    return TextPair(kind, summary, each.prompt, each.reference, sides, tone, open=number == 0)
+
+
+def _pieces(one: str, other: str) -> tuple[list[Piece], list[Piece]]:
+    """Both texts in pieces of words that they share, and words that they do not."""
+    words = [re.findall(r"\s+|\S+", text) for text in (one, other)]
+    pieces: tuple[list[Piece], list[Piece]] = ([], [])
+    for what, *ends in SequenceMatcher(None, words[0], words[1]).get_opcodes():
+        for side, its_words, (begin, end) in zip(pieces, words, (ends[:2], ends[2:]), strict=True):
+            if begin < end:
+                side.append(Piece("".join(its_words[begin:end]), what != "equal"))
+    return pieces
+
+
+def _outcome(target: bool, chosen: bool) -> tuple[str, Tone]:
+    if target == chosen:
+        return ("Both right" if target else "Both wrong"), ""
+    return ("Lost", "bad") if target else ("Gained", "good")
+
+
+def _side(label: str, answer: RecordedAnswer, pieces: list[Piece], tokens: tuple[ShownToken, ...] = ()) -> Answer:
+    outcome = "right" if answer.correct else "wrong"
+    return Answer(f"{label}: {outcome}, {answer.tokens} tokens", tuple(pieces), tokens)

@@ -9,8 +9,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.curve import Source
+from fsd_decoding.profile.content import Source, Work
 from fsd_decoding.profile.parts import (
     Amount,
     Confidence,
@@ -18,12 +17,12 @@ from fsd_decoding.profile.parts import (
     Counts,
     Natural,
     Part,
+    PolicyInfo,
     Positive,
     Ratio,
     Share,
 )
-from fsd_decoding.profile.policy import PolicyInfo
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 VERSION: Final = 1
 FILE_NAME: Final = "run.json"

@@ -11,10 +11,10 @@ from fsd_calib.report.figures import is_chosen, key_of, was_timed
 from fsd_calib.report.record import DraftAlone, Measured, Setting
 from fsd_calib.report.run_folder import Run
 from fsd_common.formatting import in_trees
-from fsd_decoding.profile.curve import CurvePoint, Source
-from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.content import CurvePoint, Source
+from fsd_decoding.profile.parts import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 TARGET, DRAFT, SD, COUPLED = "target alone", "draft alone", "sd (lossless)", "coupled (lossless)"
 

@@ -1,4 +1,4 @@
-"""A run's folder: its profile, its record if there is one, and its page."""
+"""A run's folder: its profile, its record if there is one, and its page, in the formats of `fsd-report`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,43 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from fsd_calib.report.record import FILE_NAME, RunRecord
 from fsd_common.errors import UsageError
 from fsd_common.files import read_regular
-from fsd_common.pages.page import write
+from fsd_common.pages.blocks import Page
+from fsd_common.pages.markdown import markdown
+from fsd_common.pages.page import html, write
+from fsd_common.pages.pictures import png, svg
 from fsd_common.strict_json import parse
-from fsd_decoding.profile.digest import FIELD, digest_of
-from fsd_decoding.profile.io import file_of, first_problem
+from fsd_decoding.profile.io import FIELD, digest_of, file_of, first_problem
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+Format = Literal["html", "png", "svg", "md"]
+FORMATS: tuple[Format, ...] = ("html", "png", "svg", "md")
+PICTURES = "pictures"  # the folder of a page's charts
+
+
+def write_as(format: Format, page: Page, path: Path) -> list[Path]:
+    """Writes the page and returns the paths of its files.
+
+    Args:
+        path: Of the file; with PNG and SVG of the folder that each chart gets a file in.
+
+    Raises:
+        UsageError: A file cannot be written.
+    """
+    if format == "html":
+        return [write(path, html(page).encode())]
+    if format == "md":
+        drawn = [write(path.parent / PICTURES / f"{chart.name}.svg", svg(chart)) for chart in page.charts]
+        return [write(path, markdown(page, lambda chart: f"{PICTURES}/{chart.name}.svg").encode()), *drawn]
+    draw = png if format == "png" else svg
+    return [write(path / f"{chart.name}.{format}", draw(chart)) for chart in page.charts]
+
 
 PAGE = "report.html"
 _LARGEST = 256 << 20  # bytes of a record

@@ -13,10 +13,9 @@ from sklearn.isotonic import IsotonicRegression
 
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.forecast import Forecast, configuration_at
-from fsd_calib.search.history import FinishedTrial, Observation
-from fsd_calib.search.pass_model import Floats, PassModel
+from fsd_calib.search.objective import FinishedTrial, Observation
 from fsd_calib.search.space import Point, Space
-from fsd_calib.search.surrogate import Points, Posterior, Surrogate
+from fsd_calib.search.surrogate import Floats, PassModel, Points, Posterior, Surrogate
 
 _STEP = 0.125  # in logit(u), of the grid of settings
 _TYPICAL_FLIPS = 0.03  # before the first trial

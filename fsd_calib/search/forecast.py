@@ -1,6 +1,7 @@
-"""Forecasts from replayed traces: the threshold that accepts a share of tokens, and the speed without decoding.
+"""Forecasts from replayed or walked rounds: the threshold that accepts a share of tokens, and the speed.
 
-Accuracy is not forecast: a replay of the target's own text says nothing about it.
+Accuracy is not forecast: a replay of the target's own text says nothing about it. Rounds of trees, and those drafted by
+EAGLE heads, cannot be replayed at another length or shape, so they are decoded, and walked again at every T.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.space import Point, Space, logit
 from fsd_collectors.replay import CostModel, RoundPolicy, ScaledTraces, quantiles, sweep
 from fsd_collectors.replay.blocks import Array, Traces
-from fsd_decoding.policies.registry import policy_named
+from fsd_collectors.replay.walks import Walked
+from fsd_decoding.acceptance import rule_named
+from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.threshold import ScalePolicy
 
 LOWEST, HIGHEST = 0.1, 0.9995  # shares; above the highest, too little is rejected to change the speed
@@ -90,7 +93,7 @@ class ReplayForecast:
         self._scales: dict[tuple[str | None, str], Array] = {}
         self._counts: dict[Configuration, tuple[Array, Array, Array]] = {}
         for policy in space.policies:
-            policy_scale = _scale_policy(policy) if shapes is None else shapes[policy]
+            policy_scale = shapes[policy] if shapes is not None else policy_named(policy) if policy else None
             scaled = traces if policy_scale is None else ScaledTraces(traces, policy_scale)
             scales = {name: finite(quantiles(scaled, name, shares, where)) for name in space.divergences}
             self._scales |= {(policy, name): scale for name, scale in scales.items()}
@@ -138,7 +141,7 @@ class DraftForecasts:
         return self._for(configuration).tokens_per_second(configuration)
 
     def counts(self, configuration: Configuration) -> Counts:
-        """See `ReplayForecast.counts`."""
+        """Returns what the draft's own forecast counts at a configuration."""
         return self._for(configuration).counts(configuration)
 
     def measured(self, measurement: Measurement) -> float:
@@ -146,10 +149,6 @@ class DraftForecasts:
 
     def _for(self, configuration: Configuration) -> CountingForecast:
         return self._by_draft.get(configuration.drafting, self._default)
-
-
-def _scale_policy(identity: str | None) -> ScalePolicy | None:
-    return None if identity is None else policy_named(identity)
 
 
 def _sweep(
@@ -208,3 +207,71 @@ def _smallest(holds: Callable[[float], bool], low: float, high: float) -> float 
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
+
+
+_X_FIRST = "fsd"  # the rule that goes on from x where D <= T, whatever y is
+
+
+class WalkedForecast:
+    """A forecast from rounds that were decoded losslessly, and walked again at every T.
+
+    Rounds begin where lossless ones do; those of a fuzzy rule begin elsewhere, which the search corrects by its trials.
+    Tokens per round at a draft length between two of those that were walked are interpolated in log L.
+
+    Args:
+        walked: by lossless rule and draft length; the first also serves rules whose lossless one is not among them.
+        divergences: names.
+        costs: of a round at the batch size that will be served, by level of a tree or token of a chain.
+    """
+
+    def __init__(
+        self, walked: Mapping[str, Mapping[int, Walked]], divergences: tuple[str, ...], costs: CostModel
+    ) -> None:
+        self._walked, self._costs, self._usual = walked, costs, next(iter(walked.values()))
+        self._grid = np.linspace(logit(LOWEST), logit(HIGHEST), POINTS)
+        self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
+        shares = 1 / (1 + np.exp(-self._grid))
+        deepest = self._usual[max(self._usual)].walks
+        self._scales = {name: finite(deepest.scale(name, shares)) for name in divergences}
+        self._rates: dict[tuple[str, str, int], Array] = {}
+
+    def threshold(self, arm: Configuration, logit_share: float) -> float:
+        """Returns the T at which D alone accepts this share of the tokens drafted along the target's text."""
+        return float(np.interp(logit_share, self._grid, self._scales[arm.divergence]))
+
+    def tokens_per_second(self, configuration: Configuration) -> float:
+        return float(self._costs.tokens_per_second(*self.counts(configuration)))
+
+    def counts(self, configuration: Configuration) -> Counts:
+        """Returns tokens, rounds and levels drafted at a configuration."""
+        lengths = sorted(self._usual)
+        rates = [self._per_round(configuration, length) for length in lengths]
+        per_round = float(np.interp(np.log(configuration.draft_length), np.log(lengths), rates))
+        tokens = self._usual[lengths[-1]].tokens
+        rounds = tokens / per_round
+        return Counts(tokens, rounds, rounds * configuration.draft_length)
+
+    def measured(self, measurement: Measurement) -> float:
+        levels = measurement.rounds * measurement.configuration.draft_length if measurement.drafted else 0
+        return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, levels))
+
+    def _per_round(self, configuration: Configuration, length: int) -> float:
+        """Tokens per round at a draft length that was walked."""
+        walked = self._walked_for(configuration.rule)[length]
+        per_round = walked.tokens / walked.rounds
+        if configuration.threshold is not None:
+            thresholds, rates = self._scales[configuration.divergence], self._rates_of(configuration, length)
+            per_round *= float(np.interp(configuration.threshold, thresholds, rates)) / walked.walks.exactly
+        return per_round
+
+    def _walked_for(self, rule: str) -> Mapping[int, Walked]:
+        return self._walked.get(rule_named(rule).lossless, self._usual)
+
+    def _rates_of(self, configuration: Configuration, length: int) -> Array:
+        """Tokens per round at every T of the scale."""
+        rule, name = configuration.rule, configuration.divergence
+        if (rule, name, length) not in self._rates:
+            walks = self._walked_for(rule)[length].walks
+            x_first = rule_named(rule).name == _X_FIRST
+            self._rates[rule, name, length] = walks.tokens_per_round(name, self._scales[name], x_first)
+        return self._rates[rule, name, length]

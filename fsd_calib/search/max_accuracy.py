@@ -16,8 +16,7 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, least_share_reaching
-from fsd_calib.search.history import FinishedTrial, History
-from fsd_calib.search.objective import Assessment, PairedMeasurement, retention
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, PairedMeasurement, retention
 from fsd_calib.search.space import Point, Space
 
 _MARGIN = 1.03  # required speed over the wanted one, because timings are noisy

@@ -13,8 +13,7 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, speed_at
-from fsd_calib.search.history import FinishedTrial, History
-from fsd_calib.search.objective import Assessment, PairedMeasurement, retention
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, PairedMeasurement, retention
 from fsd_calib.search.space import Point, Space, logit
 
 SELECTABLE = 0.9  # users choose among points with this retention; points below only show where quality ends

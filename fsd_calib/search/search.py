@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import Counter
@@ -10,24 +9,123 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any, Final
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
-from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.search.agreement import first_recorded, recorded
-from fsd_calib.search.digests import damaged
+from fsd_calib.measuring.measurement import Measurement, flips
 from fsd_calib.search.forecast import Forecast
-from fsd_calib.search.history import FinishedTrial, History
-from fsd_calib.search.objective import Objective
-from fsd_calib.search.sampler import NothingLeftError, Propose, ProposingSampler, history_of
-from fsd_calib.search.space import Point, Space
-from fsd_calib.search.study import add_attributes, open_study
-from fsd_calib.search.trial import TrialRunner, measured_attributes, setting_attributes
-from fsd_calib.search.workers import Workers, fail_dead_trials
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, Objective, PairedMeasurement, retention
+from fsd_calib.search.sampler import (
+    NothingLeftError,
+    Propose,
+    ProposingSampler,
+    Workers,
+    fail_dead_trials,
+    heartbeats,
+    history_of,
+)
+from fsd_calib.search.space import Point, Space, arm_of
+from fsd_calib.search.study import add_attributes, damaged, first_recorded, open_study, recorded, seal
+from fsd_common.digests import facts_digest
 from fsd_common.progress.base import Advance, Progress, Waiting
+from fsd_decoding.profile.parts import brief
+
+_FIRST = 128  # problems of the first portion; fewer never settle a decision
+_DASHBOARD_KEY: Final = "constraints"  # where Optuna 4 kept constraints, and where optuna-dashboard reads them
+
+
+def race(
+    evaluator: Evaluator, configuration: Configuration, target: Measurement, objective: Objective, forecast: Forecast,
+    advance: Advance,
+) -> tuple[Assessment, PairedMeasurement]:  # fmt: skip
+    """Measures portions of the tuning part, each twice the last, until the objective finds the decision settled."""
+    whole, done, problems = len(evaluator.problems), 0, _FIRST
+    while True:
+        problems = min(problems, whole)
+        fuzzy = evaluator.measure(configuration, problems)
+        advance(problems - done)
+        paired = PairedMeasurement(fuzzy, target.first(problems), whole)
+        assessment = objective.assess(paired, forecast)
+        if assessment.settled or problems == whole:
+            return assessment, paired
+        done, problems = problems, 2 * problems
+
+
+@dataclass(frozen=True)
+class TrialRunner:
+    """The objective function that optuna calls."""
+
+    evaluator: Evaluator
+    target: Measurement
+    forecast: Forecast
+    objective: Objective
+    space: Space
+    progress: Progress
+
+    def __call__(self, trial: Trial) -> float:
+        configuration = self._configuration(trial)
+        _set_attributes(trial, setting_attributes(configuration))
+        trying = self.progress.step(f"trying {configuration}", len(self.evaluator.problems))
+        with heartbeats(trial), trying as advance:
+            found, paired = race(self.evaluator, configuration, self.target, self.objective, self.forecast, advance)
+        _set_attributes(trial, measured_attributes(paired.fuzzy, paired.target, self.forecast))
+        trial.set_constraint("shortfall", found.shortfall)
+        trial.storage.set_trial_system_attr(trial._trial_id, _DASHBOARD_KEY, [found.shortfall])
+        seal(trial, found.value)
+        return found.value
+
+    def _configuration(self, trial: Trial) -> Configuration:
+        """Returns the sampler's choice; suggesting the parameters is what writes them to the study."""
+        space, forecast = self.space, self.forecast
+        chosen: dict[str, Any] = {
+            name: trial.suggest_categorical(name, choices) for name, choices in space.choices.items()
+        }
+        arm = arm_of(chosen)
+        return arm.at(forecast.threshold(arm, trial.suggest_float("logit_share", forecast.lowest, forecast.highest)))
+
+
+def setting_attributes(configuration: Configuration) -> dict[str, Any]:
+    """Returns the study's attributes of a configuration; policy, draft and tree only where there is one."""
+    policy, draft, tree = configuration.policy, configuration.draft, configuration.tree
+    return {
+        "rule": configuration.rule,
+        "divergence": configuration.divergence,
+        "draft_length": configuration.draft_length,
+        "threshold": configuration.threshold,
+        **({} if policy is None else {"policy": brief(policy)}),
+        **({} if draft is None else {"draft": draft}),
+        **({} if tree is None else {"tree": tree.text}),
+    }
+
+
+def measured_attributes(fuzzy: Measurement, target: Measurement, forecast: Forecast) -> dict[str, Any]:
+    """Returns the study's attributes of a result, on the same problems as `target`.
+
+    `lost`, `gained` and `churn` are shares of problems, averaged over seeds; `tokens_per_second` is computed from the
+    measured rounds.
+    """
+    lost = float((target.correct & ~fuzzy.correct).mean())
+    gained = float((fuzzy.correct & ~target.correct).mean())
+    return {
+        "problems": fuzzy.problems,
+        "retention": retention(fuzzy, target),
+        "lost": lost,
+        "gained": gained,
+        "churn": lost + gained,
+        "flipped": flips(fuzzy, target) / fuzzy.problems,
+        "tokens_per_round": fuzzy.tokens_per_round,
+        "tokens_per_second": forecast.measured(fuzzy),
+    }
+
+
+def _set_attributes(trial: Trial, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        trial.set_user_attr(name, value)
+
 
 _POLL = 0.5  # seconds between checks of other workers' trials
 
@@ -181,7 +279,7 @@ def _untried(history: History, space: Space, reason_untried: Callable[[Configura
 
 def _identity(space: Space, objective: Objective, evaluator: Evaluator) -> dict[str, str]:
     """Returns what must agree for two runs to belong to one search."""
-    ids = hashlib.sha256(json.dumps([problem.id for problem in evaluator.problems]).encode()).hexdigest()[:12]
+    ids = facts_digest([problem.id for problem in evaluator.problems])[:12]
     return {
         "space": json.dumps(space.values),
         "goal": objective.description,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_common.errors import UsageError
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 
 
 def logit(share: float) -> float:

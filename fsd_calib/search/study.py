@@ -1,6 +1,6 @@
-"""Storage of a study: a journal file with checksums, a database, or memory.
+"""Storage of a study: a journal file, a database, or memory, and digests of the trials in it.
 
-A damaged journal is renamed and begun anew; the results come from the result cache again.
+A journal that cannot be replayed is renamed and begun anew; the results come from the result cache again.
 """
 
 from __future__ import annotations
@@ -9,61 +9,77 @@ import json
 import os
 import time
 import warnings
-import zlib
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import optuna
 from filelock import FileLock
 from optuna.exceptions import StorageInternalError
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
+from optuna.storages._rdb.models import StudyUserAttributeModel
+from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from fsd_calib.search.sampler import ProposingSampler
 from fsd_calib.search.storage_url import JOURNAL, check_journal, check_url, is_url, reason, without_password
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
-from fsd_common.files import naming, read_regular
+from fsd_common.files import naming, read_regular, set_aside
 
-_CHECK = "check"
+_KEY = "digest"  # of a trial, among optuna's own attributes of it
+
+
+def seal(trial: Trial, value: float) -> None:
+    """Adds the digest of all that a trial holds, before it ends with this value."""
+    frozen = trial.storage.get_trial(trial._trial_id)
+    trial.storage.set_trial_system_attr(trial._trial_id, _KEY, facts_digest(_content(frozen, value)))
+
+
+def require_intact(trial: FrozenTrial) -> None:
+    """Raises UsageError where a finished trial does not match its digest."""
+    if trial.system_attrs.get(_KEY) != facts_digest(_content(trial, trial.value)):
+        raise damaged(f"trial {trial.number}")
+
+
+def damaged(what: str) -> UsageError:
+    """Returns the error for a part of a study that does not match its digest."""
+    return UsageError(
+        f"{what} in the study's storage does not match its digest, so it was changed or damaged; restore the storage "
+        "or give another one: what was decoded comes from the cache again"
+    )
+
+
+def _content(trial: FrozenTrial, value: float | None) -> list[Any]:
+    return [trial.params, trial.user_attrs, list(trial.constraints.values()), value]
+
+
 _HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is considered dead
 _LARGEST = 1 << 30  # bytes of a journal
 _LOCKED = 60  # seconds that SQLite waits for another process
 _TRIES = 3  # two processes may create the tables at once, and one of them then fails
 
 
-class DamagedError(ValueError):
-    """A line's checksum does not match its content."""
-
-
-class CheckedBackend(JournalFileBackend):
-    """Optuna's journal file with a checksum in every line, a field that optuna's own reader ignores."""
+class LockedJournal(JournalFileBackend):
+    """Optuna's journal file, whose lines are appended whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         lock = _Lock(path)
         super().__init__(str(path), lock_obj=lock)  # type: ignore[arg-type]
-        self._mutex = lock.reentrant
-
-    def exclusive(self) -> FileLock:
-        """Returns the lock of every write, to hold while a process reads and then writes."""
-        return self._mutex
-
-    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        for log in super().read_logs(log_number_from):
-            if not isinstance(log, dict) or log.pop(_CHECK, None) != _checksum(log):
-                raise DamagedError("a line does not agree with its checksum")
-            yield log
+        self.mutex = lock.reentrant  # of every write, to hold while a process reads and then writes
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Appends all of the lines or, on a full disk, none of them."""
-        with naming(JOURNAL, self._file_path), self._mutex:
+        with naming(JOURNAL, self._file_path), self.mutex:
             size = os.path.getsize(self._file_path)
             try:
-                super().append_logs([log | {_CHECK: _checksum(log)} for log in logs])
+                super().append_logs(logs)
             except OSError:
                 os.truncate(self._file_path, size)
                 raise
@@ -93,18 +109,12 @@ def open_journal(path: Path) -> JournalStorage:
     with naming(JOURNAL, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
-            _set_aside_if_damaged(path)
-            return JournalStorage(CheckedBackend(path))
-
-
-def _set_aside_if_damaged(path: Path) -> None:
-    if not path.exists() or _is_intact(path):
-        return
-    renamed = next(p for n in range(1, 10**6) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
-    path.rename(renamed)
-    warnings.warn(
-        f"the study's journal {path} is damaged; it is now {renamed}, and the search starts over", stacklevel=4
-    )
+            if path.exists() and not _is_intact(path):
+                warnings.warn(
+                    f"the study's journal {path} is damaged; it is now {set_aside(path)}, and the search starts over",
+                    stacklevel=3,
+                )
+            return JournalStorage(LockedJournal(path))
 
 
 def _is_intact(path: Path) -> bool:
@@ -113,20 +123,14 @@ def _is_intact(path: Path) -> bool:
     if content and not content.endswith(b"\n"):
         return False
     try:
-        JournalStorage(CheckedBackend(path))
+        JournalStorage(LockedJournal(path))
     except Exception:  # optuna's replay of a damaged journal can raise nearly anything
         return False
     return True
 
 
-def _checksum(log: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(log, sort_keys=True, separators=(",", ":")).encode())
-
-
 @contextmanager
-def open_study(
-    storage: str | None, name: str, identity: Mapping[str, str], sampler: ProposingSampler
-) -> Iterator[Study]:
+def open_study(storage: str | None, name: str, identity: Mapping[str, str], sampler: BaseSampler) -> Iterator[Study]:
     """Yields the study of that name, created where there is none; closes its storage's connections afterwards.
 
     Args:
@@ -143,7 +147,7 @@ def open_study(
         yield study
 
 
-def _create_or_load(backend: BaseStorage, name: str, sampler: ProposingSampler, storage: str | None) -> Study:
+def _create_or_load(backend: BaseStorage, name: str, sampler: BaseSampler, storage: str | None) -> Study:
     """Returns the study, of which all rows can be read."""
     try:
         study = optuna.create_study(
@@ -246,3 +250,50 @@ def _refusal(url: str, error: Exception) -> str:
         f"the study's storage {without_password(url)} cannot be opened ({reason(url, error)}); a URL is "
         "DIALECT://USER:PASSWORD@HOST/DATABASE with %40 for @ in a password: check it, and that its driver is installed"
     )
+
+
+def first_recorded(study: Study, key: str, value: Any) -> Any:
+    """Records a value as an attribute of the study, unless it has that attribute; returns the recorded value.
+
+    Of processes that record at the same time one is the first, and all return its value. JSON types only.
+    """
+    storage, attribute = study._storage, {"value": value, "digest": facts_digest(value)}
+    if isinstance(storage, _CachedStorage) and isinstance(storage._backend, RDBStorage):
+        _insert(storage._backend, study._study_id, key, attribute)
+    else:
+        with _exclusive(storage):
+            if key not in study.user_attrs:
+                study.set_user_attr(key, attribute)
+    return recorded(study, key)
+
+
+def recorded(study: Study, key: str) -> Any:
+    """Returns the value that was recorded under a key; None: there is none. UsageError: it is damaged."""
+    attributes = study.user_attrs
+    if key not in attributes:
+        return None
+    match attributes[key]:
+        case {"value": value, "digest": str(digest)} if digest == facts_digest(value):
+            return value
+    raise damaged(f"the record {key!r}")
+
+
+def agreed(storage: str | None, name: str, key: str, value: Any) -> Any:
+    """Returns `first_recorded` of the study of that name; the value itself where nothing is stored."""
+    if storage is None:
+        return value
+    with open_storage(storage) as backend:
+        return first_recorded(optuna.load_study(storage=backend, study_name=name), key, value)
+
+
+def _insert(database: RDBStorage, study: int, key: str, value: Any) -> None:
+    """Adds a row, which the database refuses where there is one; optuna's own method would replace that."""
+    with _create_scoped_session(database.scoped_session, ignore_integrity_error=True) as session:
+        session.add(StudyUserAttributeModel(study_id=study, key=key, value_json=json.dumps(value)))
+
+
+def _exclusive(storage: Any) -> AbstractContextManager[Any]:
+    """Keeps other processes from recording meanwhile; a study in memory has none."""
+    if isinstance(storage, JournalStorage) and isinstance(storage._backend, LockedJournal):
+        return storage._backend.mutex
+    return nullcontext()

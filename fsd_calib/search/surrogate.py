@@ -1,18 +1,8 @@
-"""A surrogate model of retention: a Gaussian process over threshold, draft length and variant.
-
-Variants are settings that differ in their policy, and where drafts of several kinds are compared also in their
-divergence and tree (see `acquisition`). The observation of a trial is modelled as the sum of three terms:
- 1. the true retention, which is smooth in logit(u), nearly the same at all draft lengths and, as far as the data say
-     so, of all variants;
- 2. the sampling noise of the tuning part, which is correlated between settings that lie close together, since they flip
-     the same problems. On 3,000 problems of the bundled pair, outcomes at shares .5 apart in logit(u) correlate by .5
-     to .9, 2 apart by .3 to .5, and those of L = 5 and 12 at one share by .7 to .9;
- 3. the additional noise of a trial that saw only the first problems of the part.
-The hyperparameters of the first term maximise the marginal likelihood; those of the noise are fixed.
-"""
+"""A normal approximation of the certification test: the probability that a setting passes it."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -21,12 +11,81 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve
+from scipy.special import ndtr, ndtri
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search.pass_model import Floats, PassModel
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PassModel:
+    """The certification test on a part of a given size, approximated by the normal law.
+
+    A setting is described by two numbers: `change`, its accuracy minus the target's on the same problems, and
+    `flipped`, the variance of that difference for one problem (losses plus gains as shares of problems, where a
+    problem has one seed).
+
+    Args:
+        wanted: Retention to certify, or accuracy where `absolute`.
+        accuracy: The target's, on the tuning part.
+        tuning: Number of problems of the tuning part.
+        certification: Number of problems of the certification part.
+        delta: Significance level of the test.
+        absolute: The claim is about the accuracy itself, not about retention.
+    """
+
+    wanted: float
+    accuracy: float
+    tuning: int
+    certification: int
+    delta: float
+    absolute: bool = False
+
+    @property
+    def lossless(self) -> float:
+        """The retention or accuracy of a setting that changes no answer."""
+        return self.accuracy if self.absolute else 1.0
+
+    def shown(self, change: Any) -> Any:
+        """Returns the retention or accuracy that belongs to a change in accuracy."""
+        return self.lossless + self.per_change * change
+
+    @property
+    def per_change(self) -> float:
+        """How much retention or accuracy falls per unit of accuracy lost."""
+        return 1.0 if self.absolute or not self.accuracy else 1 / self.accuracy
+
+    def certified_deviation(self, flipped: Floats) -> Floats:
+        """Returns the standard deviation of the test statistic on the certification part, where the truth is `wanted`.
+
+        The statistic is the mean of B - wanted A (A, B: target and setting solve the problem), or of B where
+        `absolute`.
+        """
+        if self.absolute:
+            binomial = self.wanted * (1 - self.wanted) + 1 / self.certification
+            return np.full_like(flipped, math.sqrt(binomial / self.certification))
+        variance = flipped + (1 - self.wanted) ** 2 * self.accuracy
+        return self.per_change * np.sqrt((variance + 1 / self.certification) / self.certification)
+
+    @property
+    def common_deviation(self) -> float:
+        """Standard deviation of the tuning part's sampling noise that all settings share: that of the target's own
+        accuracy, where the claim is absolute."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.tuning) if self.absolute else 0.0
+
+    def needed(self, flipped: Floats) -> Floats:
+        """Returns the retention or accuracy that the certification part must show for the test to pass."""
+        return self.wanted + float(ndtri(1 - self.delta)) * self.certified_deviation(flipped)
+
+    def chance(self, mean: Floats, deviation: Floats, flipped: Floats) -> Floats:
+        """Returns the probability of passing, where the true value has a normal law with `mean` and `deviation`."""
+        spread = np.hypot(np.hypot(deviation, self.common_deviation), self.certified_deviation(flipped))
+        return np.asarray(ndtr((mean - self.needed(flipped)) / spread))
+
 
 _CLIPPED_AT = 3.0  # units below lossless; how far below that a setting falls says nothing about the acceptable ones
 _NOISE_LENGTHS = (2.0, 3.5)  # correlation lengths of the noise, in logit(u) and in log(L)

@@ -1,63 +1,92 @@
-"""How a task asks one model: its tokenizer's chat template, and what a user chose of the prompts."""
+"""How a task asks one model: forms of prompts, the tokenizer's chat template, and what a user chose of the prompts."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import Message, PromptForm, PromptInfo, literal
+from fsd_common.option import Option
+from fsd_common.option_texts import json_object
+from fsd_common.settings import Count, Rule, Settings
+from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fsd_decoding.profile.rendering import PromptRenderer
 
+Exemplar = tuple[str, str]  # question, worked answer
+
+STEP_BY_STEP = (
+    "Solve the problem step by step. "
+    'End with a line that holds only "#### N", where N is the final answer as a number without units.'
+)
+STOP = ("\nQuestion:",)  # a model that continues worked examples writes another question next
+PLAIN = f"Question: {QUESTION}\nAnswer:"
+
+
+@dataclass(frozen=True)
+class WorkedExamples:
+    """Asks chat models by an instruction, and others by worked examples.
+
+    Attributes:
+        exemplars: Returns the worked examples for a model without a chat template.
+        instruction: What a chat model is told.
+    """
+
+    exemplars: Callable[[Asking], Sequence[Exemplar]]
+    instruction: str = STEP_BY_STEP
+
+    def __call__(self, asking: Asking) -> tuple[PromptForm, Sequence[str]]:
+        if asking.chats:
+            return instructed(self.instruction), ()
+        examples = (WorkedExample(question=question, answer=answer) for question, answer in self.exemplars(asking))
+        return PromptForm(text=PLAIN, examples=tuple(examples)), STOP
+
+
+def instructed(instruction: str) -> PromptForm:
+    """Asks chat models by an instruction, if there is one, and the question."""
+    said = (Message(role="system", content=literal(instruction)),) if instruction else ()
+    return PromptForm(messages=(*said, Message(role="user", content=QUESTION)))
+
+
 TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
 """By default: reasoning would exceed the limits of most tasks."""
 _THINKING, _END_OF_THOUGHT = "enable_thinking", "</think>"
 
 
-class PromptKeywords(TypedDict, total=False):
-    """The fields of `PromptOptions`, as keywords."""
-
-    chat_template_kwargs: Mapping[str, Any] | None
-    system: str | None
-    max_new_tokens: int | None
-    answer_after: str | None
+PROBLEMS = "Problems and results"
+"""The panel of `--help`."""
+MOST_NEW_TOKENS = 256
+"""The limit on new tokens where no task sets one."""
+MAX_NEW_TOKENS = f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS} without a task."
 
 
-@dataclass(frozen=True)
-class PromptOptions:
-    """What a user chooses of prompts; None: as the task has it.
+class PromptOptions(Settings):
+    """What a user chooses of prompts; None: as the task has it."""
 
-    Args:
-        chat_template_kwargs: arguments of the chat template, beside or in place of `TEMPLATE_ARGUMENTS`.
-        system: replaces the task's system message; "": there is none.
-        max_new_tokens: the most tokens of a text.
-        answer_after: what is graded follows the last of these; "": all of the text is graded. By default "</think>"
-            where the chat template is told to let the model think.
-
-    Raises:
-        UsageError: one is of the wrong type.
-    """
-
-    chat_template_kwargs: Mapping[str, Any] | None = None
-    system: str | None = None
-    max_new_tokens: int | None = None
-    answer_after: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.chat_template_kwargs, Mapping | None):
-            raise UsageError(
-                f"chat_template_kwargs is {self.chat_template_kwargs!r:.40}; it must be names with values, such as "
-                '{"enable_thinking": true}'
-            )
-        if self.max_new_tokens is not None:
-            check_count("max_new_tokens", self.max_new_tokens)
+    system: Annotated[str | None, Option("Replace the task's system message; '' leaves it out.", PROBLEMS)] = None
+    chat_template_kwargs: Annotated[
+        Annotated[Mapping[str, Any], Rule('it must be names with values, such as {"enable_thinking": true}')] | None,
+        Option(
+            "Arguments of the target's chat template, as a JSON object. By default '{\"enable_thinking\": false}'; "
+            "with true, what follows the thought is graded.",
+            PROBLEMS,
+            read=lambda option, text: json_object(option, text, '{"enable_thinking": true}'),
+        ),
+    ] = None
+    max_new_tokens: Annotated[Count | None, Option(MAX_NEW_TOKENS, PROBLEMS)] = None
+    answer_after: Annotated[
+        str | None,
+        Option(
+            "Grade what follows the last of these in a text, such as the end of a thought; a text without one is "
+            "wrong. '' grades all of it. By default as the task and the chat template's arguments say.",
+            PROBLEMS,
+        ),
+    ] = None
 
     @property
     def template_arguments(self) -> dict[str, Any]:
@@ -84,14 +113,14 @@ class Asking:
             given = "system" if chosen.system is not None else "chat_template_kwargs"
             raise UsageError(f"{given} is for chat templates, and the target's tokenizer has none; leave it out")
         if self.chats:
-            from fsd_decoding.profile.chat_template import check_arguments
+            from fsd_decoding.profile.rendering import check_arguments
 
             check_arguments(self.tokenizer, chosen.template_arguments)
 
     @property
     def chats(self) -> bool:
         """Whether prompts are chats."""
-        from fsd_decoding.profile.chat_template import has_chat_template
+        from fsd_decoding.profile.rendering import has_chat_template
 
         return has_chat_template(self.tokenizer)
 
@@ -133,8 +162,8 @@ class Asking:
         return self._for_template(made) if self.chats else made
 
     def _for_template(self, made: PromptInfo) -> PromptInfo:
-        from fsd_decoding.profile.chat_template import reads_clock, rejects_system, render_chat, template_digest
-        from fsd_decoding.prompt_tokens import prompt_tokens
+        from fsd_decoding.profile.rendering import reads_clock, rejects_system, render_chat, template_digest
+        from fsd_decoding.text import prompt_tokens
 
         arguments = self._template_arguments
         begins = render_chat(self.tokenizer, [("user", "x")], arguments)
@@ -153,7 +182,7 @@ class Asking:
 
     @property
     def _template_arguments(self) -> dict[str, Any]:
-        from fsd_decoding.profile.chat_template import with_day
+        from fsd_decoding.profile.rendering import with_day
 
         return with_day(self.tokenizer, self.options.template_arguments)
 

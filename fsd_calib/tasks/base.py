@@ -16,7 +16,7 @@ from fsd_calib.tasks.asking import Asking
 from fsd_collectors.split import Part, content_key, hashed
 
 if TYPE_CHECKING:
-    from fsd_decoding.profile.prompt import PromptForm, PromptInfo
+    from fsd_decoding.profile.parts import PromptForm, PromptInfo
     from fsd_decoding.profile.rendering import PromptRenderer
 
 

@@ -12,9 +12,9 @@ from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from fsd_calib.tasks.asking import Asking, PromptKeywords, PromptOptions
+from fsd_calib.tasks.asking import Asking, PromptOptions
 from fsd_calib.tasks.base import Kind, Task
 from fsd_common.errors import UsageError
 
@@ -29,7 +29,7 @@ _BUILT_IN = {  # imported when they are asked for: some need a package that othe
     "csqa": "kinds.csqa:CSQA",
     "gsm8k": "kinds.gsm8k:GSM8K",
     "humaneval": "kinds.humaneval:HUMANEVAL",
-    "lm-eval": "harness.kind:lm_eval",
+    "lm-eval": "harness:lm_eval",
     "math": "kinds.math:MATH",
     "mmlu": "kinds.mmlu:mmlu",
 }
@@ -46,7 +46,7 @@ def load_task(
     limit: int | None = None,
     data: str | PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    **options: Unpack[PromptKeywords],
+    **options: Any,
 ) -> Task:
     """Returns the problems of one task, with prompts for `tokenizer`'s model.
 
@@ -84,7 +84,7 @@ def task_kind(name: str, specification: str | None = None) -> Kind:
     """
     base, colon, argument = name.partition(":")
     if base not in TASKS and name.endswith(_DESCRIPTIONS):
-        from fsd_calib.tasks.yaml_task.kind import YamlTask
+        from fsd_calib.tasks.yaml_task import YamlTask
 
         described = YamlTask(name, specification)
         described.description  # noqa: B018  read now, so that its errors come before any work
@@ -105,6 +105,12 @@ def task_kind(name: str, specification: str | None = None) -> Kind:
 def task_names() -> list[str]:
     """Returns the names of all tasks, without importing any."""
     return [*TASKS, *_of_other_packages()]
+
+
+def completed_tasks(incomplete: str) -> list[str]:
+    """Returns the names that go on from what was typed, and files in YAML here."""
+    files = (str(path) for path in sorted(Path().glob("*.y*ml")))
+    return [name for name in (*task_names(), *files) if name.startswith(incomplete)]
 
 
 def described_tasks() -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsd_calib.vllm_plugin import cpu_sampling
 from fsd_calib.vllm_plugin.followed import Followed
-from fsd_calib.vllm_plugin.thresholds import policy_of
+from fsd_calib.vllm_plugin.judge import policy_of
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -4,7 +4,26 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.parts import Amount, Count, Part, PolicyInfo, SamplingInfo
+
+CALIBRATION = "calibration"
+"""The setting of the plugin that holds the first setting to measure, as JSON text, in place of a profile."""
+
+
+class MeasuredSetting(Part):
+    """What an engine decodes under. Implements `Followed`."""
+
+    task: str
+    divergence: str
+    sampling: SamplingInfo
+    draft_length: Count
+    """L, at most that which the engine was loaded for. 0: the target decodes alone."""
+    threshold: Amount | None = None
+    """T. null: decoding is exact."""
+    policy: PolicyInfo | None = None
+    """Scales T. null: it is constant."""
+    traced: tuple[str, ...] = ()
+    """Divergences of the traces along the target that are collected. None: none are; else texts are exact, L is 1."""
 
 
 class Followed(Protocol):

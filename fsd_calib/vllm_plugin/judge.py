@@ -2,23 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
-from fsd_calib.vllm_plugin.judged import JudgedOnHost, JudgedTokens
-from fsd_calib.vllm_plugin.rejected_tokens import look_at_rejected
-from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
+from fsd_calib.vllm_plugin.followed import Followed
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
+from fsd_common.errors import UsageError
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
-from fsd_decoding.policies.entropy_scaled import EntropyScaled
-from fsd_decoding.policies.schedule import Schedule
+from fsd_decoding.policies.shapes import Constant, EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.tensors import to_device
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """The N drafted tokens of a step, as far as the supported policies look at them; what they do not is None."""
+
+    places: Tensor | None  # (N,) positions in their completions, from 0
+    target_entropy: Tensor | None  # (N,) in nats, of raw logits
+    draft_entropy: Tensor | None  # (N,)
+
+
+def policy_of(followed: Followed) -> ScalePolicy | None:
+    """Returns the policy that scales T; None where T is constant.
+
+    Raises:
+        UsageError: the policy is none that works on the tokens of a step of vLLM.
+    """
+    if followed.threshold is None or followed.policy is None:
+        return None
+    policy = followed.policy.at(followed.threshold)
+    if isinstance(policy, Constant):
+        return None
+    if isinstance(policy, Schedule) or (isinstance(policy, EntropyScaled) and policy.signal != "last"):
+        return policy
+    raise UsageError(
+        f"the profile's threshold policy is {followed.policy}; vLLM can follow a constant T, 'schedule' and 'entropy' "
+        "of the target or the draft: calibrate with one of these as --threshold-policy"
+    )
+
+
+def scaled(thresholds: Tensor, policy: ScalePolicy, tokens: StepTokens) -> Tensor:
+    """Returns the T (N,) of every token from that of its request (N,)."""
+    state: Any = tokens  # the supported policies read nothing else of a round
+    return torch.where(thresholds > 0, thresholds * policy.scales(state), thresholds)
+
+
+_FORCED = 1e8  # vLLM gives tokens that a thinking budget forces a logit of 1e9
+_CERTAIN = 1e30  # a logit beside which all others have probability 0 in fp32, even divided by vLLM's least temperature
+
+
+def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
+    """Makes drafted tokens certain where `fuzzy`, in place, except those of probability 0 or beside a forced one.
+
+    Args:
+        logits: (N, V) the target's, processed.
+        drafted: (N,) ids; negative ones are padding, which vLLM rejects.
+        fuzzy: (N,) bool.
+
+    Returns:
+        Whether the drafted token is a most likely one of the target: (N,) bool.
+    """
+    token = (drafted >= 0).unsqueeze(1)
+    x = drafted.long().clamp_min(0).unsqueeze(1)
+    own, top = logits.gather(1, x), logits.amax(1, keepdim=True)
+    most_likely = token & (own >= top)
+    certain = fuzzy.unsqueeze(1) & token & (own > -torch.inf) & (top < _FORCED)
+    logits.scatter_(1, x, own.masked_fill(certain, _CERTAIN))
+    return most_likely.squeeze(1)
+
+
+def accept_at(logits: Tensor, drafted: Tensor, places: Sequence[int]) -> None:
+    """Makes the drafted tokens at some places certain, in place; see `accept_certainly`."""
+    if places:
+        at = torch.tensor(places)
+        x, own = drafted[at].long(), logits[at]
+        own_logit = own.gather(1, x.clamp_min(0).unsqueeze(1)).squeeze(1)
+        certain = (x >= 0) & (own_logit > -torch.inf)
+        logits[at[certain], x[certain]] = _CERTAIN
+
+
+class Looked(NamedTuple):
+    """What is known of N drafted tokens."""
+
+    divergences: list[float]  # N; infinity where D was not computed
+    fuzzy: list[int]  # the tokens with D <= T
+
+
+def look_at_rejected(
+    accepted: Sequence[bool], counts: Sequence[int], thresholds: Sequence[float],
+    divergences: Callable[[list[int]], Sequence[float]],
+) -> Looked:  # fmt: skip
+    """Compares D with T for tokens that the exact rule rejects: each request's first, then those behind it.
+
+    A request whose first one is rejected by D, too, reaches no other. This is plain Python: there are few tokens, and
+    arrays would take longer.
+
+    Args:
+        accepted: whether the exact rule accepts a token, for N tokens of B requests in order.
+        counts: B numbers of tokens.
+        thresholds: T of the B requests; below 0: it is decoded exactly.
+        divergences: returns D of some of the N tokens.
+    """
+    looked = Looked([math.inf] * len(accepted), [])
+
+    def look(tokens: list[int], bounds: list[float]) -> None:
+        for token, value, bound in zip(tokens, divergences(tokens) if tokens else (), bounds, strict=True):
+            looked.divergences[token] = value
+            if value <= bound:
+                looked.fuzzy.append(token)
+
+    of_requests, begin = [], 0
+    for count, threshold in zip(counts, thresholds, strict=True):
+        rejected = [token for token in range(begin, begin + count) if threshold >= 0 and not accepted[token]]
+        if rejected:
+            of_requests.append((rejected, threshold))
+        begin += count
+    look([tokens[0] for tokens, _ in of_requests], [threshold for _, threshold in of_requests])
+    if looked.fuzzy:
+        passed = set(looked.fuzzy)
+        behind = [(token, bound) for tokens, bound in of_requests if tokens[0] in passed for token in tokens[1:]]
+        look([token for token, _ in behind], [bound for _, bound in behind])
+    return looked
+
+
+Array = NDArray[Any]
+
+
+class Judged(Protocol):
+    """N drafted tokens of a step, judged by their divergences."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where they are."""
+        ...
+
+    def accept(self, logits: Tensor, drafted: Tensor) -> None:
+        """Makes those with D <= T certain.
+
+        Args:
+            logits: (tokens, V) the target's, processed, of all drafted tokens of the step; changed in place.
+            drafted: (tokens,) their ids; negative ones are padding.
+        """
+        ...
+
+    @property
+    def facts(self) -> Array | Sequence[Tensor]:
+        """What is known of them once they are accepted: an array (3, N), or tensors (N,) or (n, N) on the device.
+
+        The rows: D; whether D <= T; whether it is the target's argmax; columns of traces, if they are recorded.
+        """
+        ...
+
+
+class JudgedTokens:
+    """Tokens judged where their logits are.
+
+    Args:
+        divergences: (N,).
+        fuzzy: (N,) bool: D <= T.
+        measured: (columns, N) of traces; None where nothing is recorded.
+        at: (N,) their places among all drafted tokens of the step, the others having no D; None: they are all.
+    """
+
+    def __init__(
+        self, layout: Layout, divergences: Tensor, fuzzy: Tensor, measured: Tensor | None = None,
+        at: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.layout, self.divergences, self.fuzzy, self._measured, self._at = layout, divergences, fuzzy, measured, at
+        self._most_likely: Tensor | None = None
+
+    def spread(self, total: int) -> Tensor:
+        """Returns `fuzzy` of all drafted tokens of the step: (total,)."""
+        if self._at is None:
+            return self.fuzzy
+        return self.fuzzy.new_zeros(total).index_put_((self._at,), self.fuzzy)
+
+    def accept(self, logits: Tensor, drafted: Tensor) -> None:
+        self.accepted(accept_certainly(logits, drafted, self.spread(len(logits))))
+
+    def accepted(self, most_likely: Tensor) -> None:
+        """Notes which of all drafted tokens are the target's argmax: (tokens,) bool."""
+        self._most_likely = most_likely if self._at is None else most_likely[self._at]
+
+    @property
+    def facts(self) -> Sequence[Tensor]:
+        assert self._most_likely is not None
+        facts = [self.divergences, self.fuzzy, self._most_likely]
+        return facts if self._measured is None else [*facts, self._measured]
+
+
+class JudgedOnHost:
+    """Tokens of greedy requests, judged on the host: D is infinite where it was not needed."""
+
+    def __init__(self, layout: Layout, facts: Array, fuzzy: Sequence[int]) -> None:
+        """Takes the facts (3, N), and the places of the tokens with D <= T among all drafted ones of the step."""
+        self.layout, self.facts, self._fuzzy = layout, facts, fuzzy
+
+    @classmethod
+    def of(cls, layout: Layout, accepted: Sequence[bool], looked: Looked, at: Tensor | None) -> Self:
+        """Describes N tokens, of which the exact rule accepts some; `at` as of `JudgedTokens`."""
+        fuzzy = [False] * len(accepted)
+        for token in looked.fuzzy:
+            fuzzy[token] = True
+        facts = np.array([looked.divergences, fuzzy, accepted], np.float32)
+        return cls(layout, facts, looked.fuzzy if at is None else at[looked.fuzzy].tolist())
+
+    def accept(self, logits: Tensor, drafted: Tensor) -> None:
+        accept_at(logits, drafted, self._fuzzy)
+
 
 _MEASURED = 1 << 22  # logits of a model that are measured for records at once, in about ten temporaries of that size
 

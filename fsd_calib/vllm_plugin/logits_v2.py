@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import OneTensor
-from fsd_calib.vllm_plugin.rejection_rule import accept_certainly
+from fsd_calib.vllm_plugin.judge import accept_certainly
 from fsd_decoding.tensors import to_device
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
-from fsd_calib.vllm_plugin.judged import Judged
+from fsd_calib.vllm_plugin.judge import Judged
 
 
 class FuzzyRejectionSampler(RejectionSampler):

@@ -10,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
 from fsd_calib.vllm_plugin import KEY, cpu_sampling
-from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
+from fsd_calib.vllm_plugin.settings import EXACT, requested_threshold
 from fsd_common.errors import UsageError
 
 _MARK = "_checks_fsd_options"

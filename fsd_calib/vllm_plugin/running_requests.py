@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fsd_calib.vllm_plugin.followed import Followed
-from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
+from fsd_calib.vllm_plugin.settings import EXACT, requested_threshold
 from fsd_common.errors import UsageError
 from fsd_decoding.sampling import SETTINGS
 

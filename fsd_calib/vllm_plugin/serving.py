@@ -15,14 +15,12 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from fsd_calib.vllm_plugin import KEY, hooks
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
 from fsd_calib.vllm_plugin.followed import Followed
-from fsd_calib.vllm_plugin.judge import Judge, Verification
-from fsd_calib.vllm_plugin.judged import Judged
+from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, policy_of
 from fsd_calib.vllm_plugin.rejection_sampler import FuzzyRejectionSampler
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
-from fsd_calib.vllm_plugin.thresholds import policy_of
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.tensors import argmax, to_device

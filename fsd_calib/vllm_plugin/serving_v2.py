@@ -17,15 +17,13 @@ from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from fsd_calib.vllm_plugin import KEY, hooks
-from fsd_calib.vllm_plugin.judge import Judge, Verification
-from fsd_calib.vllm_plugin.judged import Judged, JudgedTokens
+from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Verification, policy_of
 from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.serving import warn_of
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
-from fsd_calib.vllm_plugin.thresholds import policy_of
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.tensors import to_device

@@ -9,10 +9,9 @@ from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
 from fsd_calib.vllm_plugin import KEY, engine_checks, hooks, model_checks
-from fsd_calib.vllm_plugin.measured_setting import CALIBRATION, MeasuredSetting
+from fsd_calib.vllm_plugin.followed import CALIBRATION, MeasuredSetting
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_decoding.profile.following import following
-from fsd_decoding.profile.settings import warning_of
+from fsd_decoding.profile.following import following, warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 logger = init_logger("vllm.fsd")  # vLLM's own handlers take what is logged below its name

@@ -10,7 +10,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.calibrating import CalibratingServing
-from fsd_calib.vllm_plugin.measured_setting import CALIBRATION, MeasuredSetting
+from fsd_calib.vllm_plugin.followed import CALIBRATION, MeasuredSetting
 from fsd_calib.vllm_plugin.serving import Serving, follow_profile
 from fsd_common.errors import UsageError
 

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
@@ -90,7 +89,7 @@ def hidden_of(manifest: Manifest) -> HiddenInfo | None:
     return HiddenInfo(width=manifest.hidden, seed=manifest.seed if manifest.projected else None)
 
 
-class Facts(Part):
+class PredictorFacts(Part):
     """The facts of a predictor.
 
     `divergence_version`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of the traces,
@@ -117,7 +116,7 @@ class Facts(Part):
     rule: str
     divergences: tuple[str, ...]
     divergence_version: int
-    on: Logits
+    on: Literal["raw", "processed"]
     target: ModelInfo
     draft: ModelInfo
     tokenizer: str

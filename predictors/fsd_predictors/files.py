@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
-from fsd_common.files import atomic_write, intended_name, read_regular
+from fsd_common.files import atomic_write, foreign_name, read_regular
 from fsd_common.strict_json import parse
 
 SCHEMA_VERSION = 1
@@ -29,14 +29,13 @@ _OURS = r"predictor\.json|card\.md|\w+\.png|(accepting|next)\.\w+"
 
 def describe(content: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
     """Returns predictor.json: the content, the checksums of the files, and a checksum of all this."""
-    with_files = {**content, "files": {name: _sha256(data) for name, data in sorted(files.items())}}
-    return json.dumps({**with_files, "sha256": checksum(with_files)}, indent=2).encode() + b"\n"
+    with_files = {**content, "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}}
+    return json.dumps({**with_files, "sha256": checksum(with_files)}, indent=2, allow_nan=False).encode() + b"\n"
 
 
 def checksum(content: Mapping[str, Any]) -> str:
     """Returns the SHA-256 (hex) of predictor.json's content, without its own entry `sha256`."""
-    plain = {name: value for name, value in content.items() if name != "sha256"}
-    return _sha256(json.dumps(plain, sort_keys=True, allow_nan=False).encode())
+    return facts_digest({name: value for name, value in content.items() if name != "sha256"})
 
 
 def write(folder: Path, description: bytes, files: Mapping[str, bytes], card: Mapping[str, bytes]) -> None:
@@ -59,7 +58,7 @@ def write(folder: Path, description: bytes, files: Mapping[str, bytes], card: Ma
         for name, content in {DESCRIPTION: description, **files, **card}.items():  # renamed in reverse order
             stack.enter_context(atomic_write(folder / name)).write(content)
     with _writable(folder):
-        for path in _contents(folder):
+        for path in folder.iterdir():
             if path.name not in {DESCRIPTION, *files, *card}:  # left from the earlier predictor
                 path.unlink()
 
@@ -70,16 +69,6 @@ def check_place(folder: Path) -> None:
         raise UsageError(
             f"folder {str(folder)!r} holds {other!r}, which is not a file of a predictor; choose another --out"
         )
-
-
-def foreign_name(folder: Path, ours: str) -> str | None:
-    """Returns the first name in a folder that is not ours, nor of one of our files that a kill left incomplete.
-
-    Args:
-        folder: it may be missing.
-        ours: regular expression of our names.
-    """
-    return next((p.name for p in _contents(folder) if not re.fullmatch(ours, intended_name(p.name))), None)
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -113,7 +102,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 def _read_file(folder: Path, name: str, sha256: str) -> bytes:
     content = _bytes(folder, name)
-    if _sha256(content) != sha256:
+    if hashlib.sha256(content).hexdigest() != sha256:
         raise _altered(folder, name)
     return content
 
@@ -125,20 +114,12 @@ def _altered(folder: Path, name: str) -> UsageError:
     )
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def _bytes(folder: Path, name: str) -> bytes:
     try:
         return read_regular(folder / name, _LARGEST)
     except (OSError, ValueError) as error:  # ValueError: an invalid file name
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"predictor {str(folder)!r}: {name} cannot be read ({reason})") from error
-
-
-def _contents(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 @contextlib.contextmanager

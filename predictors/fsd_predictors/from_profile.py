@@ -13,7 +13,7 @@ from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.stopping.of_predictor import Stopper
-from fsd_predictors.stopping.rates import Rates
+from fsd_predictors.stopping.rule import Rates
 
 
 def early_stop(folder: Path, profile: ThresholdProfile, target: Any, draft: Any, tokenizer: Any) -> StopPolicy:

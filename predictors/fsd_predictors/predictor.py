@@ -16,11 +16,11 @@ from fsd_common.errors import UsageError
 from fsd_decoding.profile.io import first_problem
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
-from fsd_predictors.facts import Facts
-from fsd_predictors.features.features import FEATURES, ROLES
-from fsd_predictors.features.share_scale import ShareScale
+from fsd_predictors.facts import PredictorFacts
+from fsd_predictors.features import FEATURES, ROLES
 from fsd_predictors.models.base import AcceptanceModel, Parts
-from fsd_predictors.models.calibration import restore_model
+from fsd_predictors.models.registry import restore_model
+from fsd_predictors.share_scale import ShareScale
 
 _TEXT, _ARRAYS = ".txt", ".safetensors"
 
@@ -39,7 +39,7 @@ class Predictor:
     accepting: AcceptanceModel
     next: AcceptanceModel
     scale: ShareScale
-    facts: Facts
+    facts: PredictorFacts
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,7 +70,7 @@ class Predictor:
             models = {role: _model(role, numbers, contents) for role, numbers in content["models"].items()}
             loaded = cls(
                 models["accepting"], models["next"], ShareScale.from_json(content["scale"]),
-                Facts.model_validate(content["facts"]),
+                PredictorFacts.model_validate(content["facts"]),
             )  # fmt: skip
         except ValidationError as error:
             raise UsageError(f"predictor {str(path)!r} is not valid: {first_problem(error)}") from error
@@ -103,7 +103,7 @@ class Predictor:
         return files.describe(content, contents), contents
 
 
-def _check_features(facts: Facts, path: Path) -> None:
+def _check_features(facts: PredictorFacts, path: Path) -> None:
     """Compares names and order of the features; a hidden state may follow them."""
     for role in ROLES:
         if facts.features.get(role, ())[: len(FEATURES)] != FEATURES:

@@ -59,7 +59,7 @@ def test_certify_tests_the_setting_of_a_profile_alone(tmp_path: Path, capsys: py
     profile(given).save(tmp_path / "found.json")
     target, draft = map(str, pair_paths())
     options = ["--certify", str(tmp_path / "found.json"), "--target", target, "--draft", draft, "--limit", "60",
-               "--min-acc", "0.5", "--no-timing", "--out", str(tmp_path / "out")]  # fmt: skip
+               "--min-acc", "0.5", "--timing", "none", "--out", str(tmp_path / "out")]  # fmt: skip
     assert calibrate(*options, "--plan") == 0
     assert "Estimated time" in capsys.readouterr().out
     assert calibrate(*options) == 0

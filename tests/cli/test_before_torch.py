@@ -114,9 +114,9 @@ def test_what_shows_without_torch_is_refused_before_it_is_loaded(
 def test_devices_of_other_packages_and_folders_that_hold_a_tokenizer_alone_are_left_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fsd_calib.cli import beforehand
+    from fsd_calib.cli import options
 
-    beforehand.check_sources({"tokenizer": [str(tmp_path), "owner/name", None], "model": ["gpt2"]})
-    beforehand.check_place("cuda:1", "float64")
-    monkeypatch.setattr(beforehand, "entry_points", lambda group: ["one"])
-    beforehand.check_place("npu:0", None)
+    options.check_sources({"tokenizer": [str(tmp_path), "owner/name", None], "model": ["gpt2"]})
+    options.check_place("cuda:1", "float64")
+    monkeypatch.setattr(options, "entry_points", lambda group: ["one"])
+    options.check_place("npu:0", None)

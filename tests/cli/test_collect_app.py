@@ -19,7 +19,7 @@ from fsd_calib.calibration import memory
 from fsd_calib.cli import collect as collect_app
 from fsd_calib.cli.console import run
 from fsd_collectors.store.verifying import verify
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from support.messages import error_line
 
 COLLECT = [sys.executable, "-c", "from fsd_calib.cli.collect import main; main()"]

@@ -13,7 +13,7 @@ from fsd_calib import Eagle, NGram
 from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.cli.calibrate import app
 from fsd_calib.cli.drafters import Drafters
-from fsd_calib.cli.requested import Requested
+from fsd_calib.cli.request import Request
 from fsd_common.errors import UsageError
 from fsd_data import head_path, pair_paths
 from support.messages import usage_error
@@ -101,11 +101,11 @@ def test_drafts_that_are_given_go_in_place_of_a_files(
     (tmp_path / "run.yaml").write_text("{task: gsm8k, target: t, draft: m, head: h, goal: {min_acc: 0.9}}")
     seen: list[Any] = []
 
-    def kept(asked: Requested, progress: Any) -> Any:
+    def kept(asked: Request, progress: Any) -> Any:
         seen.append(asked.target_and_drafts)
         raise UsageError("seen")
 
-    monkeypatch.setattr("fsd_calib.cli.asked_calibration.calibration_of", kept)
+    monkeypatch.setattr("fsd_calib.cli.in_turn.calibration_of", kept)
     arguments = ["--config", str(tmp_path), "--out", str(tmp_path / "out"), *asked]
     assert usage_error(lambda: typer.main.get_command(app).main(arguments, standalone_mode=False)) == "seen"
     assert seen == [("t", drafts)]

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import typer
 
-from fsd_calib.calibration.policy_families import CONSTANT, FAMILIES
-from fsd_calib.cli import choices
-from fsd_calib.cli.console import run
-from fsd_calib.cli.output_options import LEVELS, OutputOptions, reply_json
-from fsd_calib.cli.prompts import gathered
-from fsd_decoding.acceptance.rules import RULES
+from fsd_calib import config as choices
+from fsd_calib.calibration.policy_families import FAMILIES
+from fsd_calib.cli.console import reply_json, run
+from fsd_calib.cli.options import LEVELS, OutputOptions
+from fsd_calib.cli.prompting import gathered
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.divergence import DIVERGENCES
 from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error
@@ -75,7 +75,7 @@ def test_words_that_options_take_are_those_of_the_registries() -> None:
     assert set(choices.RULES) == {name for name, rule in RULES.items() if name != "target"}
     assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_divergence}
     assert tuple(DIVERGENCES) == choices.DIVERGENCES
-    assert set(choices.POLICIES) == {CONSTANT, *FAMILIES}
+    assert set(choices.POLICIES) == {*FAMILIES}
 
 
 @pytest.mark.parametrize("name", ALL)

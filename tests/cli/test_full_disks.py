@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.cli.failures import explanation
+from fsd_calib.cli.console import explanation
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from lib.common.forked_programs import environment, run

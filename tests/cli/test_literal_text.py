@@ -21,7 +21,7 @@ from fsd_calib.cli.console import say
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
 from fsd_common.progress.bars import Bars
-from fsd_common.progress.lines import Lines
+from fsd_common.progress.chosen import Lines
 from fsd_common.terminal import visible
 from lib.common.forked_programs import environment
 from support.calibration.profiles import profile as made_up
@@ -169,7 +169,7 @@ def test_texts_reach_a_terminal_by_these_ways_only() -> None:
     """Each of them escapes: `reply` and `say`, progress, `LiteralConsole` and `literal`."""
     allowed = {
         "fsd_calib/cli/console.py",
-        "decoding/fsd_common/progress/lines.py",
+        "decoding/fsd_common/progress/chosen.py",
         "decoding/fsd_common/progress/bars.py",
         "decoding/fsd_common/console.py",
     }
@@ -182,4 +182,4 @@ def test_texts_reach_a_terminal_by_these_ways_only() -> None:
         if any(printing.search(line) for line in path.read_text(encoding="utf-8").splitlines()
                if ".print(" not in line and "CachedText(" not in line)
     }  # fmt: skip
-    assert found - allowed == {"fsd_calib/cli/options.py"}  # the version
+    assert found - allowed == {"fsd_calib/cli/family.py"}  # the version

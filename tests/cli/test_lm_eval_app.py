@@ -23,7 +23,7 @@ def calibrate(*arguments: str) -> int:
 def test_a_task_of_lm_eval_is_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_task(tmp_path, count=20, train=12)
     soon = ["--device", "cpu", "--divergence", "js", "--draft-length", "5", "--min-acc", "0.5", "--confidence", "0.6",
-            "--no-timing", "--workers", "1", "--limit", "32", "--out", str(tmp_path / "out")]  # fmt: skip
+            "--timing", "none", "--workers", "1", "--limit", "32", "--out", str(tmp_path / "out")]  # fmt: skip
     code = calibrate("--task", f"lm-eval:{path}", *soon)
     found = ThresholdProfile.load(tmp_path / "out")
     assert code == (0 if found.met else 3)

@@ -38,7 +38,8 @@ SMALL = [
     "js",
     "--draft-length",
     "5",
-    "--no-timing",
+    "--timing",
+    "none",
 ]
 DESCRIPTION = """
 data: problems.jsonl

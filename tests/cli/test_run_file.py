@@ -12,13 +12,13 @@ import yaml
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.output_folder import identity_of
-from fsd_calib.calibration.saved_run import save_run
+from fsd_calib.calibration.run_file import save_run
 from fsd_calib.cli import calibrate, in_turn
 from fsd_calib.cli.console import run
 from fsd_calib.cli.in_turn import Done
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.calibration.profiles import profile
 from support.messages import error_line
 from support.models import tiny_calibration
@@ -27,7 +27,7 @@ EVERYTHING = [
     "--task", "arithmetic", "--min-acc", "0.9", "--confidence", "0.9", "--target", "t", "--draft", "a", "--draft", "b",
     "--attn", "sdpa", "--draft-attn", "eager", "--rule", "fsd,fsd-sd", "--divergence", "tv", "--draft-length", "2-4",
     "--threshold-policy", "constant,schedule", "--temperature", "0.6", "--top-k", "9", "--seed", "7", "--seeds", "2",
-    "--limit", "500", "--no-timing", "--compile", "off", "--workers", "1", "--storage", "study.db",
+    "--limit", "500", "--timing", "none", "--compile", "off", "--workers", "1", "--storage", "study.db",
     "--dtype", "float32",
 ]  # fmt: skip
 
@@ -38,7 +38,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Calibration]:
     found: list[Calibration] = []
 
     def only_note(calibration: Calibration, engines: Sequence[str], **_: Any) -> Done:
-        found.append(replace(calibration, config=replace(calibration.config, progress=None)))
+        found.append(replace(calibration, config=calibration.config.changed(progress=None)))
         return Done([], ())
 
     monkeypatch.setattr(in_turn, "run", only_note)
@@ -57,7 +57,7 @@ def test_what_is_saved_asks_for_the_same(asked: list[Calibration], tmp_path: Pat
     first, again = asked
     assert (again.goal, again.decoding, again.draft) == (first.goal, first.decoding, first.draft)
     assert identity_of(again) == identity_of(first)
-    assert replace(again.config, out=None, storage=None) == replace(first.config, out=None, storage=None)
+    assert again.config.changed(out=None, storage=None) == first.config.changed(out=None, storage=None)
     assert (again.config.path("out"), again.config.storage) == (tmp_path / "out", str(tmp_path / "study.db"))
     assert (tmp_path / "out" / "run.yaml").read_text() == saved
 
@@ -81,7 +81,7 @@ def test_shapes_of_trees_are_written_as_on_the_command_line(
 
 def test_options_go_before_the_file(asked: list[Calibration], tmp_path: Path) -> None:
     assert calibrated(*EVERYTHING, "--out", "out") == 0
-    options = ["--min-speed", "60", "--limit", "40", "--divergence", "js", "--greedy", "--timing", "run",
+    options = ["--min-speed", "60", "--limit", "40", "--divergence", "js", "--temperature", "0", "--timing", "run",
                "--draft", "c", "--seed", "0", "--out", "other", "--attn", "eager"]  # fmt: skip
     assert calibrated("--config", "out/run.yaml", *options) == 0
     file, mixed = asked
@@ -98,7 +98,7 @@ def test_a_file_may_say_little_and_what_no_option_says(asked: list[Calibration],
     assert calibrated("--task", "arithmetic", "--temperature", "0.6", "--min-acc", "0.9") == 0
     of_file, of_options = asked
     assert of_file.config.trials == 3
-    assert replace(of_file, config=replace(of_file.config, trials=30)) == of_options
+    assert replace(of_file, config=of_file.config.changed(trials=30)) == of_options
 
 
 def test_a_setting_to_certify_may_be_named_in_a_file(asked: list[Calibration], tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_what_no_file_can_name_is_not_saved_and_replaces_what_was(asked: list[Ca
     assert calibrated(*EVERYTHING, "--out", "out") == 0
     (named,) = asked
     for changes in ({"target": tiny_calibration.far_apart()[0]}, {"task": tiny_calibration.task(8)},
-                    {"config": replace(named.config, model_kwargs={"other": MaxSpeed})}):  # fmt: skip
+                    {"config": named.config.changed(model_kwargs={"other": MaxSpeed})}):  # fmt: skip
         save_run(named)
         assert (tmp_path / "out" / "run.yaml").exists()
         save_run(replace(named, **changes))

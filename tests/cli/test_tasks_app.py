@@ -11,7 +11,8 @@ from fsd_calib.cli import calibrate as calibrate_app
 from fsd_calib.cli import collect as collect_app
 from fsd_calib.cli import tasks as tasks_app
 from fsd_calib.cli.console import run
-from fsd_calib.cli.task_options import SamplingOptions, folder_name, sampling_options
+from fsd_calib.cli.options import folder_name, with_preset
+from fsd_calib.config import Drawing, SearchSpace
 from fsd_calib.tasks import TASKS
 from fsd_data import pair_paths
 from support.calibration.task_files import PROBLEMS, lines, write_file
@@ -81,7 +82,6 @@ def test_agreement_has_nothing_to_check(tmp_path: Path, capsys: pytest.CaptureFi
         (["--task", "none.yaml"], "task file none.yaml: cannot be read"),
         (["--task", "gsm8k", "--preset", "x"], "--preset is 'x'; the presets are fsd-paper"),
         (["--task", "gsm8k", "--preset", "fsd-paper", "--top-k", "5"], "--preset fsd-paper and --top-k contradict"),
-        (["--task", "gsm8k", "--greedy", "--temperature", "1"], "--greedy and --temperature contradict"),
     ],
 )
 def test_bad_names_and_presets_are_refused(
@@ -94,10 +94,11 @@ def test_bad_names_and_presets_are_refused(
 
 
 def test_a_preset_samples_as_the_published_evaluation() -> None:
-    own = SamplingOptions(0.0, None, None)
-    assert sampling_options((), own, "fsd-paper", False) == SamplingOptions(0.6, 50, 0.9)
-    assert sampling_options((), own, "fsd-paper", True) == sampling_options((), own, None, True) == own
-    assert sampling_options({"top_k"}, SamplingOptions(1.0, 9, None), None, False) == SamplingOptions(1.0, 9, None)
+    preset = Drawing(temperature=0.6, top_k=50, top_p=0.9)
+    assert Drawing.over({}, with_preset({}, "fsd-paper")) == preset
+    assert Drawing.over({"min_p": 0.1}, with_preset({}, "fsd-paper")) == preset  # of a file, which it replaces
+    assert SearchSpace.over(preset.given, {"temperature": 0}) == SearchSpace()  # greedy, which truncates nothing
+    assert with_preset({"top_k": 9}, None) == {"top_k": 9}
 
 
 def test_folders_have_names_without_paths_and_colons() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from fsd_calib.cli import profile as profile_app
 from fsd_calib.cli.console import run
-from fsd_decoding.policies.entropy_scaled import EntropyScaled
-from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.policies.shapes import EntropyScaled
+from fsd_decoding.profile.parts import PolicyInfo
 from support.calibration.profiles import FRONT, UNCERTIFIED, UNTESTED, profile
 
 SAMPLED = {"sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95}}

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fsd_calib import NGram
-from fsd_collectors.collection.hidden_states import HiddenStates
-from fsd_collectors.collection.measures import Measures
+from fsd_collectors.collection.measures import HiddenStates, Measures
 from fsd_collectors.collection.on_policy import OnPolicy
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder

@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_collectors.replay.blocks import blocks
+from fsd_collectors.replay.cases import even_shares, quantiles
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.share_quantiles import even_shares, quantiles
+from fsd_collectors.replay.counting import LengthPolicy, StopPolicy
 from fsd_collectors.replay.simulation import replay, sweep
-from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result

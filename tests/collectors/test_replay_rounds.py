@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import fsd_decoding.policies.stopping as engine
 from fsd_collectors.replay.blocks import blocks
-from fsd_collectors.replay.cases import cases
+from fsd_collectors.replay.cases import cases, quantiles
+from fsd_collectors.replay.counting import LengthPolicy
 from fsd_collectors.replay.rounds import (
     RoundPolicy,
     RoundStarts,
@@ -23,9 +24,7 @@ from fsd_collectors.replay.rounds import (
     lanes_of,
     simulate_rounds,
 )
-from fsd_collectors.replay.share_quantiles import quantiles
 from fsd_collectors.replay.simulation import replay, sweep
-from fsd_collectors.replay.stop_policy import LengthPolicy
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.sampling import Sampling
@@ -115,7 +114,14 @@ def test_simulated_rounds_equal_a_plain_loop(
     actual: list[list[ByHand]] = [[] for _ in completions]
     for laid in simulate_rounds(case, block, lanes_of(block, np.array([threshold]), np.array([most])), REMEMBERING):
         starts, verified = laid.starts.rows - laid.starts.lanes.starts, laid.verified
-        columns = (starts, verified.drafted, verified.accepted, verified.spared, verified.refused, laid.differs)
+        columns = (
+            starts,
+            verified.drafted,
+            verified.accepted,
+            verified.largest_accepted,
+            verified.smallest_rejected,
+            laid.differs,
+        )
         for lane, begin, drafted, accepted, spared, refused, differs in zip(
             laid.lanes.tolist(), *(column.tolist() for column in columns), strict=True
         ):

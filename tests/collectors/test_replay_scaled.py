@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fsd_collectors.replay import ScaledTraces, quantiles, replay, sweep
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.policies.rounds import RoundState
-from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.policies.threshold import RoundState, ScalePolicy
 from fsd_decoding.sampling import Sampling
 from support.messages import usage_error
 from support.models.tiny_pair import ragged_prompts, tiny_decoder

@@ -17,8 +17,7 @@ import pytest
 
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
-from fsd_collectors.store.shard_file import checksum
-from fsd_collectors.store.tables import schemas
+from fsd_collectors.store.shard_file import checksum, schemas
 from fsd_collectors.store.verifying import notes, verify
 from fsd_common.files import temporary_of
 from support.messages import usage_error, usage_error_of

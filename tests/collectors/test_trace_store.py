@@ -18,7 +18,7 @@ import pytest
 
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import load_traces
-from fsd_collectors.store.tables import schemas
+from fsd_collectors.store.shard_file import schemas
 from fsd_collectors.store.verifying import notes, verify
 from fsd_collectors.store.writing import TraceWriter
 from support.messages import usage_error

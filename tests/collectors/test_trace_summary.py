@@ -17,10 +17,18 @@ from hypothesis.extra.numpy import arrays
 from rich.console import Console
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.report.charts import charts
-from fsd_collectors.report.histogram import BINS, RELATIVE_ERROR, Histogram
-from fsd_collectors.report.summary import ENTROPIES, DivergenceSummary, summarise
-from fsd_collectors.report.tables import ACCEPTED, print_sheets, sheets
+from fsd_collectors.report.description import (
+    ACCEPTED,
+    BINS,
+    ENTROPIES,
+    RELATIVE_ERROR,
+    DivergenceSummary,
+    Histogram,
+    print_sheets,
+    sheets,
+    summarise,
+)
+from fsd_collectors.report.plot import charts
 from fsd_common.errors import UsageError
 from fsd_common.pages.blocks import Sheet
 from fsd_common.pages.pictures import svg

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_collectors.collection.judged_nodes import JudgedNodes
-from fsd_collectors.replay.walks import Walks
+from fsd_collectors.replay.walks import JudgedNodes, Walks
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.thinning import thinned
 

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from fsd_common.progress import base as progress
 from fsd_common.progress.bars import Bars
-from fsd_common.progress.base import Outlook, Silent, Stage, Waiting, showing_whole
-from fsd_common.progress.lines import Lines
+from fsd_common.progress.base import ProgressEstimate, Silent, Stage, Waiting, showing_whole
+from fsd_common.progress.chosen import Lines
 
 
 def test_lines_say_start_progress_and_end() -> None:
@@ -67,8 +67,8 @@ class Clock:
         return self.time
 
 
-def outlook_at(clock: Clock, done: list[int]) -> Outlook:
-    outlook = Outlook(now=clock)
+def outlook_at(clock: Clock, done: list[int]) -> ProgressEstimate:
+    outlook = ProgressEstimate(now=clock)
     clock.time = 10.0
     outlook.expect([Stage("search", 100.0, units=200), Stage("timing", 50.0)], lambda: done[0])
     return outlook
@@ -153,7 +153,7 @@ def test_nothing_stays_on_a_terminal_but_notes() -> None:
 
 
 def test_a_progress_that_knows_no_whole_is_left_alone() -> None:
-    with showing_whole(Silent(), Outlook()):
+    with showing_whole(Silent(), ProgressEstimate()):
         pass
 
 

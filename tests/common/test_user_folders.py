@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE, default_cache, default_state
-from fsd_decoding.models.checkpoint_files import read_digest, write_digest
+from fsd_decoding.models.weights_digest import read_digest, write_digest
 from support.messages import usage_error
 
 pwd = pytest.importorskip("pwd")  # users of POSIX

@@ -19,14 +19,21 @@ import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.proposal import Criterion, Proposal, Verdict
+from fsd_decoding.acceptance import Criterion, Proposal, Verdict
 from fsd_decoding.adaptive import Schedule, policy_named
 from fsd_decoding.batch import Request
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState, RowMemory
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy, check_output
+from fsd_decoding.policies.threshold import (
+    NewRequests,
+    RoundOutcome,
+    RoundState,
+    RowMemory,
+    ScalePolicy,
+    ThresholdPolicy,
+    check_output,
+)
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import VOCABULARY, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related

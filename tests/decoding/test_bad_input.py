@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fsd_common.errors import NumericalError, OutOfMemoryError, UsageError
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result

@@ -11,9 +11,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.divergence_budget import DivergenceBudget
 from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.policies.constant import Constant
-from fsd_decoding.policies.entropy_scaled import EntropyScaled
-from fsd_decoding.policies.schedule import Schedule
+from fsd_decoding.policies.shapes import Constant, EntropyScaled, Schedule
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related

@@ -50,10 +50,10 @@ except UsageError as error:
 INFO = """
 import json, sys
 from fsd_decoding.loading import load_model
-from fsd_decoding.models import known_digests
+from fsd_decoding.models import weights_digest as digests
 from fsd_decoding.profile.parts import ModelInfo
-computed, digest = [], known_digests.weights_digest
-known_digests.weights_digest = lambda model: computed.append(model) or digest(model)
+computed, digest = [], digests.weights_digest
+digests.weights_digest = lambda model: computed.append(model) or digest(model)
 info = ModelInfo.of(load_model(sys.argv[2], "cpu", None))
 print(json.dumps([[info.revision, info.fingerprint, len(computed)], None]))
 """

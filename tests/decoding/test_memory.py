@@ -16,14 +16,14 @@ from fsd_data import pair_paths
 from fsd_decoding import memory
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import chunk_elements
+from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.drafters.eagle_head import EagleDrafter
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.eagle.drafter import EagleDrafter
-from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.engine.kv_pool import Models, PooledCaches
-from fsd_decoding.graphs.callers import Eager
+from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize, UnknownSizeError, Work, available, need
-from fsd_decoding.models.lean_choice import packed_bytes
+from fsd_decoding.models.lean import packed_bytes
 from fsd_decoding.models.runner import vocabulary_size
 from support.models.tiny_heads import HEADS, LAYERS, eagle1_files, eagle3_files, written
 from support.models.tiny_models import FAMILIES, llama, random_model, word_tokenizer
@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 def allocated(models: Models, rows: int, slots: int) -> int:
     """Bytes of both models' KV caches, as the pool allocates them."""
-    caches = PooledCaches.allocate(models, rows, slots, Eager()).reset(drafts=True)
+    caches = PooledCaches.allocate(models, rows, slots, EagerCaller()).reset(drafts=True)
     assert caches.drafter is not None
     with torch.inference_mode():
         every = torch.arange(rows)
@@ -54,7 +54,7 @@ def test_weights_and_caches_of_the_bundled_pair_are_exact() -> None:
     assert [found.target, found.drafts] == weights
     assert found.copies == sum(map(packed_bytes, models))
     both = Models(models[0], models[1], min(map(vocabulary_size, models)))
-    assert found.caches == allocated(both, 7, Eager().size(WORK.longest))
+    assert found.caches == allocated(both, 7, EagerCaller().size(WORK.longest))
 
 
 def test_the_dtype_that_is_asked_for_counts() -> None:

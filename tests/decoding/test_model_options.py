@@ -14,16 +14,15 @@ from transformers import GPTQConfig, LlamaConfig
 
 from fsd_common.errors import UsageError
 from fsd_data import pair_paths
-from fsd_decoding import quantization
+from fsd_decoding import model_options
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize
-from fsd_decoding.model_options import Loading, ModelOptions
-from fsd_decoding.models.attention import attention_kind
+from fsd_decoding.model_options import SCHEMES, Loading, ModelOptions, scheme_of
 from fsd_decoding.models.fingerprint import family_id, model_fingerprint, tokenizer_fingerprint
+from fsd_decoding.models.forward import attention_kind
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.quantization import SCHEMES, scheme_of
 from support.calibration.profiles import profile
 from support.models.tiny_models import llama, word_tokenizer
 
@@ -105,17 +104,17 @@ def test_options_of_loaded_models_are_refused() -> None:
 
 
 def test_a_missing_library_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "_is_installed", lambda package: package not in ("torchao", "accelerate"))
+    monkeypatch.setattr(model_options, "_is_installed", lambda package: package not in ("torchao", "accelerate"))
     with pytest.raises(UsageError, match=r"^device_map needs accelerate, which is not .*: pip install accelerate$"):
         SpeculativeDecoder.from_pretrained(TARGET, DRAFT, model_kwargs={"device_map": "auto"})
-    monkeypatch.setattr(quantization, "_is_installed", lambda package: package != "torchao")
+    monkeypatch.setattr(model_options, "_is_installed", lambda package: package != "torchao")
     with pytest.raises(UsageError, match=r"^quantization 'torchao-int8wo' needs torchao, .*: pip install torchao$"):
         SpeculativeDecoder.from_pretrained(TARGET, DRAFT, model_kwargs={"quantization": INT8})
 
 
 @pytest.mark.parametrize("name", ["bnb-4bit", "torchao-int4wo"])
 def test_what_a_cpu_cannot_decode_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "_is_installed", lambda package: True)
+    monkeypatch.setattr(model_options, "_is_installed", lambda package: True)
     for place in ({"device": "cpu"}, {"model_kwargs": {"device_map": "cpu"}}):
         given: dict[str, Any] = {"model_kwargs": {}} | place
         given["model_kwargs"] |= {"quantization": name}
@@ -273,7 +272,7 @@ def followed(decoder: SpeculativeDecoder) -> ThresholdProfile:
 
 def test_every_scheme_names_what_it_makes() -> None:
     for name, scheme in SCHEMES.items():
-        if quantization._is_installed(scheme.package):
+        if model_options._is_installed(scheme.package):
             config = LlamaConfig()
             config.quantization_config = scheme.make()
             assert scheme_of(config) == name

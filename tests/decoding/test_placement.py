@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_heads import HEADS
 from support.models.tiny_models import llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related

@@ -159,7 +159,7 @@ def test_noise_computed_beforehand_draws_the_same_tokens(settings: dict[str, Any
     logits, tokens, positions = round_of()
     keys, sampling = noise.problem_keys(5, [1, 2, 3, 4]), Sampling(**settings)
     warped = sampling.warp(logits.to(dtype), tokens, positions)
-    race = sampling.race(keys, positions, VOCABULARY, dtype)
+    race = sampling.gumbel_noise(keys, positions, VOCABULARY, dtype)
     assert race is not None
     expected = sampling.draw(warped, keys, positions)
     assert torch.equal(sampling.draw(warped, keys, positions, race), expected)
@@ -169,4 +169,4 @@ def test_noise_computed_beforehand_draws_the_same_tokens(settings: dict[str, Any
 
 def test_greedy_decoding_takes_no_noise() -> None:
     logits, _, positions = round_of()
-    assert Sampling().race(noise.problem_keys(5, [1, 2, 3, 4]), positions, VOCABULARY, logits.dtype) is None
+    assert Sampling().gumbel_noise(noise.problem_keys(5, [1, 2, 3, 4]), positions, VOCABULARY, logits.dtype) is None

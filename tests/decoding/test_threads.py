@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from fsd_decoding.models.attention import NAME, use_grouped_attention
+from fsd_decoding.models.forward import NAME, use_grouped_attention
 from support.models.tiny_models import SMALL, llama, random_model
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fsd_collectors.collection.measures import Measures, Positions
 from fsd_decoding.sampling import Sampling
-from fsd_predictors.features.draft_distribution import MEASURED, measure
-from fsd_predictors.features.token_kinds import KINDS, TokenKinds
+from fsd_predictors.features import KINDS, MEASURED, TokenKinds, measure
 from support.models.tiny_models import EOS, VOCABULARY, word_tokenizer
 from support.traces.reference_columns import shape_of
 

@@ -13,27 +13,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_collectors.replay.blocks import blocks
-from fsd_collectors.replay.cases import cases
+from fsd_collectors.replay.cases import cases, quantiles
 from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, simulate_rounds
-from fsd_collectors.replay.share_quantiles import quantiles
 from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified
 from fsd_decoding.sampling import Sampling
-from fsd_predictors.datasets.examples import ExampleMaker
-from fsd_predictors.features.draft_distribution import MEASURED, measure
-from fsd_predictors.features.features import (
+from fsd_predictors.features import (
+    COLUMNS,
     FEATURES,
+    MEASURED,
     NO_HISTORY,
     SHARE,
     Drafted,
     RoundContext,
+    TokenKinds,
     Value,
     feature_values,
     history_after,
     matrix,
+    measure,
+    updated_history,
 )
-from fsd_predictors.features.from_traces import COLUMNS, updated_history
-from fsd_predictors.features.share_scale import ShareScale
-from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.share_scale import ShareScale
+from fsd_predictors.training.rows import ExampleMaker
 from support.models.tiny_models import EOS, VOCABULARY
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.traces.memory_traces import MemoryTraces, trace_texts
@@ -74,7 +75,7 @@ def test_features_are_what_their_names_mean(drafting: tuple[RoundContext, list[D
     by_name = dict(zip(FEATURES, feature_values(steps, place), strict=True))
     assert FEATURES[SHARE] == "share"
     assert [by_name[name] for name in ("share", "divergence", "position", "step", "spared", "refused")] == [
-        place.share, place.divergence, place.position, len(steps), place.spared, place.refused,
+        place.share, place.divergence, place.position, len(steps), place.largest_accepted, place.smallest_rejected,
     ]  # fmt: skip
     assert tuple(by_name[f"accepted_{back}_back"] for back in (1, 2, 3)) == place.accepted_back
     assert [by_name[name] for name in (*MEASURED, "kind", "ends")] == list(vars(steps[-1]).values())

@@ -23,15 +23,13 @@ from filelock import FileLock
 from transformers import GPT2Config, OPTConfig, Qwen3Config
 
 from fsd_common.files import intended_name, leftovers
+from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.checkpoint import files_of
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.drafters.eagle import Eagle, files_of
+from fsd_decoding.tree_shape import TreeShape
 from fsd_predictors.heads.folder import HeadFolder
-from fsd_predictors.heads.recipe import HeadRecipe
-from fsd_predictors.heads.source import Source
-from fsd_predictors.heads.training import train_head
-from fsd_predictors.heads.unrolled import Texts, unrolled
+from fsd_predictors.heads.recipe import HeadRecipe, Source
+from fsd_predictors.heads.training import Texts, train_head, unrolled
 from support.messages import usage_error
 from support.models.dense_heads import dense_q
 from support.models.tiny_heads import eagle3
@@ -49,7 +47,7 @@ def target() -> Any:
     return llama(seed=0, layers=8)
 
 
-class Quiet:
+class Quiet(Silent):
     """Progress that nobody sees. At `stop` of all that is done in steps of a name it is interrupted."""
 
     def __init__(self, name: str = "", stop: int = 0) -> None:

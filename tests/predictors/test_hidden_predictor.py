@@ -20,19 +20,17 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
 from fsd_decoding.policies.stopping import DraftState, StopPolicy
-from fsd_predictors.datasets.rows import training_rows
-from fsd_predictors.datasets.texts import Texts
 from fsd_predictors.facts import HiddenInfo
-from fsd_predictors.features.features import FEATURES, ROLES
-from fsd_predictors.models.tuning import tune
+from fsd_predictors.features import FEATURES, ROLES
 from fsd_predictors.predictor import Predictor
-from fsd_predictors.stopping.draft_states import DraftStates
-from fsd_predictors.stopping.in_loop import EarlyStop
+from fsd_predictors.stopping.in_loop import DraftStates, EarlyStop
 from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.of_predictor import Stopper
 from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import survival_forecasts
+from fsd_predictors.training.evaluation import Texts, survival_forecasts
+from fsd_predictors.training.rows import training_rows
+from fsd_predictors.training.tuning import tune
 from support.models.tiny_pair import ragged_prompts, related
 from support.models.tiny_task import tiny_task
 from support.traces.stopping_inputs import KINDS

@@ -14,11 +14,10 @@ from sklearn.metrics import log_loss
 from fsd_common.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.boosted import Boosted
-from fsd_predictors.models.calibration import Calibrated, fit_calibration, restore_model
-from fsd_predictors.models.head import Head
 from fsd_predictors.models.logistic import Logistic
-from fsd_predictors.models.metrics import auc, calibration_error, falls
-from fsd_predictors.models.registry import MODELS
+from fsd_predictors.models.mlp import MLP
+from fsd_predictors.models.registry import MODELS, Calibrated, fit_calibration, restore_model
+from fsd_predictors.training.evaluation import auc, calibration_error, falls
 from support.traces.acceptance_rows import FEATURES, SHARE, SHARES, Array, Labels, rows
 
 HIDDEN = 8
@@ -27,8 +26,8 @@ FIT, MEND, JUDGE = 20_000, 10_000, 10_000  # rows
 UNFITTED: dict[str, Callable[[], AcceptanceModel]] = {
     "logistic": lambda: Logistic(share=SHARE),
     "boosted": lambda: Boosted(share=SHARE),
-    "head": lambda: Head(share=SHARE, steps=500),
-    "head on hidden states": lambda: Head(share=SHARE, hidden=HIDDEN, steps=500),
+    "head": lambda: MLP(share=SHARE, steps=500),
+    "head on hidden states": lambda: MLP(share=SHARE, hidden=HIDDEN, steps=500),
 }
 MADE = [*UNFITTED, *(f"{name}, calibrated" for name in UNFITTED)]
 
@@ -156,7 +155,7 @@ def test_learns_interactions(name: str) -> None:
 
 def test_head_reads_hidden_states() -> None:
     seen, y, _ = drawn("head on hidden states", JUDGE, 2)
-    blind = Head(share=SHARE, steps=500).fit(*[each[:FIT] for each in (seen[:, :FEATURES], y)])
+    blind = MLP(share=SHARE, steps=500).fit(*[each[:FIT] for each in (seen[:, :FEATURES], y)])
     seeing = auc(y, fitted("head on hidden states").predict_proba(seen)[:, 1])
     assert seeing > auc(y, blind.predict_proba(seen[:, :FEATURES])[:, 1]) + 0.03
 
@@ -224,7 +223,7 @@ def test_refuses_a_share_that_is_no_column(share: int) -> None:
         Boosted(share=share).fit(*drawn("boosted", 200, 3)[:2])
 
 
-@pytest.mark.parametrize("model", [Logistic(), Boosted(), Head(steps=200)])
+@pytest.mark.parametrize("model", [Logistic(), Boosted(), MLP(steps=200)])
 def test_accepts_constant_columns(model: AcceptanceModel) -> None:
     """One constant column and one that is nearly always 0."""
     seen, y, _ = drawn("boosted", 2000, 3)

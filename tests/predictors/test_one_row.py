@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from lightgbm import basic
 
-from fsd_predictors.models.boosted import Boosted
-from fsd_predictors.models.one_row import FastRow, one_row
+from fsd_predictors.models.boosted import Boosted, FastRow, one_row
 from support.traces.acceptance_rows import SHARE, rows
 
 

@@ -18,12 +18,11 @@ from fsd_decoding import divergence
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
-from fsd_predictors.facts import Facts, Problems, Quality, facts_of_manifest, pack_ids
-from fsd_predictors.features.features import FEATURES, ROLES, Array
-from fsd_predictors.features.share_scale import Knots, ShareScale
-from fsd_predictors.models.calibration import fit_calibration
-from fsd_predictors.models.registry import MODELS
+from fsd_predictors.facts import PredictorFacts, Problems, Quality, facts_of_manifest, pack_ids
+from fsd_predictors.features import FEATURES, ROLES, Array
+from fsd_predictors.models.registry import MODELS, fit_calibration
 from fsd_predictors.predictor import Predictor
+from fsd_predictors.share_scale import Knots, ShareScale
 from support.messages import usage_error, usage_error_of
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
@@ -41,7 +40,7 @@ def rows(features: int, seed: int = 0) -> tuple[Array, Array]:
     return values, values[:, 0] + values[:, 1] + random.normal(size=400) > 0
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> PredictorFacts:
     target, draft = (ModelInfo.of(model) for model in MODELS_IN_HAND)
     values: dict[str, Any] = {
         **facts_of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
@@ -52,7 +51,7 @@ def facts(**changes: Any) -> Facts:
         "reached": (Quality(forecast="a", divergence="js", threshold=-1.0, rows=9, accepted=0.5, auc=None,
                             probability_auc=0.1, entropy_auc=None, error=1 / 3),),
     }  # fmt: skip
-    return Facts(**values | changes)
+    return PredictorFacts(**values | changes)
 
 
 def predictor(kind: str = "boosted", **changes: Any) -> Predictor:

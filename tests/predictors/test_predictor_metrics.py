@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fsd_common.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Parts
-from fsd_predictors.models.metrics import BINS, auc, bins, calibration_error, falls
 from fsd_predictors.models.registry import MODELS
-from fsd_predictors.models.tuning import tune, validation_rows
+from fsd_predictors.training.evaluation import BINS, auc, bins, calibration_error, falls
+from fsd_predictors.training.tuning import tune, validation_rows
 from support.traces.acceptance_rows import SHARE, Array, rows
 
 forecasts = st.lists(

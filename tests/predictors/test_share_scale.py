@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_common.errors import UsageError
-from fsd_predictors.features.share_scale import MOST, NEVER, ShareScale
+from fsd_predictors.share_scale import MOST, NEVER, ShareScale
 from support.traces.memory_traces import MemoryManifest, MemoryTraces
 
 

@@ -17,16 +17,11 @@ from transformers.generation.stopping_criteria import ConfidenceCriteria
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.simulation import replay
 from fsd_common.errors import UsageError
-from fsd_predictors.features.draft_distribution import measure
-from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, RoundContext
-from fsd_predictors.features.share_scale import Knots, ShareScale
+from fsd_predictors.features import FEATURES, NO_HISTORY, Drafted, RoundContext, measure
+from fsd_predictors.share_scale import Knots, ShareScale
 from fsd_predictors.stopping.baselines import AdaEdl, Confidence, FixedLength, Heuristic, Svip
-from fsd_predictors.stopping.dinkelbach import climb, rates_on, tokens_per_second
-from fsd_predictors.stopping.in_replay import InReplay
-from fsd_predictors.stopping.oracle import oracle
-from fsd_predictors.stopping.rates import Rates
-from fsd_predictors.stopping.rule import Round, StoppingRule
-from fsd_predictors.stopping.throughput import Throughput
+from fsd_predictors.stopping.in_replay import InReplay, climb, oracle, rates_on, tokens_per_second
+from fsd_predictors.stopping.rule import Rates, Round, StoppingRule, Throughput
 from support.traces.memory_traces import MemoryTraces
 from support.traces.stopping_inputs import UNENDING, Linear, random_round, row_of
 
@@ -148,7 +143,7 @@ def test_throughput_equals_its_formula(seed: int, rate: float, position: float) 
         share, steps = whole.context.share, drafting.steps
         before = steps[-2].probability if len(steps) > 1 else 1.0
         survival *= 1 / (1 + math.exp(2.0 - 3.0 * step.top1 - share - before))
-        chance = 1 / (1 + math.exp(1.0 - 3.0 * step.probability - share + whole.context.refused))
+        chance = 1 / (1 + math.exp(1.0 - 3.0 * step.probability - share + whole.context.smallest_rejected))
         assert rule.wants_more(drafting) == (survival * chance >= rate * (0.3 + position))
 
 

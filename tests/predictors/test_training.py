@@ -11,19 +11,16 @@ import pytest
 from fsd_calib import load_traces
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
-from fsd_predictors.datasets.rows import training_rows
-from fsd_predictors.datasets.split import problem_filter, split_problems
-from fsd_predictors.datasets.texts import Texts
-from fsd_predictors.features.features import FEATURES, ROLES, Array
-from fsd_predictors.features.share_scale import ShareScale
-from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.features import FEATURES, ROLES, Array, TokenKinds
 from fsd_predictors.models.base import AcceptanceModel
 from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
+from fsd_predictors.share_scale import ShareScale
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import Forecasts, evaluate, survival_forecasts
-from fsd_predictors.training.importances import importance
+from fsd_predictors.training.card import importance
+from fsd_predictors.training.evaluation import Forecasts, Texts, evaluate, survival_forecasts
+from fsd_predictors.training.rows import problem_filter, split_problems, training_rows
 from support.models.tiny_models import word_tokenizer
 from support.traces.rows import ON_POLICY, manifest, write
 from support.traces.tiny_traces import TOKENIZER, tiny_traces

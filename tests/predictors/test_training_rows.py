@@ -16,14 +16,19 @@ from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cases import cases
 from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, simulate_rounds
 from fsd_common.errors import UsageError
-from fsd_predictors.datasets.examples import CEILING, ExampleMaker
-from fsd_predictors.datasets.rows import Rows, training_rows
-from fsd_predictors.datasets.sample import Sample
-from fsd_predictors.features.draft_distribution import MEASURED
-from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, RoundContext, feature_values
-from fsd_predictors.features.from_traces import COLUMNS, updated_history
-from fsd_predictors.features.share_scale import NEVER, ShareScale
-from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.features import (
+    COLUMNS,
+    FEATURES,
+    MEASURED,
+    NO_HISTORY,
+    Drafted,
+    RoundContext,
+    TokenKinds,
+    feature_values,
+    updated_history,
+)
+from fsd_predictors.share_scale import NEVER, ShareScale
+from fsd_predictors.training.rows import CEILING, ExampleMaker, Rows, Sample, training_rows
 from support.traces.memory_traces import MemoryManifest, MemoryTraces
 
 Row = dict[str, Any]

@@ -13,8 +13,8 @@ from torch import Tensor
 from fsd_decoding import noise
 from fsd_decoding.divergence import divergence
 from fsd_decoding.noise import Stream
-from fsd_decoding.trees.growth import FIRST_CHILD
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
+from fsd_decoding.trees import FIRST_CHILD
 
 Path = tuple[int, ...]
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from fsd_calib.tasks.grading.python_tests import parts_of, shared_program
-from fsd_calib.tasks.sandbox.limits import Limits, Outcome
-from fsd_calib.tasks.sandbox.preflight import find_bwrap
-from fsd_calib.tasks.sandbox.run import run_python
+from fsd_calib.tasks.sandbox.command import Limits, Outcome
+from fsd_calib.tasks.sandbox.run import find_bwrap, run_python
 from fsd_common.errors import UsageError
 from lib.attacks.programs import PROBLEM
 

@@ -17,9 +17,8 @@ from vllm.sampling_params import SamplingParams
 
 from fsd_calib import ThresholdProfile
 from fsd_calib.engines.base import Limits
-from fsd_calib.engines.vllm.arguments import EngineArguments
-from fsd_calib.engines.vllm.loading import Room
-from fsd_calib.engines.vllm.source import VllmEngineSource
+from fsd_calib.engines.vllm.engine import VllmEngineSource
+from fsd_calib.engines.vllm.loading import EngineArguments, Room
 from fsd_calib.tasks import load_task
 from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin.telemetry.steps import Step

@@ -79,7 +79,7 @@ def _run(folder: Path) -> dict[str, list[dict[str, Any]]]:
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
     from fsd_decoding.adaptive import Schedule
-    from fsd_decoding.profile.policy import PolicyInfo
+    from fsd_decoding.profile.parts import PolicyInfo
     from support.vllm_engine import Recorded, arithmetic, engine, saved
 
     _know_log1p()

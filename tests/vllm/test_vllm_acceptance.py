@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.divergence import divergence, entropy
-from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.parts import PolicyInfo
 from support.vllm_decisions import Decision, agrees, decisions
 from support.vllm_engine import (
     THRESHOLD,

@@ -111,7 +111,7 @@ def test_both_engines_certify_its_setting_in_one_second_attempt(folder: Path) ->
     """The ledger counts attempts of a target, whatever decodes it, and a sequence of engines once."""
     own = [f"--{name}={folder / name}" for name in ("cache", "state")]
     command = [sys.executable, "-c", CALIBRATE, "--certify", str(folder / "out"), "--limit", "150", "--min-acc", "0.7",
-               "--engine", "fsd-calib,vllm", "--no-timing", f"--out={folder / 'both'}", *own]  # fmt: skip
+               "--engine", "fsd-calib,vllm", "--timing", "none", f"--out={folder / 'both'}", *own]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
     searched = ThresholdProfile.load(folder / "out")

@@ -19,7 +19,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from fsd_calib.cli import profile as profile_app
 from fsd_calib.cli.console import run
-from fsd_decoding.prompt_tokens import prompt_tokens
+from fsd_decoding.text import prompt_tokens
 from support.calibration.prompt_cases import CASES, PromptCase
 
 

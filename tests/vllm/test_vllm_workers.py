@@ -12,14 +12,11 @@ import pytest
 
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.vllm.engine import VllmEngine
-from fsd_calib.engines.vllm.source import VllmEngineSource
+from fsd_calib.engines.vllm.engine import VllmEngine, VllmEngineSource
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Task
 from fsd_decoding.engine.result import Result
-from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
-from fsd_decoding.workers.planning import Capacity
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Capacity, ModelWorkers, Sources, open_workers
 from support.ray_clusters import local_cluster
 from support.vllm_engine import DRAFT, TARGET, arithmetic, engine_source
 from support.worker_tasks import pid_after

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self, cast
 
-from fsd_calib.cli.failures import explanation
+from fsd_calib.cli.console import explanation
 from fsd_common.errors import UsageError
 from lib.attacks.cases import HANGS
 from lib.common.forked_programs import fork

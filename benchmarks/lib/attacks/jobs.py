@@ -22,7 +22,7 @@ from fsd_predictors.predictor import Predictor
 
 _TIMED = {"created", "speed", "effort", "digest"}  # what differs from run to run by nature, and the digest of it
 _LOGS = ("-wal", "-journal")
-_ROUNDING = 1e-4  # of D, by what else is in a batch: at most 1.2e-4 sqrt(D) for js (fsd_calib/engines/cache_key.py)
+_ROUNDING = 1e-4  # of D, by what else is in a batch: at most 1.2e-4 sqrt(D) for js (fsd_calib/engines/configuration.py)
 _ALONE = ("--device", "cpu", "--workers", "1")  # a kill hits the process that decodes
 PROBLEMS, COLLECTED = 80, 160
 
@@ -54,7 +54,7 @@ class Calibration:
     name: str = "calibrate"
 
     def arguments(self) -> list[str | Path]:
-        goal = ["--task", "arithmetic", *_ALONE, "--min-acc", "0.8", "--limit", str(PROBLEMS), "--no-timing"]
+        goal = ["--task", "arithmetic", *_ALONE, "--min-acc", "0.8", "--limit", str(PROBLEMS), "--timing", "none"]
         folders = [part for name in ("out", "cache", "state") for part in (f"--{name}", self.folder / name)]
         return [*goal, "--divergence", "js", "--draft-length", "10", *folders]
 

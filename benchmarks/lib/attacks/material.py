@@ -19,7 +19,7 @@ import torch
 
 from fsd_calib import ThresholdProfile
 from fsd_data import pair_paths
-from fsd_decoding.profile.outcome import FOLLOWED
+from fsd_decoding.profile.content import FOLLOWED
 from fsd_predictors.heads.folder import HeadFolder
 from lib.attacks.commands import run
 from lib.attacks.jobs import COLLECTED, Calibration, Collection, Job, Training

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsd_calib.tasks.base import Problem
-from fsd_calib.tasks.sandbox.limits import Ending
+from fsd_calib.tasks.sandbox.command import Ending
 
 PROBLEM = Problem(
     1, "", "", "", None,

@@ -21,26 +21,25 @@ import pandas as pd
 from fsd_calib import ThresholdProfile, load_task, load_traces
 from fsd_calib.calibration.run_facts import Timings, begin_or_resume
 from fsd_calib.calibration.run_file import read_run_file
+from fsd_calib.certification.attempt_ledger import LedgerFile
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.certification.ledger_file import LedgerFile
-from fsd_calib.cli.prompts import gathered
+from fsd_calib.cli.prompting import gathered
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.report.console import print_details, print_report
 from fsd_calib.report.page import run_page
 from fsd_calib.report.run_folder import load_run
-from fsd_calib.search.sampler import history_of
+from fsd_calib.search.sampler import Workers, history_of
 from fsd_calib.search.study import open_study
-from fsd_calib.search.workers import Workers
-from fsd_calib.tasks.sources.rows import read_rows
+from fsd_calib.tasks.rows import read_rows
 from fsd_collectors.store.verifying import notes, verify
 from fsd_common.errors import UsageError
 from fsd_common.pages.markdown import markdown
 from fsd_data import pair_paths
-from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.loading import load_model, load_tokenizer
-from fsd_decoding.profile.digest import FIELD, digest_of
+from fsd_decoding.profile.io import FIELD, digest_of
 from fsd_predictors.heads.folder import HeadFolder
 from fsd_predictors.predictor import Predictor
 from lib.attacks.jobs import PROBLEMS

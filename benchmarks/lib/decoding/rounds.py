@@ -7,7 +7,7 @@ from typing import Any
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
-from fsd_decoding.observers.recorder import Recorder
+from fsd_decoding.observers.round_log import Recorder
 from fsd_decoding.observers.round_record import RoundRecord, together
 from lib.common.timing import Run, rates, speed_up, take_turns
 from lib.decoding.pairs import Pair

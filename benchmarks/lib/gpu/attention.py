@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from fsd_decoding.models.attention import grouped_attention
+from fsd_decoding.models.forward import grouped_attention
 from lib.gpu.kernels import milliseconds
 
 _SEED = 11

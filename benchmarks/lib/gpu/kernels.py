@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fsd_decoding import noise
 from fsd_decoding.divergence import DIVERGENCES, DistributionPair, divergences_of_pair, entropy, log_softmax
-from fsd_decoding.kernels.divergences import compare
-from fsd_decoding.kernels.scan import Race, scan
+from fsd_decoding.kernels import compare, scan
 from fsd_decoding.sampling import Sampling
 
 NAMES = list(DIVERGENCES)
@@ -63,8 +62,8 @@ def _logits(places: int, vocabulary: int, dtype: torch.dtype, device: str) -> tu
 
 def _fused(target: Tensor, draft: Tensor) -> Any:
     keys, positions = _noise(target)
-    race = Race.of(_TEMPERATURE, keys, positions, noise.Stream.TOKEN)
-    return compare(["js"], target, draft, (scan(target, race), scan(draft)))
+    words = noise.words(keys, positions, noise.Stream.TOKEN)
+    return compare(["js"], target, draft, (scan(target, _TEMPERATURE, words), scan(draft)))
 
 
 def _reference(target: Tensor, draft: Tensor) -> Any:
@@ -100,6 +99,6 @@ def _error(computed: Tensor, exact: Tensor) -> float:
 def _choices(target: Tensor) -> float:
     """Returns the share of positions where the kernel samples the token that the CPU samples in fp64."""
     keys, positions = _noise(target)
-    choices = scan(target, Race.of(_TEMPERATURE, keys, positions, noise.Stream.TOKEN)).choice.cpu()
+    choices = scan(target, _TEMPERATURE, noise.words(keys, positions, noise.Stream.TOKEN)).choice.cpu()
     drawn = Sampling(_TEMPERATURE).draw(target.cpu().double() / _TEMPERATURE, keys.cpu(), positions.cpu())
     return float((choices == drawn).float().mean())

@@ -17,9 +17,8 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fsd_calib import SpeculativeDecoder
-from fsd_decoding import noise
-from fsd_decoding.acceptance import rules
-from fsd_decoding.acceptance.proposal import Proposal, Verdict
+from fsd_decoding import acceptance, noise
+from fsd_decoding.acceptance import Proposal, Rule, Verdict
 from lib.decoding.pairs import Pair
 from lib.decoding.peers import Peer
 from lib.gpu.kernels import milliseconds
@@ -27,7 +26,7 @@ from lib.gpu.kernels import milliseconds
 _SEED = 7
 
 
-class Imposed(rules.Rule):
+class Imposed(Rule):
     """A rule that computes what `fsd-coupled` does, and then accepts every drafted token with the same probability."""
 
     name = "imposed"
@@ -38,7 +37,7 @@ class Imposed(rules.Rule):
         self._chance = chance
 
     def judge(self, round_: Proposal) -> Verdict:
-        honest = rules.RULES["fsd-coupled"].judge(round_)
+        honest = acceptance.RULES["fsd-coupled"].judge(round_)
         drawn = noise.uniform(round_.keys, round_.positions[:, :-1], noise.Stream.ACCEPT, torch.float32)
         return Verdict(drawn < self._chance, honest.fallback, honest.score, torch.zeros_like(honest.accepted))
 
@@ -46,12 +45,12 @@ class Imposed(rules.Rule):
 @contextmanager
 def imposing(chance: float) -> Iterator[None]:
     """Registers the rule `imposed` within a `with` block."""
-    known = rules.RULES
-    rules.RULES = {**known, Imposed.name: Imposed(chance)}
+    known = acceptance.RULES
+    acceptance.RULES = {**known, Imposed.name: Imposed(chance)}
     try:
         yield
     finally:
-        rules.RULES = known
+        acceptance.RULES = known
 
 
 def large_pair(target: Mapping[str, Any], draft: Mapping[str, Any], device: str) -> Pair:

@@ -1,9 +1,9 @@
 """A stand-in for CUDA graphs on a CPU: records PyTorch operations and replays them in the same memory.
 
-It takes the place of `fsd_decoding.graphs.cuda` where there is no GPU, and is as strict. Recording has no effect,
+It takes the place of `fsd_decoding.graphs.capture` where there is no GPU, and is as strict. Recording has no effect,
 addresses and Python numbers stay what they were, Python code does not run again, reading a value on the host is an
 error, and intermediate tensors are overwritten after each replay. Only PyTorch operations are recorded; the project's
-kernels are such operations while a graph is captured (`fsd_decoding.graphs.tracing`).
+kernels are such operations while a graph is captured (`fsd_decoding.graphs.callers`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsd_decoding.graphs.host_sync import reads_values
+from fsd_decoding.graphs.capture import reads_values
 
 
 class Tape:

@@ -18,15 +18,15 @@ import numpy as np
 
 from fsd_calib import collect_traces, load_task, load_traces
 from fsd_collectors.replay import sweep
-from fsd_collectors.report.summary import summarise
+from fsd_collectors.report.description import summarise
 from fsd_data import pair_paths
 from fsd_decoding.loading import load_tokenizer
 from lib.traces.synthetic import Enlarger, RandomTraces, stop_below_likelihood, write_portions
 
 T = TypeVar("T")
 _IMPORTED = [
-    "transformers.utils", "fsd_calib.tasks.registry", "fsd_collectors.collection.run", "fsd_collectors.report.summary",
-    "fsd_collectors.replay",
+    "transformers.utils", "fsd_calib.tasks.registry", "fsd_collectors.collection.run",
+    "fsd_collectors.report.description", "fsd_collectors.replay",
 ]  # fmt: skip
 _PORTION = 4096  # problems of a large shard, with about 250,000 rows
 _THRESHOLDS, _LENGTHS = np.geomspace(1e-4, 1.0, 50), range(1, 9)

@@ -18,7 +18,7 @@ from fsd_calib.tasks.base import Task
 from fsd_collectors.replay import replay
 from fsd_collectors.store.reading import Traces
 from fsd_data import pair_paths
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
 
 _SEED = 515_151
 _DIVERGENCE = "js"

@@ -20,10 +20,9 @@ from fsd_calib import DecodingConfig, SpeculativeDecoder, ThresholdProfile
 from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, Limits
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.vllm.arguments import EngineArguments
-from fsd_calib.engines.vllm.loading import Room
-from fsd_calib.engines.vllm.source import VllmEngineSource
+from fsd_calib.engines.own import OwnEngine
+from fsd_calib.engines.vllm.engine import VllmEngineSource
+from fsd_calib.engines.vllm.loading import EngineArguments, Room
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.vllm_plugin.command import serve_command
 from fsd_data import pair_paths

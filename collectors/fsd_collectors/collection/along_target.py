@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fsd_collectors.collection.hidden_states import HiddenStates
-from fsd_collectors.collection.measures import HostCopies, Measures, Positions
-from fsd_collectors.collection.protocols import Finished
+from fsd_collectors.collection.measures import HiddenStates, HostCopies, Measures, Positions
 from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
@@ -29,6 +27,25 @@ Array = NDArray[Any]
 
 _LOGITS = 1 << 26  # logits (positions x V) of a model held at once: 256 MB in fp32
 _CPU_LOGITS = 1 << 24
+
+
+class Finished(Protocol):
+    """What traces need of a finished text, such as `fsd_decoding.engine.result.Result`."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def emitted(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fsd_collectors.collection.hidden_states import HiddenStates
-from fsd_collectors.collection.measures import HostCopies, Measures, Positions, chunk_size
+from fsd_collectors.collection.measures import HiddenStates, HostCopies, Measures, Positions, chunk_size
 from fsd_decoding.observers.round_record import RoundRecord
 
 Array = NDArray[Any]

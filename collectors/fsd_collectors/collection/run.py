@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib.metadata import version
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from fsd_collectors.collection.along_target import check_draft
-from fsd_collectors.collection.assembly import Completions
-from fsd_collectors.collection.hidden_states import HiddenStates, Width
-from fsd_collectors.collection.measures import Measures
-from fsd_collectors.collection.portions import (
-    Portion,
-    PortionJob,
-    Reading,
-    ReadPortion,
-    read_in_workers,
-)
-from fsd_collectors.collection.protocols import Advance, Problem, Progress, Task
-from fsd_collectors.collection.run_facts import manifest_of, policy_of
-from fsd_collectors.manifest import Manifest, Policy
-from fsd_collectors.split import Part, check_ids, tuning_and_certification
+from fsd_collectors.collection.measures import HiddenStates, Measures, Width
+from fsd_collectors.collection.portions import Completions, Portion, PortionJob, Reading, ReadPortion, read_in_workers
+from fsd_collectors.manifest import Manifest, Policy, TaskInfo
+from fsd_collectors.split import Identified, Part, check_ids, tuning_and_certification
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
-from fsd_common.argument_checks import check_count
+from fsd_common.argument_checks import check_count, check_settings
 from fsd_common.errors import UnfinishedError, UsageError
-from fsd_decoding.acceptance.proposal import Logits
+from fsd_common.progress.base import Advance, Progress
+from fsd_decoding.acceptance import Logits, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.loading import ModelSource, check_loading, is_source
 from fsd_decoding.model_options import ModelKwargs
-from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.drafts import info_of
+from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
+from fsd_decoding.workers.model_workers import Capacity, ModelWorkers, Sources, open_workers
 from fsd_decoding.workers.models import texts_identity
-from fsd_decoding.workers.planning import Capacity
-from fsd_decoding.workers.sources import Sources
+
+
+class Task(Protocol):
+    """Problems and the grading of answers, such as `fsd_calib.tasks.Task`; `stop` holds strings that end an answer."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def problems(self) -> Sequence[Identified]: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def stop(self) -> tuple[str, ...]: ...
+
+    def grade(self, problem: Any, text: str) -> bool: ...
 
 
 def collect_traces(
@@ -144,7 +159,7 @@ class _Collector:
     reading: Reading
     states: HiddenStates | None
 
-    def prompts(self, problems: Sequence[Problem]) -> list[list[int]]:
+    def prompts(self, problems: Sequence[Identified]) -> list[list[int]]:
         """Returns the encoded prompts. Raises UsageError where one is too long."""
         texts = [problem.prompt for problem in problems]
         requests = self.decoder.requests(texts, self.task.max_new_tokens, None, None, None, None)
@@ -171,7 +186,7 @@ class _Collector:
         except UnfinishedError as error:
             return error
 
-    def tables(self, problems: Sequence[Problem], portion: Portion, read: ReadPortion) -> Mapping[str, pa.Table]:
+    def tables(self, problems: Sequence[Identified], portion: Portion, read: ReadPortion) -> Mapping[str, pa.Table]:
         """Grades the texts of a portion and returns its tables."""
         results = read.results
         correct = [self.task.grade(problem, result.text) for problem, result in zip(problems, results, strict=True)]
@@ -190,6 +205,11 @@ class _Collector:
         return {"tokens": tokens, "completions": done.table(), "rounds": done.rounds(rounds)}
 
 
+def _draft_source(decoder: SpeculativeDecoder, sources: Sources) -> ModelSource | None:
+    """The name of a loaded draft, if there are several: it is what the draft is loaded from."""
+    return ModelInfo.of(decoder.draft).id if len(sources.drafts) > 1 else None
+
+
 @contextmanager
 def _opened(
     workers: int | ModelWorkers | None, ray: str | None, sources: Sources, problems: int, batch_size: int
@@ -206,17 +226,12 @@ def _opened(
         yield opened
 
 
-def _portions(problems: Sequence[Problem], prompts: Sequence[list[int]], size: int) -> list[Portion]:
+def _portions(problems: Sequence[Identified], prompts: Sequence[list[int]], size: int) -> list[Portion]:
     begins = range(0, len(problems), size)
     return [
         Portion(number, [problem.id for problem in problems[begin : begin + size]], prompts[begin : begin + size])
         for number, begin in enumerate(begins)
     ]
-
-
-def _draft_source(decoder: SpeculativeDecoder, sources: Sources) -> ModelSource | None:
-    """The name of a loaded draft, if there are several: it is what the draft is loaded from."""
-    return ModelInfo.of(decoder.draft).id if len(sources.drafts) > 1 else None
 
 
 def _calls(policy: Policy | None) -> int:
@@ -232,11 +247,112 @@ def _states(decoder: SpeculativeDecoder, hidden: Width | None, policy: Policy | 
     return HiddenStates(decoder.draft, hidden, decoder.seed, calls=_calls(policy))
 
 
-def _unique_problems(task: Task) -> list[Problem]:
+def _unique_problems(task: Task) -> list[Identified]:
     if not task.problems:
         raise UsageError(f"task {task.name!r} has no problems; it needs at least one")
     check_ids(task.problems)
-    first: dict[int, Problem] = {}
+    first: dict[int, Identified] = {}
     for problem in task.problems:
         first.setdefault(problem.id, problem)
     return list(first.values())
+
+
+_PACKAGES = ("fsd-calib", "torch", "transformers", "pyarrow")
+_ROWS = 250_000  # rows of a shard, at most, if every text has the maximum length
+# Batches of a portion. Few leave rows of the batch empty at each portion's end; many are repeated if the run is killed.
+_FEWEST, _MOST = 2, 8
+_PROBLEMS = 32  # a portion may have as many batches as make this many problems, since each file has a cost of its own
+
+
+def policy_of(
+    rule: str | None, threshold: float | None, divergence: str | None, draft_length: int | None, within_support: bool
+) -> Policy | None:
+    """Returns the policy that on-policy texts are decoded under, or None, along the target, where no rule is given.
+
+    Raises:
+        UsageError: a setting is missing, or does not apply to this way of collecting or to the rule.
+    """
+    if rule is None:
+        _refuse_policy(threshold=threshold, divergence=divergence, draft_length=draft_length,
+                       within_support=within_support or None)  # fmt: skip
+        return None
+    properties = rule_named(rule, lambda known: known.drafts)
+    if not properties.drafts:
+        raise UsageError(f"rule {rule!r} drafts nothing; leave the rule out to collect along the target")
+    if properties.fuzzy and threshold is None:
+        raise UsageError(f"rule {rule!r} needs a threshold; give one (infinity accepts all that a threshold can)")
+    if not properties.fuzzy and threshold is not None:
+        raise UsageError(f"threshold is {threshold}, but rule {rule!r} has none; leave it out")
+    length = 5 if draft_length is None else draft_length
+    check_settings([length], [] if threshold is None else [threshold])
+    shown = "none" if threshold is None else repr(float(threshold))
+    return Policy(
+        rule=rule, divergence=divergence or "js", threshold=shown, draft_length=length, within_support=within_support
+    )
+
+
+def _refuse_policy(**settings: object) -> None:
+    for name, value in settings.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is {value}, but it applies to on-policy traces only; give a rule too, or leave {name} out"
+            )
+
+
+def manifest_of(
+    decoder: SpeculativeDecoder,
+    task: Task,
+    problems: Sequence[Identified],
+    policy: Policy | None,
+    divergences: Sequence[str],
+    states: HiddenStates | None,
+    batch_size: int,
+) -> Manifest:
+    """Returns the manifest of a run."""
+    return Manifest(
+        way="on-policy" if policy else "along-target",
+        policy=policy,
+        target=ModelInfo.of(decoder.target),
+        draft=info_of(decoder.draft, decoder.target),
+        tokenizer=tokenizer_fingerprint(decoder.tokenizer),
+        eos=tuple(sorted(decoder.eos)),
+        task=task_info(task, problems),
+        sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
+        seed=decoder.seed,
+        divergences=tuple(divergences),
+        on=decoder.criterion.on,
+        hidden=states.width if states else 0,
+        projected=states is not None and states.projected,
+        batch_size=batch_size,
+        portion=_portion(batch_size, task.max_new_tokens * (policy.draft_length if policy else 1)),
+        device=str(decoder.device),
+        versions=versions(str(ENGINE_VERSION)),
+    )  # fmt: skip
+
+
+def task_info(task: Task, problems: Sequence[Identified]) -> TaskInfo:
+    """Returns what a manifest holds of a task, of which these problems are collected."""
+    return TaskInfo(
+        name=task.name, source=task.source, fingerprint=task.fingerprint, prompts=_prompts(problems),
+        problems=len(problems), max_new_tokens=task.max_new_tokens, stop=task.stop,
+    )  # fmt: skip
+
+
+def versions(engine: str) -> dict[str, str]:
+    """Returns the versions of Python, of the packages that rows depend on, and of the engine that decodes."""
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **packages, "engine": engine}
+
+
+def _prompts(problems: Sequence[Identified]) -> str:
+    digest = hashlib.sha256()
+    for problem in problems:
+        digest.update(json.dumps([problem.id, problem.prompt, problem.part]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _portion(batch_size: int, most_rows: int) -> int:
+    """Returns the problems of a portion: whole batches whose rows, at most `most_rows` a problem, fit into a shard."""
+    fitting = _ROWS // (most_rows * batch_size)
+    most = max(_MOST, -(-_PROBLEMS // batch_size))
+    return batch_size * min(max(fitting, _FEWEST), most)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from fsd_common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from fsd_collectors.replay.blocks import ScaledTraces
+    from fsd_collectors.replay.cases import quantiles
     from fsd_collectors.replay.cost import CostModel
+    from fsd_collectors.replay.counting import LengthPolicy, StopPolicy
     from fsd_collectors.replay.rounds import RoundPolicy
-    from fsd_collectors.replay.scaled import ScaledTraces
-    from fsd_collectors.replay.share_quantiles import quantiles
     from fsd_collectors.replay.simulation import Replayed, replay, sweep
-    from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 
 __all__ = [
     "CostModel",
@@ -30,12 +30,12 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "CostModel": "fsd_collectors.replay.cost",
-        "LengthPolicy": "fsd_collectors.replay.stop_policy",
+        "LengthPolicy": "fsd_collectors.replay.counting",
         "Replayed": "fsd_collectors.replay.simulation",
         "RoundPolicy": "fsd_collectors.replay.rounds",
-        "ScaledTraces": "fsd_collectors.replay.scaled",
-        "StopPolicy": "fsd_collectors.replay.stop_policy",
-        "quantiles": "fsd_collectors.replay.share_quantiles",
+        "ScaledTraces": "fsd_collectors.replay.blocks",
+        "StopPolicy": "fsd_collectors.replay.counting",
+        "quantiles": "fsd_collectors.replay.cases",
         "replay": "fsd_collectors.replay.simulation",
         "sweep": "fsd_collectors.replay.simulation",
     },

@@ -1,4 +1,4 @@
-"""Blocks: rows of traces along the target as NumPy arrays, whole completions in chunks that fit memory and cache."""
+"""Blocks: traces along the target as NumPy arrays, whole completions in chunks that fit memory and cache."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fsd_common.errors import UsageError
+from fsd_decoding.policies.threshold import ScalePolicy
 
 Array = npt.NDArray[Any]
 
 CACHED_ROWS = 1 << 17  # rows of a block, about: the arrays in use then fit a core's cache
 
 
-class Facts(Protocol):
+class TraceFacts(Protocol):
     """What replay needs of a manifest."""
 
     @property
@@ -32,7 +33,7 @@ class Traces(Protocol):
     """What replay needs of traces. `batches` yields tables of whole completions, their rows in order."""
 
     @property
-    def manifest(self) -> Facts: ...
+    def manifest(self) -> TraceFacts: ...
 
     def batches(self, columns: Sequence[str], where: Any = None) -> Iterator[Any]: ...
 
@@ -94,3 +95,47 @@ def _starts(position: Array) -> Array:
     if not begins[0] or not (begins[1:] | (np.diff(position) == 1)).all():
         raise UsageError("where= selects parts of completions; it must select whole completions")
     return np.flatnonzero(begins)
+
+
+@dataclass(frozen=True)
+class ScaledTraces:
+    """`Traces` whose divergences are divided by the policy's scales; a scale of 0 accepts nothing."""
+
+    traces: Traces
+    policy: ScalePolicy
+
+    @property
+    def manifest(self) -> TraceFacts:
+        return self.traces.manifest
+
+    def batches(self, columns: Sequence[str], where: Any = None) -> Iterator[Any]:
+        """Yields the tables of the underlying traces, scaled.
+
+        Raises:
+            UsageError: the policy does not return one scale for each row.
+        """
+        scaled = [name for name in columns if name in self.manifest.divergences]
+        needed = [*columns, *self.policy.columns] if scaled else list(columns)
+        for table in self.traces.batches(list(dict.fromkeys(needed)), where):
+            yield (self._scaled(table, scaled) if scaled else table).select(list(columns))
+
+    def _scaled(self, table: Any, names: Sequence[str]) -> Any:
+        columns = {
+            name: table[name].to_numpy().copy() for name in self.policy.columns
+        }  # torch refuses read-only arrays
+        scales = np.asarray(self.policy.traced(columns))
+        if scales.shape != (table.num_rows,):
+            raise UsageError(
+                f"the policy {type(self.policy).__name__} returned scales of shape {scales.shape}; it must return one "
+                f"for each row: ({table.num_rows},)"
+            )
+        for name in names:
+            quotients = pa.array(_divide(table[name].to_numpy(), scales))
+            table = table.set_column(table.column_names.index(name), name, quotients)
+        return table
+
+
+def _divide(divergences: Array, scales: Array) -> Array:
+    """Returns the quotients (n,) in float64, inf where the scale is 0."""
+    quotients = np.full(len(scales), np.inf)
+    return np.asarray(np.divide(divergences, scales, out=quotients, where=scales > 0, dtype=np.float64))

@@ -55,14 +55,14 @@ class Verified:
     Args:
         drafted: drafted tokens.
         accepted: accepted tokens; those after the end of a text do not count.
-        spared: largest divergence of a token that only D <= T accepted; NaN where there was none.
-        refused: divergence of the rejected token; NaN where there was none.
+        largest_accepted: largest divergence of a token that only D <= T accepted; NaN where there was none.
+        smallest_rejected: divergence of the rejected token; NaN where there was none.
     """
 
     drafted: Array
     accepted: Array
-    spared: Array
-    refused: Array
+    largest_accepted: Array
+    smallest_rejected: Array
 
 
 @dataclass(frozen=True)
@@ -151,19 +151,19 @@ class DraftVerifier:
         """Returns the outcomes of drafts of these lengths (n,), and the number of substitutions (n,)."""
         lanes, n = starts.lanes, len(drafted)
         until = np.minimum(starts.rows + drafted, lanes.ends)
-        accepted, differs, spared = np.zeros(n, np.int64), np.zeros(n, np.int64), np.full(n, np.nan)
+        accepted, differs, largest_accepted = np.zeros(n, np.int64), np.zeros(n, np.int64), np.full(n, np.nan)
         going = np.arange(n)
         while len(going := going[starts.rows[going] + accepted[going] < until[going]]):
             rows = starts.rows[going] + accepted[going]
             kept = self.accepts(rows, lanes.thresholds[going])
             going, rows = going[kept], rows[kept]
             only_fuzzy = np.where(self._exact[rows], np.nan, self._scores[rows])
-            spared[going] = np.fmax(spared[going], only_fuzzy)
+            largest_accepted[going] = np.fmax(largest_accepted[going], only_fuzzy)
             differs[going] += self._differs[rows]
             accepted[going] += 1
         rejected = starts.rows + accepted
-        refused = np.where(rejected < until, self._scores[np.minimum(rejected, lanes.ends - 1)], np.nan)
-        return Verified(drafted, accepted, spared, refused), differs
+        smallest_rejected = np.where(rejected < until, self._scores[np.minimum(rejected, lanes.ends - 1)], np.nan)
+        return Verified(drafted, accepted, largest_accepted, smallest_rejected), differs
 
 
 def _lengths(policy: RoundPolicy, starts: RoundStarts) -> Array:

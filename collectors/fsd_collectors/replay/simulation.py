@@ -26,13 +26,14 @@ from fsd_collectors.replay.cases import Case, Thresholds, acceptance_levels, cas
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.counting import (
     STEPPED_ROWS,
+    Policy,
     RoundCounts,
     count_fixed_lengths,
     count_in_lockstep,
+    reach,
     sum_over_completions,
 )
 from fsd_collectors.replay.rounds import RoundPolicy, count_with_policy
-from fsd_collectors.replay.stop_policy import Policy, reach
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fsd_collectors.report.charts import separation, substitutions
-from fsd_collectors.report.summary import summarise
-from fsd_collectors.report.tables import sheets
+from fsd_collectors.report.description import sheets, summarise
+from fsd_collectors.report.plot import separation, substitutions
 from fsd_collectors.store.reading import Traces
 from fsd_common.pages.blocks import Block, Paragraph, Section
 from fsd_common.pages.fragment import fragment

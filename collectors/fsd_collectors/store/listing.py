@@ -1,20 +1,47 @@
-"""Reading and writing of manifest.json and of shards.jsonl, the listing of the finished portions."""
+"""The files of text in a trace folder: manifest.json, and shards.jsonl, the listing of the finished portions.
+
+manifest.json            the facts of the run
+shards.jsonl             one line for each finished portion; files it does not list do not count
+tokens/00000.parquet     one file for each portion and table
+completions/00000.parquet
+rounds/00000.parquet     on-policy traces only, not those of serving
+.lock                    held by the collector that writes to the folder
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import SCHEMA_VERSION
-from fsd_collectors.store.folder import LISTING, MANIFEST, content_of, file_of
 from fsd_common.errors import UsageError
-from fsd_common.files import open_to_append, sync
+from fsd_common.files import open_to_append, read_regular, sync
 from fsd_common.strict_json import parse
 from fsd_decoding.profile.parts import Count, Natural, Part
+
+if TYPE_CHECKING:
+    from fsd_collectors.manifest import Manifest
+
+MANIFEST = "manifest.json"
+LISTING = "shards.jsonl"
+LOCK = ".lock"
+_LARGEST = 1 << 28  # bytes of a file of text
+
+
+def file_of(table: str, portion: int) -> str:
+    """Returns the path of a portion's file of a table, relative to the folder."""
+    return f"{table}/{portion:05d}.parquet"
+
+
+def content_of(path: Path) -> bytes:
+    """Returns what a file of the folder holds. UsageError: it cannot be read."""
+    try:
+        return read_regular(path, _LARGEST)
+    except OSError as error:
+        raise UsageError(f"folder {str(path.parent)!r}: {path.name} cannot be read ({error.strerror})") from error
 
 
 class FileEntry(Part):
@@ -98,6 +125,8 @@ def _shard(line: bytes, number: int, tables: Sequence[str], path: Path) -> Shard
 
 def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest. Raises UsageError where it is missing, is not valid JSON, or has a newer schema."""
+    from fsd_collectors.manifest import Manifest  # which loads torch
+
     path = folder / MANIFEST
     name = f"manifest {str(path)!r}"
     content = content_of(path)

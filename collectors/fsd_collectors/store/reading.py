@@ -17,8 +17,16 @@ import pyarrow.parquet as pq
 
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.listing import FileEntry, Listing, Shard, read_manifest
-from fsd_collectors.store.shard_file import CHECKED, FILES, FORMAT, check_content, check_schema, check_size, read_file
-from fsd_collectors.store.tables import schemas
+from fsd_collectors.store.shard_file import (
+    CHECKED,
+    FILES,
+    FORMAT,
+    check_content,
+    check_schema,
+    check_size,
+    read_file,
+    schemas,
+)
 from fsd_common.argument_checks import check_path
 from fsd_common.errors import UsageError
 from fsd_common.notebook import html_of

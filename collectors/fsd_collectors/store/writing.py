@@ -16,10 +16,17 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.store.folder import LISTING, LOCK, MANIFEST, file_of
-from fsd_collectors.store.listing import Listing, Shard, has_no_finished_portion, read_manifest
-from fsd_collectors.store.shard_file import check_size, write_file
-from fsd_collectors.store.tables import conform, in_words, problems_in, schemas
+from fsd_collectors.store.listing import (
+    LISTING,
+    LOCK,
+    MANIFEST,
+    Listing,
+    Shard,
+    file_of,
+    has_no_finished_portion,
+    read_manifest,
+)
+from fsd_collectors.store.shard_file import check_size, conform, in_words, problems_in, schemas, write_file
 from fsd_common.argument_checks import check_path
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write, intended_name, leftovers, sync_folder

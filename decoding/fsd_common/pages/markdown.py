@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from fsd_common.pages.blocks import Answer, Block, Legend, Page, Paragraph, Sheet, TextPair, Verdict
+from fsd_common.pages.blocks import Block, Legend, Page, Paragraph, Sheet, TextPair, Verdict
 from fsd_common.pages.charts import Chart
 from fsd_common.terminal import visible
 
@@ -53,11 +53,7 @@ def _block(block: Block, picture_of: Callable[[Chart], str]) -> Iterator[str]:
             yield f"### {_escaped(block.kind)}"
             yield _code(block.prompt)
             for side in block.sides:
-                yield from (_escaped(side.label), _code(_text_of(side)))
-
-
-def _text_of(side: Answer) -> str:
-    return "".join(part.text for part in side.tokens or side.pieces)
+                yield from (_escaped(side.label), _code("".join(part.text for part in side.tokens or side.pieces)))
 
 
 def _escaped(text: str) -> str:

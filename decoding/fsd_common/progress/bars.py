@@ -15,14 +15,14 @@ from rich.text import Text
 
 from fsd_common.console import LiteralConsole, literal
 from fsd_common.formatting import clock
-from fsd_common.progress.base import Advance, Outlook
+from fsd_common.progress.base import Advance, ProgressEstimate
 
 _REFRESHES = 5  # a second
 _COUNTABLE = 10  # parts of a step at least, to tell from those that are done when the rest will be
 
 
 @dataclass
-class _Step:
+class _RunningStep:
     title: str
     total: int
     done: int = 0
@@ -48,23 +48,23 @@ class Bars:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or LiteralConsole(stderr=True)
-        self._steps: list[_Step] = []
-        self._outlook: Outlook | None = None
+        self._steps: list[_RunningStep] = []
+        self._estimate: ProgressEstimate | None = None
         self._shown: Live | None = None
 
     @contextmanager
-    def whole(self, outlook: Outlook) -> Iterator[None]:
-        self._outlook = outlook
+    def whole(self, estimate: ProgressEstimate) -> Iterator[None]:
+        self._estimate = estimate
         try:
             with self._display():
                 yield
         finally:
-            self._outlook = None
-        self.note(outlook.summary)
+            self._estimate = None
+        self.note(estimate.summary)
 
     @contextmanager
     def step(self, title: str, total: int) -> Iterator[Advance]:
-        step = _Step(title, total)
+        step = _RunningStep(title, total)
         self._steps.append(step)
 
         def advance(more: int) -> None:
@@ -81,13 +81,13 @@ class Bars:
 
     def __rich__(self) -> RenderableType:
         """What is on the screen now."""
-        steps, outlook = list(self._steps), self._outlook  # which another thread draws
+        steps, estimate = list(self._steps), self._estimate  # which another thread draws
         rows: list[RenderableType] = []
-        if outlook is not None:
-            left = outlook.left
-            total = None if left is None else outlook.elapsed + left
-            rows.append(_bar(outlook.stage, outlook.elapsed, total, clock(outlook.elapsed), outlook.left_in_words))
-            rows += [_line(outlook.best)] if outlook.best else []
+        if estimate is not None:
+            left = estimate.left
+            total = None if left is None else estimate.elapsed + left
+            rows.append(_bar(estimate.stage, estimate.elapsed, total, clock(estimate.elapsed), estimate.left_in_words))
+            rows += [_line(estimate.best)] if estimate.best else []
         elif steps:
             first, *steps = steps
             gone = clock(time.monotonic() - first.started)

@@ -39,14 +39,14 @@ class Progress(Protocol):
 class ShowsWhole(Protocol):
     """A `Progress` that can also show how far the whole work is, of which its steps are parts."""
 
-    def whole(self, outlook: Outlook) -> AbstractContextManager[None]:
-        """Returns a context for all of the work; the outlook is read whenever something is shown."""
+    def whole(self, estimate: ProgressEstimate) -> AbstractContextManager[None]:
+        """Returns a context for all of the work; the estimate is read whenever something is shown."""
         ...
 
 
-def showing_whole(progress: Progress, outlook: Outlook) -> AbstractContextManager[None]:
+def showing_whole(progress: Progress, estimate: ProgressEstimate) -> AbstractContextManager[None]:
     """Returns a context in which the whole work is shown, where the progress can do that."""
-    return progress.whole(outlook) if isinstance(progress, ShowsWhole) else nullcontext()
+    return progress.whole(estimate) if isinstance(progress, ShowsWhole) else nullcontext()
 
 
 class Waiting:
@@ -109,7 +109,7 @@ class Stage:
     units: int = 0
 
 
-class Outlook:
+class ProgressEstimate:
     """Tells how far the work is, and how long it will take; displays read it whenever they draw.
 
     Until `expect` has named the stages, the time left is not known.

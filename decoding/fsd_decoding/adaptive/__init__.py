@@ -10,15 +10,9 @@ if TYPE_CHECKING:
     from fsd_decoding.adaptive.divergence_budget import DivergenceBudget
     from fsd_decoding.adaptive.per_domain import PerDomain
     from fsd_decoding.adaptive.speed_budget import SpeedBudget
-    from fsd_decoding.policies.composed import Max, Min
-    from fsd_decoding.policies.constant import Constant
-    from fsd_decoding.policies.entropy_scaled import EntropyScaled
-    from fsd_decoding.policies.per_prompt import PerPrompt
-    from fsd_decoding.policies.registry import policy_named
-    from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
-    from fsd_decoding.policies.schedule import Schedule
-    from fsd_decoding.policies.switch import Switch
-    from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+    from fsd_decoding.policies.composed import Max, Min, Switch, policy_named
+    from fsd_decoding.policies.shapes import Constant, EntropyScaled, PerPrompt, Schedule
+    from fsd_decoding.policies.threshold import NewRequests, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
 
 __all__ = [
     "Constant",
@@ -42,21 +36,21 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "NewRequests": "fsd_decoding.policies.rounds",
-        "Constant": "fsd_decoding.policies.constant",
+        "NewRequests": "fsd_decoding.policies.threshold",
+        "Constant": "fsd_decoding.policies.shapes",
         "DivergenceBudget": "fsd_decoding.adaptive.divergence_budget",
-        "EntropyScaled": "fsd_decoding.policies.entropy_scaled",
+        "EntropyScaled": "fsd_decoding.policies.shapes",
         "Max": "fsd_decoding.policies.composed",
         "Min": "fsd_decoding.policies.composed",
         "PerDomain": "fsd_decoding.adaptive.per_domain",
-        "PerPrompt": "fsd_decoding.policies.per_prompt",
-        "RoundOutcome": "fsd_decoding.policies.rounds",
-        "RoundState": "fsd_decoding.policies.rounds",
+        "PerPrompt": "fsd_decoding.policies.shapes",
+        "RoundOutcome": "fsd_decoding.policies.threshold",
+        "RoundState": "fsd_decoding.policies.threshold",
         "ScalePolicy": "fsd_decoding.policies.threshold",
-        "Schedule": "fsd_decoding.policies.schedule",
+        "Schedule": "fsd_decoding.policies.shapes",
         "SpeedBudget": "fsd_decoding.adaptive.speed_budget",
-        "Switch": "fsd_decoding.policies.switch",
+        "Switch": "fsd_decoding.policies.composed",
         "ThresholdPolicy": "fsd_decoding.policies.threshold",
-        "policy_named": "fsd_decoding.policies.registry",
+        "policy_named": "fsd_decoding.policies.composed",
     },
 )

@@ -10,10 +10,9 @@ from weakref import ref
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.policies.rounds import RoundState
-from fsd_decoding.profile.coverage import Coverage, DecodingSetting
-from fsd_decoding.profile.settings import coverage_of, doubts_of
+from fsd_decoding.acceptance import Criterion
+from fsd_decoding.policies.threshold import RoundState
+from fsd_decoding.profile.following import Coverage, DecodingSetting, coverage_of, doubts_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 MOSTLY = 0.5  # a budget counts as out of reach if T was at its limit in a larger share of the rounds

@@ -14,10 +14,8 @@ from fsd_common.argument_checks import number
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.budget import ModelsCheck, check_chains, check_criterion
 from fsd_decoding.batch import Request
-from fsd_decoding.policies.rounds import NewRequests, RoundState
-from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.profile.coverage import DecodingSetting
-from fsd_decoding.profile.settings import warning_of
+from fsd_decoding.policies.threshold import NewRequests, RoundState, ThresholdPolicy
+from fsd_decoding.profile.following import DecodingSetting, warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _MEMORY = "threshold"

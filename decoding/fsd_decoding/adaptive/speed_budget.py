@@ -15,9 +15,8 @@ from torch import Tensor
 from fsd_common.argument_checks import amount, check_count
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.budget import MOSTLY, ProfileCheck, Tally, learned_from, state_of
-from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
-from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.profile.curve import CurvePoint, arm_of
+from fsd_decoding.policies.threshold import NewRequests, RoundOutcome, RoundState, ThresholdPolicy
+from fsd_decoding.profile.content import CurvePoint, arm_of
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -37,14 +37,14 @@ class Drafter(Protocol):
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order."""
 
-    def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
+    def logits(self, tokens: Tensor, lengths: Tensor, step: int, kv_length: int) -> Tensor:
         """Returns raw logits (B, 1, V) of the token after the first `lengths + step` of every row.
 
         Args:
             tokens: (B, slots) token ids; positions from `lengths + step` on are uninitialised padding.
             lengths: (B,) lengths of the rows at the beginning of the round.
             step: number of tokens drafted in this round so far.
-            reach: an upper bound of `lengths + step`, known on the host.
+            kv_length: an upper bound of `lengths + step`, known on the host.
         """
 
 
@@ -83,13 +83,13 @@ class TreeDrafter(Drafter, Protocol):
     tree, so what a level leaves for the next need not stay in its place.
     """
 
-    def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, reach: int) -> Tensor:
+    def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, kv_length: int) -> Tensor:
         """Returns raw logits (B, w, V) of the tokens after the nodes of a frontier.
 
         Args:
             tokens, lengths: as in `logits`; drafted tokens are not among `tokens`.
             frontier: the nodes.
-            reach: an upper bound of `lengths` and the places behind them, known on the host.
+            kv_length: an upper bound of `lengths` and the places behind them, known on the host.
         """
 
     def commit(self, lengths: Tensor, places: Tensor) -> None:

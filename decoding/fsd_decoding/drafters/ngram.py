@@ -5,15 +5,187 @@ q is a function of the text alone, so there is nothing to train, prefill or roll
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+import hashlib
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 from torch import Tensor
 
+from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
+from fsd_common.files import atomic_write, read_regular
 from fsd_decoding.drafters.base import Frontier
-from fsd_decoding.drafters.ngram_corpus import NGramCorpus, check_order, context_term
+
+LONGEST_ORDER = 16
+_FOLLOWERS = 32  # of a context that are kept: the most frequent ones
+_ODD = 0x9E3779B97F4A7C15  # its powers make the places within a context count in its hash
+_PARTS = ("contexts", "ends", "tokens", "counts")
+
+Array = NDArray[Any]
+
+
+_Table = tuple[Array, Array, Array, Array]
+"""The contexts of one length (n,), by their hashes in ascending order; where the followers of each end (n,); and these
+followers (m,) with their counts (m,). All are int64."""
+
+
+def _table(hashes: Array, tokens: Array) -> _Table:
+    """Counts the tokens (k,) that followed contexts with these hashes (k,)."""
+    pairs, counts = np.unique(np.stack([hashes, tokens]), axis=1, return_counts=True)
+    order = np.lexsort((pairs[1], -counts, pairs[0]))  # of each context the most frequent first
+    (hashes, tokens), counts = pairs[:, order], counts[order]
+    contexts, first = np.unique(hashes, return_index=True)
+    sizes = np.diff([*first, len(hashes)])
+    kept = np.arange(len(hashes)) - np.repeat(first, sizes) < _FOLLOWERS
+    return contexts, np.minimum(sizes, _FOLLOWERS).cumsum(), tokens[kept], counts[kept]
+
+
+def _is_flawless(table: _Table) -> bool:
+    """Whether the parts belong together, so that looking up a context reads within them."""
+    contexts, ends, tokens, counts = table
+    if not all(part.dtype == np.int64 and part.ndim == 1 for part in table):
+        return False
+    sizes = np.diff(ends, prepend=0)
+    fits = len(contexts) == len(ends) and len(tokens) == len(counts) == sizes.sum()
+    sorted_once = (contexts[1:] > contexts[:-1]).all() and len(contexts) > 0
+    within = ((sizes > 0) & (sizes <= _FOLLOWERS)).all() and (tokens >= 0).all() and (counts > 0).all()
+    return bool(fits and sorted_once and within)
+
+
+@dataclass(frozen=True, eq=False)
+class NGramCorpus:
+    """Frozen counts of texts, for `NGram(order, corpus)`; equal where their content is.
+
+    Of every context the 32 most frequent followers are kept. Contexts are stored by a 64-bit hash.
+
+    Attributes:
+        fingerprint: digest of the counts.
+    """
+
+    _tables: tuple[_Table, ...]  # by the length of contexts
+    fingerprint: str = field(init=False)
+    _on_device: dict[torch.device, list[list[Tensor]]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256()
+        for name, part in self._parts().items():
+            digest.update(f"{name}/{len(part)}/".encode() + part.tobytes())
+        object.__setattr__(self, "fingerprint", digest.hexdigest())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NGramCorpus) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    @classmethod
+    def of(cls, texts: Iterable[Sequence[int]], order: int) -> NGramCorpus:
+        """Counts texts, as token ids, with contexts of up to `order` - 1 tokens.
+
+        Raises:
+            UsageError: the order is not a whole number from 1 to 16, or the texts hold no token.
+        """
+        check_order(order)
+        hashes: list[list[Array]] = [[] for _ in range(order)]
+        tokens: list[list[Array]] = [[] for _ in range(order)]
+        for text in texts:
+            ids = np.asarray(text, dtype=np.int64)
+            context = np.zeros(len(ids), dtype=np.int64)
+            for length in range(min(order, len(ids))):
+                if length:
+                    context[length:] += (ids[: len(ids) - length] + 1) * _power(length)
+                hashes[length].append(context[length:].copy())
+                tokens[length].append(ids[length:])
+        if not tokens[0]:
+            raise UsageError("the texts of an n-gram corpus hold no token; give at least one text")
+        counted = zip(hashes, tokens, strict=True)
+        return cls(tuple(_table(np.concatenate(h), np.concatenate(t)) for h, t in counted if t))
+
+    @property
+    def vocabulary(self) -> int:
+        """The least size of a vocabulary that has all tokens that are kept."""
+        return max(int(tokens.max()) for _, _, tokens, _ in self._tables) + 1
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the counts into one file, in the format of safetensors."""
+        with atomic_write(Path(path)) as file:
+            file.write(save(self._parts(), metadata={"kind": "fsd-calib n-grams"}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> NGramCorpus:
+        """Reads what `save` wrote.
+
+        Raises:
+            UsageError: the file cannot be read, or is something else or damaged.
+        """
+        try:
+            parts = load(read_regular(Path(path)))
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"n-gram corpus {os.fspath(path)!r} cannot be read: {error}; write it anew") from error
+        named = [[f"{name}.{length}" for name in _PARTS] for length in range(len(parts) // len(_PARTS))]
+        whole = {name for names in named for name in names} == set(parts) and 0 < len(named) <= LONGEST_ORDER
+        tables: list[Any] = [tuple(parts[name] for name in names) for names in named] if whole else []
+        if not tables or not all(map(_is_flawless, tables)):
+            raise UsageError(f"{os.fspath(path)!r} is no n-gram corpus, or a damaged one; write it anew")
+        return cls(tuple(tables))
+
+    def followers(self, length: int, hashes: Tensor) -> tuple[Tensor, Tensor]:
+        """Looks up contexts.
+
+        Args:
+            length: of the contexts.
+            hashes: (B,) of `context_hash`.
+
+        Returns:
+            Tokens that followed each, and how often: (B, 32) int64 each, padded with token 0 that never did.
+        """
+        if length >= len(self._tables):
+            nothing = hashes.new_zeros((len(hashes), 1))
+            return nothing, nothing
+        contexts, ends, tokens, counts = self._tensors(hashes.device)[length]
+        at = torch.searchsorted(contexts, hashes).clamp_max(len(contexts) - 1)
+        begins = torch.where(at > 0, ends[at - 1], 0)
+        places = begins[:, None] + torch.arange(_FOLLOWERS, device=hashes.device)
+        known = (places < ends[at][:, None]) & (contexts[at] == hashes)[:, None]
+        places = places.clamp_max(len(tokens) - 1)
+        return torch.where(known, tokens[places], 0), torch.where(known, counts[places], 0)
+
+    def _tensors(self, device: torch.device) -> list[list[Tensor]]:
+        """The tables on a device, where they stay at one address."""
+        if device not in self._on_device:
+            self._on_device[device] = [[torch.tensor(part, device=device) for part in table] for table in self._tables]
+        return self._on_device[device]
+
+    def _parts(self) -> dict[str, Array]:
+        named = ((length, zip(_PARTS, table, strict=True)) for length, table in enumerate(self._tables))
+        return {f"{name}.{length}": part for length, parts in named for name, part in parts}
+
+
+def check_order(order: object) -> None:
+    """UsageError: not a whole number from 1 to 16."""
+    check_count("order", order)
+    if order > LONGEST_ORDER:  # type: ignore[operator]  # it is a number
+        raise UsageError(f"order is {order}; it must be at most {LONGEST_ORDER}")
+
+
+def context_term(tokens: Tensor, back: int) -> Tensor:
+    """What the tokens (B,) that lie `back` before a place add to the hash of the context there."""
+    return (tokens + 1) * _power(back)
+
+
+def _power(exponent: int) -> int:
+    """A power in 64 bits, in two's complement."""
+    power = pow(_ODD, exponent, 1 << 64)
+    return power - (power >> 63 << 64)
+
 
 _ORDER = 3
 
@@ -88,28 +260,30 @@ class NGramDrafter:
     def keep(self, rows: Sequence[int]) -> None:
         """Does nothing, as no state is kept per row."""
 
-    def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, reach: int) -> Tensor:
+    def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, kv_length: int) -> Tensor:
         """Counts over the text and the tokens that lead to each node, as `logits` does in a chain of them."""
         rows, width, depth = frontier.paths.shape
-        texts = tokens[:, :reach].repeat_interleave(width, 0)
+        texts = tokens[:, :kv_length].repeat_interleave(width, 0)
         lengths = lengths.repeat_interleave(width)
         behind = lengths[:, None] + torch.arange(depth, device=lengths.device)
         texts.scatter_(1, behind, frontier.paths.flatten(0, 1))
-        return self.logits(texts, lengths, depth, reach).view(rows, width, -1)
+        return self.logits(texts, lengths, depth, kv_length).view(rows, width, -1)
 
     def commit(self, lengths: Tensor, places: Tensor) -> None:
         """Does nothing, as no state is kept per node."""
 
-    def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
+    def logits(self, tokens: Tensor, lengths: Tensor, step: int, kv_length: int) -> Tensor:
         """Returns log q in fp32 (B, 1, V); see `Drafter.logits`."""
-        text, ends = tokens[:, :reach], lengths[:, None] + step  # (B, reach), (B, 1)
-        follows = torch.arange(reach, device=text.device) < ends  # (B, reach): these tokens follow the context h
+        text, ends = tokens[:, :kv_length], lengths[:, None] + step  # (B, kv_length), (B, 1)
+        follows = (
+            torch.arange(kv_length, device=text.device) < ends
+        )  # (B, kv_length): these tokens follow the context h
         q = torch.full((len(text), 1), 1.0 / self._vocabulary, device=text.device)
         context = torch.zeros_like(lengths)  # (B,) hash
         for back in range(self._order):
             if back:
                 # Padding before the text equals no token, so contexts that reach beyond its start do not match.
-                before = torch.nn.functional.pad(text, (back, 0), value=-1)[:, :reach]
+                before = torch.nn.functional.pad(text, (back, 0), value=-1)[:, :kv_length]
                 oldest = text.gather(1, (ends - back).clamp_min(0))
                 follows = follows & (before == oldest)
                 if self._corpus is not None:
@@ -126,17 +300,17 @@ def _witten_bell(text: Tensor, follows: Tensor, shorter: Tensor, vocabulary: int
     """Returns q(· | h), which is q(· | h') where the context h has no counts.
 
     Args:
-        text: (B, reach) token ids.
-        follows: (B, reach) bool, whether the token at each position follows an occurrence of h.
+        text: (B, kv_length) token ids.
+        follows: (B, kv_length) bool, whether the token at each position follows an occurrence of h.
         shorter: (B, V) q(· | h'), or (B, 1) where it is uniform.
         vocabulary: V.
 
     Returns:
         (B, V).
     """
-    weights = follows.to(shorter.dtype)  # (B, reach)
+    weights = follows.to(shorter.dtype)  # (B, kv_length)
     counts = weights.new_zeros((len(text), vocabulary)).scatter_add_(1, text, weights)
-    # n(h): occurrences weighted by 1 / count sum to one per distinct token. That takes (B, reach) work, not (B, V).
+    # n(h): occurrences weighted by 1 / count sum to one per distinct token. That takes (B, kv_length) work, not (B, V).
     distinct = (weights / counts.gather(1, text).clamp_min(1)).sum(1, keepdim=True).round()
     distinct = distinct.clamp_min(1)  # where h has no counts
     return counts.addcmul_(distinct, shorter).div_(weights.sum(1, keepdim=True) + distinct)

@@ -1,6 +1,6 @@
-"""Draft phase of a round: computes q, draws a token, decides whether to draft another.
+"""The draft phase of a round under a stop policy, which decides after each step whether to draft another token.
 
-Under a stop policy the host needs the policy's answer before the next draft step. `Steps` computes a draft step when
+The host needs the policy's answer before the next draft step. `Steps` computes a draft step when
 its logits are needed; `StepsAhead` computes one step ahead, so that the device works while the host waits for the
 answer.
 """
@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from fsd_decoding.batch import Batch
-from fsd_decoding.drafters.base import Drafter
-from fsd_decoding.policies.stopping import Answer, DraftState, RowFacts, StopPolicy, as_bools
-from fsd_decoding.sampling import Sampling
+from fsd_decoding.batch import Batch, Row
+from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy, as_bools
 from fsd_decoding.tensors import to_device
-from fsd_decoding.trees.tree import Tree
 
 
 class Steps:
@@ -27,11 +23,11 @@ class Steps:
 
     Args:
         take: computes step 0, 1, … and returns its logits (B, 1, V).
-        most: the largest number of steps.
+        draft_length: the largest number of steps.
     """
 
-    def __init__(self, take: Callable[[int], Tensor], most: int) -> None:
-        self._take, self._most = take, most
+    def __init__(self, take: Callable[[int], Tensor], draft_length: int) -> None:
+        self._take, self._draft_length = take, draft_length
         self._logits: list[Tensor] = []
 
     @contextmanager
@@ -49,12 +45,12 @@ class Steps:
         return self._logits[:count]
 
     def _compute(self, count: int) -> None:
-        while len(self._logits) < min(count, self._most):
+        while len(self._logits) < min(count, self._draft_length):
             self._logits.append(self._take(len(self._logits)))
 
 
 class SideStream(Protocol):
-    """A second stream of work beside the one that steps run on; see `cuda.CudaSideStream`."""
+    """A second stream of work beside the one that steps run on; see `graphs.capture.CudaSideStream`."""
 
     def mark(self) -> Any:
         """Marks the end of the work that is queued on the main stream."""
@@ -76,8 +72,8 @@ class StepsAhead(Steps):
     side stream, ordered after the steps it may read but not after the next one.
     """
 
-    def __init__(self, take: Callable[[int], Tensor], most: int, side: SideStream) -> None:
-        super().__init__(take, most)
+    def __init__(self, take: Callable[[int], Tensor], draft_length: int, side: SideStream) -> None:
+        super().__init__(take, draft_length)
         self._side = side
         self._marks = [side.mark()]  # entry n: after the first n steps
 
@@ -92,60 +88,22 @@ class StepsAhead(Steps):
         return super().end(count)
 
     def _compute(self, count: int) -> None:
-        while len(self._logits) < min(count, self._most):
+        while len(self._logits) < min(count, self._draft_length):
             super()._compute(len(self._logits) + 1)
             self._marks.append(self._side.mark())
 
 
-@dataclass(frozen=True)
-class Draft:
-    """The tokens drafted in a round. Those of a chain are written behind the rows' texts in the batch."""
-
-    logits: list[Tensor]  # of a chain L tensors (B, 1, V), raw; of trees one (B, N, V)
-    counts: Tensor  # (B,) tokens each row proposes; a chain's positions beyond are uninitialised padding
-    tree: Tree | None = None
-
-    @property
-    def deepest(self) -> int:
-        """L, the most drafted tokens that can become text."""
-        return len(self.logits) if self.tree is None else self.tree.deepest
-
-
-def draft_steps(drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, reach: int) -> list[Tensor]:
-    """Drafts a fixed number of tokens per row and writes them into the batch.
-
-    No step depends on a tensor's value, so the whole phase can be one graph.
-
-    Args:
-        drafter, batch, sampling: what to draft with.
-        draft_length: L.
-        reach: an upper bound of `batch.lengths + L`.
-
-    Returns:
-        L tensors of raw logits (B, 1, V).
-    """
-    return [draft_step(drafter, batch, sampling, step, reach) for step in range(draft_length)]
-
-
-def draft_step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, reach: int) -> Tensor:
-    """Drafts one token per row, writes it into the batch and returns its raw logits (B, 1, V)."""
-    logits = drafter.logits(batch.tokens, batch.lengths, step, reach)
-    positions = batch.lengths[:, None] + step
-    race = None if batch.race is None else batch.race[:, step : step + 1]
-    drawn = sampling.choose(logits, batch.tokens, batch.keys, positions, race)
-    batch.tokens.scatter_(1, positions, drawn)
-    return logits
-
-
 def draft_until(
-    policy: StopPolicy, rows: Sequence[RowFacts | None], batch: Batch, draft_length: int, steps: Steps
-) -> Draft:
+    policy: StopPolicy, rows: Sequence[Row | None], batch: Batch, draft_length: int, steps: Steps
+) -> tuple[list[Tensor], Tensor]:
     """Drafts up to `draft_length` tokens per row, until the policy has stopped every row.
+
+    Returns the logits of the steps, and the number of tokens (B,) that each row proposes.
 
     Which rows have stopped is kept on the host. A policy that answers with host values costs no synchronisation; for
     any other one the host waits for the device, which `StepsAhead` keeps busy meanwhile.
     """
-    most = [row.request.draft_length if row else 0 for row in rows]
+    lengths = [row.request.draft_length if row else 0 for row in rows]
     counts, going = [0] * len(rows), [True] * len(rows)
 
     def select_active(answer: Answer) -> list[bool]:
@@ -153,7 +111,7 @@ def draft_until(
         return [active and chosen for active, chosen in zip(going, as_bools(answer, len(rows)), strict=True)]
 
     for step in range(draft_length):
-        going = [active and step < L for active, L in zip(going, most, strict=True)]
+        going = [active and step < L for active, L in zip(going, lengths, strict=True)]
         with steps.readable(step) as logits:
             going = select_active(policy.goes_on(DraftState(batch, logits, rows, going)))
         if not any(going):
@@ -168,4 +126,4 @@ def draft_until(
             if not any(going):
                 break
     drafted = steps.end(max(counts))  # a step whose token every row withheld need not be verified
-    return Draft(drafted, to_device(counts, batch.lengths.device))
+    return drafted, to_device(counts, batch.lengths.device)

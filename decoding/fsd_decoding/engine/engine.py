@@ -1,48 +1,110 @@
 """The decoding loop: draft, verify, accept, emit, refill.
 
-This is the host side: rows and rounds. The device side of a round is in `chain_rounds.py`, or in `tree_rounds.py` where
-trees are drafted.
+This is the host side: rows, and the threshold policy. The device side of a round is in `rounds.py`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fsd_common.errors import NumericalError, ThresholdError, UnfinishedError
-from fsd_decoding.acceptance.walk import as_chain
-from fsd_decoding.batch import Request
+from fsd_decoding.acceptance import Path, Proposal, Verdict, as_chain, walk
+from fsd_decoding.batch import Batch, FinishReason, Request, Row
 from fsd_decoding.drafters.base import ReadsTarget
-from fsd_decoding.engine.chain_rounds import ChainRounds
-from fsd_decoding.engine.draft import Draft
 from fsd_decoding.engine.kv_pool import PooledCaches
-from fsd_decoding.engine.row import FinishReason, Row
-from fsd_decoding.engine.settings import Settings
-from fsd_decoding.engine.threshold_control import ThresholdControl
-from fsd_decoding.engine.tree_rounds import TreeRounds
-from fsd_decoding.engine.verify import Decided, JudgedRound, judge
+from fsd_decoding.engine.rounds import Decided, Draft, EngineSettings, Rounds
 from fsd_decoding.observers.round_record import JudgedTrees, RoundRecord
-from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.policies.threshold import (
+    NewRequests,
+    RoundOutcome,
+    RoundState,
+    RowMemory,
+    ScalePolicy,
+    ThresholdPolicy,
+    check_output,
+)
 from fsd_decoding.tensors import to_device
 
-ENGINE_VERSION = 2
+
+class ThresholdControl:
+    """Calls one threshold policy during one call of the decoder.
+
+    Per round, `adapt` requests T before the drafts are judged, `keep_verdict` stores what the rule decided, and
+    `observe` passes the outcome on.
+    """
+
+    def __init__(self, policy: ThresholdPolicy, batch: Batch) -> None:
+        self._policy = policy
+        self._memory = RowMemory(len(batch.lengths), batch.lengths.device)
+        self._begins = batch.lengths.clone()  # (B,) length of each prompt
+        self._first = True
+        self._state: RoundState | None = None
+        self._judged: tuple[Verdict, Tensor] | None = None
+
+    def start(self, rows: Tensor, requests: Sequence[Request]) -> None:
+        """Announces requests that start in `rows` (R,)."""
+        self._memory.forget(rows)
+        self._begins[rows] = to_device([len(r.prompt) for r in requests], rows.device)
+        self._policy.start(NewRequests(rows, requests, self._memory, self._first))
+        self._first = False
+
+    def adapt(self, proposal: Proposal, drafted: Tensor) -> None:
+        """Sets the policy's T in the proposal.
+
+        Raises:
+            UsageError: the policy returned something else than float tensors of one entry per row or token.
+        """
+        policy = self._policy
+        state = RoundState(proposal, drafted.clone(), self._begins, self._memory)  # cloned, as finished rows get 0
+        self._state = state
+        if isinstance(policy, ScalePolicy):
+            proposal.scales = check_output(policy.scales(state), policy, state)
+        else:
+            proposal.adapted = check_output(policy.thresholds(state), policy, state)
+
+    def keep_verdict(self, verdict: Verdict, accepted: Tensor) -> None:
+        """Stores for `observe` what the rule decided, and the number of tokens that each row accepted (B,)."""
+        self._judged = verdict, accepted
+
+    def observe(self, kept: Sequence[int]) -> None:
+        """Reports the round to the policy, if it reads outcomes.
+
+        Args:
+            kept: number of tokens that the round added to each row's text; 0 for empty rows.
+        """
+        if not self._policy.reads_outcomes:
+            return
+        state = self._state
+        assert state is not None
+        assert self._judged is not None
+        kept_on_device = to_device(kept, self._begins.device)
+        self._policy.observe(RoundOutcome(state, state.proposal.bounds, *self._judged, kept_on_device))
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows except these (R,), as the batch does."""
+        self._memory.keep(rows)
+        self._begins = self._begins[rows]
+
+
+ENGINE_VERSION = 1
 """Incremented when a text, its rounds or its interval may differ from before; part of cache keys."""
 
 
 class Engine:
     """Decodes any number of requests in a fixed number of rows, refilling each row when it finishes."""
 
-    def __init__(self, caches: PooledCaches, settings: Settings) -> None:
+    def __init__(self, caches: PooledCaches, settings: EngineSettings) -> None:
         self._caches, self._settings = caches, settings
         self._batch, self._target, self._call = caches.batch, caches.target, caches.call
         self._drafter = caches.drafter if settings.rule.drafts else None
         self._rows: list[Row | None] = [None] * caches.rows
-        self._rounds = (ChainRounds if settings.tree is None else TreeRounds)(caches, settings)
+        self._rounds = Rounds(caches, settings)
         self._threshold_control = (
             ThresholdControl(settings.threshold_policy, self._batch) if settings.threshold_policy else None
         )
@@ -66,7 +128,7 @@ class Engine:
                 self._shrink()
                 decided = self._round()
                 took_part = [row for row in self._rows if row is not None]
-                errors = self._settle(decided)
+                errors = self._emit(decided)
                 if errors:
                     self._caches.discard()
                 self._batch.resize([row.length if row else 1 for row in self._rows])
@@ -126,44 +188,46 @@ class Engine:
     def _round(self) -> Decided:
         """Drafts, verifies and judges one round for all rows, with one copy to the host at its end."""
         rounds = self._rounds
-        most = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
-        reach = self._call.size(max(row.length for row in self._rows if row) + rounds.scratch(most))
+        draft_length = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
+        kv_length = self._call.size(max(row.length for row in self._rows if row) + rounds.scratch(draft_length))
         began = time.perf_counter()
-        self._batch.race = rounds.race(most)
-        draft = rounds.draft(self._rows, most, reach)
+        self._batch.gumbel = rounds.gumbel_noise(draft_length)
+        draft = rounds.draft(self._rows, draft_length, kv_length)
         drafted = time.perf_counter()
-        logits = rounds.verify(draft, reach)
+        logits = rounds.verify(draft, kv_length)
         verified = time.perf_counter()
-        return Decided.of(self._judge(draft, logits, drafted - began, verified - drafted), draft.deepest)
+        packed = self._judge(draft, logits, (drafted - began, verified - drafted))
+        return Decided.of(packed, draft.draft_length)
 
-    def _judge(self, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float) -> Tensor:
+    def _judge(self, draft: Draft, logits: Tensor, seconds: tuple[float, float]) -> Tensor:
         """Accepts or rejects drafted tokens, for `Decided.of`; observers and the threshold policy get the outcome."""
         settings, control = self._settings, self._threshold_control
         if settings.observer is None and control is None:
-            return self._rounds.judge_and_settle(draft, logits)
+            return self._rounds.judge_and_emit(draft, logits)
         own = logits if self._call.results_persist else logits.clone()  # observers may keep them
         proposal = self._rounds.propose(draft, own)
         if control is not None:
             control.adapt(proposal, draft.counts)
-        judged = judge(settings.rule, proposal, draft.counts)
+        verdict = settings.rule.judge(proposal)
+        path = walk(proposal, verdict, draft.counts)
         if control is not None:
-            control.record_verdict(judged)
+            control.keep_verdict(verdict, path.accepted)
         if settings.observer is not None:
-            settings.observer(self._record(judged, draft_seconds, verify_seconds))
-        return self._rounds.settle(judged)
+            settings.observer(self._record(proposal, verdict, draft.counts.clone(), path, seconds))
+        return self._rounds.emit(draft, proposal, path)
 
-    def _record(self, judged: JudgedRound, draft_seconds: float, verify_seconds: float) -> RoundRecord:
+    def _record(
+        self, proposal: Proposal, verdict: Verdict, drafted: Tensor, path: Path, seconds: tuple[float, float]
+    ) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]
-        proposal, verdict, drafted = judged.proposal, judged.verdict, judged.drafted.clone()
         trees = None
-        if proposal.tree is not None and judged.path.nodes is not None:
-            trees = JudgedTrees(proposal, judged.path.nodes)
-            proposal, verdict, drafted = as_chain(proposal, verdict, judged.path)  # the rest is of the path alone
-        outcome = (proposal, verdict, drafted, judged.accepted)
-        who = (self._settings.rule, self._settings.threshold_policy)
-        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who, trees)
+        if proposal.tree is not None and path.nodes is not None:
+            trees = JudgedTrees(proposal, path.nodes)
+            proposal, verdict, drafted = as_chain(proposal, verdict, path)  # the rest is of the path alone
+        outcome = (proposal, verdict, drafted, path.accepted)
+        return RoundRecord(requests, *outcome, *seconds, self._settings.rule, self._settings.threshold_policy, trees)
 
-    def _settle(self, decided: Decided) -> list[UnfinishedError]:
+    def _emit(self, decided: Decided) -> list[UnfinishedError]:
         """Emits every row's tokens and frees finished rows. Returns the errors of rows that failed."""
         errors = []
         kept = [0] * len(self._rows)
@@ -173,7 +237,7 @@ class Engine:
             if not (decided.finite_logits[i] and decided.valid_bounds[i]):
                 errors.append(self._error(row, decided.finite_logits[i]))
                 continue
-            kept[i] = self._emit(row, decided, i)
+            kept[i] = self._append(row, decided, i)
             if row.finish_reason is not None:
                 self._rows[i] = None
                 self._batch.draft_lengths[i] = 0
@@ -181,7 +245,7 @@ class Engine:
             self._threshold_control.observe(kept)
         return errors
 
-    def _emit(self, row: Row, decided: Decided, i: int) -> int:
+    def _append(self, row: Row, decided: Decided, i: int) -> int:
         """Appends a round's tokens to a row, up to the end of its text, and narrows the interval of T.
 
         Returns:

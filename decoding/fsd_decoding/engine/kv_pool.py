@@ -13,14 +13,12 @@ from torch import Tensor
 
 from fsd_decoding.batch import Batch
 from fsd_decoding.drafters.base import Drafter, DraftSource, ReadsTarget, layers_read
-from fsd_decoding.drafters.model import ModelDrafter
 from fsd_decoding.engine.draft import SideStream
-from fsd_decoding.graphs.callers import Caller, Compile, Eager, caller
-from fsd_decoding.graphs.capture import Capture, Captured
-from fsd_decoding.graphs.cuda import CudaSideStream, cuda_graphs
-from fsd_decoding.models.compatibility import check_model
-from fsd_decoding.models.lean_choice import choose
-from fsd_decoding.models.runner import ModelRunner
+from fsd_decoding.graphs.callers import Caller, Compile, EagerCaller, caller
+from fsd_decoding.graphs.capture import Capture, CapturingCaller, CudaSideStream, cuda_graphs
+from fsd_decoding.models.forward import check_model
+from fsd_decoding.models.lean import choose
+from fsd_decoding.models.runner import ModelDrafter, ModelRunner
 
 CAPTURES: dict[str, Callable[[torch.device], Capture | None]] = {"cuda": cuda_graphs}
 """How steps are captured, by device type. Devices without an entry only have graphs made by `torch.compile`."""
@@ -37,15 +35,15 @@ class Models:
         target: a loaded causal LM.
         draft: a loaded causal LM or a `DraftSource`.
         vocabulary: number of token ids that both share.
-        lean: whether the lean forward pass may run them; see `lean_choice.py`.
-        deepest: the largest draft length; only a drafter that reads the target's states needs it.
+        lean: whether the lean forward pass may run them; see `lean.py`.
+        draft_length: the largest one; only a drafter that reads the target's states needs it.
     """
 
     target: Any
     draft: Any
     vocabulary: int
     lean: bool = True
-    deepest: int = 0
+    draft_length: int = 0
 
     def drafter(self, target: ModelRunner, rows: int) -> Drafter:
         """Returns a new drafter for `rows` rows, beside the target's runner."""
@@ -53,7 +51,7 @@ class Models:
             return ModelDrafter(ModelRunner(self.draft, rows, target.slots, self.vocabulary, self.lean))
         drafter = self.draft.drafter(rows, target.slots, self.vocabulary)
         if isinstance(drafter, ReadsTarget):
-            drafter.read(target, self.deepest + 1)
+            drafter.read(target, self.draft_length + 1)
         return drafter
 
     def target_runner(self, rows: int, slots: int) -> ModelRunner:
@@ -76,8 +74,8 @@ class Models:
         if not all(addresses):
             return None
         run_by = [id(choose(model).lean) if self.lean else None for model in self._causal_models()]
-        deepest = self.deepest if layers_read(self.draft) else 0
-        return (id(self.target), id(self.draft), deepest, *run_by, *addresses)
+        draft_length = self.draft_length if layers_read(self.draft) else 0
+        return (id(self.target), id(self.draft), draft_length, *run_by, *addresses)
 
     def _causal_models(self) -> list[Any]:
         return [model for model in self._modules() if not isinstance(model, DraftSource)]
@@ -100,7 +98,8 @@ class PooledCaches:
     call: Caller
     side: SideStream | None  # where stop policies run beside draft steps; None on devices without streams
     drafter: Drafter | None = None  # allocated when a rule first drafts
-    free_list: _FreeList | None = None  # while in use only: a reference cycle with the pool would delay freeing
+    free: dict[_Key, list[PooledCaches]] | None = None  # the pool's, while in use only: a cycle would delay freeing
+    key: _Key | None = None  # in it
     last_use: Any = None  # mark of the side stream after the last work on these caches
 
     @classmethod
@@ -141,35 +140,20 @@ class PooledCaches:
             self._release()
             raise
         except torch.OutOfMemoryError:
-            if self.free_list is not None:
-                self.free_list.clear()
+            if self.free is not None:
+                self.free.clear()
             raise
         self._release()
 
     def discard(self) -> None:
         """Keeps these caches from being reused, because NaN in them would outlive a reset."""
-        self.free_list = None
+        self.free = None
 
     def _release(self) -> None:
-        free_list, self.free_list = self.free_list, None
-        if free_list is not None:
+        free, self.free = self.free, None
+        if free is not None and self.key is not None:
             self.last_use = self.side.mark() if self.side is not None else None
-            free_list.add(self)
-
-
-@dataclass(frozen=True)
-class _FreeList:
-    """The unused caches of one key in a pool."""
-
-    caches_by_key: dict[_Key, list[PooledCaches]]
-    key: _Key
-
-    def add(self, caches: PooledCaches) -> None:
-        self.caches_by_key.setdefault(self.key, []).append(caches)
-
-    def clear(self) -> None:
-        """Drops the unused caches of all keys."""
-        self.caches_by_key.clear()
+            free.setdefault(self.key, []).append(self)
 
 
 class KVCachePool:
@@ -210,14 +194,14 @@ class KVCachePool:
         Raises:
             UsageError: a model cannot be run; see `check_model`.
         """
-        call = self._caller_for(models) if graphs else Eager()
+        call = self._caller_for(models) if graphs else EagerCaller()
         rows, slots = call.rows(requests, batch_size), call.size(longest)
-        identity = models.identity() if isinstance(call, Captured) else None
+        identity = models.identity() if isinstance(call, CapturingCaller) else None
         if identity is None:
             return PooledCaches.allocate(models, rows, slots, call).reset(drafts)
         key = rows, (self._compile, identity)
         caches = (self._take_free(key, slots) or PooledCaches.allocate(models, rows, slots, call)).reset(drafts)
-        caches.free_list = _FreeList(self._free, key)
+        caches.free, caches.key = self._free, key
         return caches
 
     def _take_free(self, key: _Key, slots: int) -> PooledCaches | None:
@@ -236,4 +220,8 @@ class KVCachePool:
         if not self._compile or models.target.device.type not in CAPTURES or (device := models.device()) is None:
             return self._call
         capture = CAPTURES[device.type](device)
-        return self._call if capture is None else Captured(self._call if self._compile is True else Eager(), capture)
+        return (
+            self._call
+            if capture is None
+            else CapturingCaller(self._call if self._compile is True else EagerCaller(), capture)
+        )

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from fsd_common.errors import OutOfMemoryError, UnfinishedError
-from fsd_decoding.engine.row import FinishReason, Row
+from fsd_decoding.batch import FinishReason, Row
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,102 @@
-"""Callers of a round's steps: eager, or as one `torch.compile` graph per shape."""
+"""How the steps of a round are called: directly, or as one `torch.compile` graph per shape, with all that this needs.
+
+The only other file that knows of graphs is `capture.py`, which captures steps on a device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 
 from fsd_common.errors import UsageError
-from fsd_decoding.graphs.recent import RecentlyUsed
 
 Value = TypeVar("Value")
+
+MOST = 256
+"""Graphs kept. One setting needs about three (draft, verify, judge) for each batch size, a power of two, and each
+doubling of the text: 150 cover batches up to 64 of texts up to 8k. Without a bound, a server that receives any number
+of different temperatures would fill its memory."""
+
+
+class RecentlyUsed(Generic[Value]):
+    """The values of the keys used last, at most `MOST`. Warns once when the first is dropped."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Value] = {}  # in order of the latest use
+        self._warned = False
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Returns the key's value, made where there is none."""
+        value = self._kept.pop(key, None)
+        return self.put(key, make() if value is None else value)
+
+    def put(self, key: Hashable, value: Value) -> Value:
+        """Stores the value as the one used last, and returns it."""
+        self._kept.pop(key, None)
+        self._kept[key] = value
+        if len(self._kept) > MOST:
+            self._kept.pop(next(iter(self._kept)), None)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"more than {MOST} graphs were needed, so those not used for longest are dropped, and made again "
+                    "when they are: that takes time; use fewer batch sizes, draft lengths and sampling settings, or "
+                    "compile=False",
+                    stacklevel=2,
+                )
+        return value
+
+    def values(self) -> list[Value]:
+        """The values, the one used last at the end."""
+        return list(self._kept.values())
+
+
+_capturing = ContextVar("capturing", default=False)
+
+
+def in_graph() -> bool:
+    """Whether a graph is being traced or captured: then tensors must not be cached across calls, nor values read."""
+    return torch.compiler.is_compiling() or _capturing.get()
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Inside, `in_graph` is true."""
+    before = _capturing.set(True)
+    try:
+        yield
+    finally:
+        _capturing.reset(before)
+
+
+Launch = TypeVar("Launch", bound=Callable[..., Any])
+
+
+def opaque_operation(name: str, schema: str, launch: Launch, allocate: Callable[..., Any]) -> Launch:
+    """Registers a kernel launch as a PyTorch operation, which graphs hold as a whole.
+
+    Args:
+        name: the operation's name in the namespace `fsd_decoding`.
+        schema: its signature in PyTorch's schema language.
+        launch: launches the kernel and returns its results.
+        allocate: takes the same arguments and returns uninitialised results, for tracing.
+    """
+    operation = torch.library.custom_op(f"fsd_decoding::{name}", launch, mutates_args=(), schema=schema)
+    operation.register_fake(allocate)
+    return operation  # type: ignore[return-value]
+
+
+def launch_or_operation(launch: Launch, operation: Launch) -> Launch:
+    """Returns the registered operation inside a graph, else the launch itself, which costs the host less."""
+    return operation if in_graph() else launch
+
 
 Compile = bool | Literal["capture"]
 """How steps are called: False directly, "capture" as graphs of PyTorch's own kernels, True with compiled kernels."""
@@ -56,7 +140,7 @@ class Caller(Protocol):
         """Returns `function(*args)`."""
 
 
-class Eager:
+class EagerCaller:
     """Calls every step directly."""
 
     can_reshape = results_persist = True
@@ -75,7 +159,7 @@ class Eager:
         return function(*args)
 
 
-class Graphs:
+class CompiledCaller:
     """Calls every step as one full graph, compiled when its key first occurs.
 
     PyTorch's own guards, which check whether a graph still applies, cost more than the graph of a small model. They are
@@ -83,12 +167,12 @@ class Graphs:
 
     Args:
         backend: that of `torch.compile`. "inductor" compiles kernels; "eager" keeps PyTorch's kernels and only removes
-            Python, so results are bit-identical, but for the products that `models/products.py` gives to oneDNN.
+            Python, so results are bit-identical, but for the products that `models/lean.py` gives to oneDNN.
     """
 
     can_reshape = False
     results_persist = True
-    uncompiled = Eager()
+    uncompiled = EagerCaller()
 
     def __init__(self, backend: Literal["inductor", "eager"]) -> None:
         self._backend = backend
@@ -114,8 +198,8 @@ def caller(compile: Compile) -> Caller:
     if compile not in (False, True, "capture"):
         raise UsageError(f"compile is {compile!r}; it must be False, 'capture' or True")
     if not compile:
-        return Eager()
-    return Graphs("eager" if compile == "capture" else "inductor")
+        return EagerCaller()
+    return CompiledCaller("eager" if compile == "capture" else "inductor")
 
 
 def _compile(function: Any, backend: str) -> Callable[..., Any]:

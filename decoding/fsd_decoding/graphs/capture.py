@@ -1,22 +1,62 @@
 """Capture and replay of steps: a replay launches the same kernels at the same addresses, without Python.
 
-How a device captures is passed in; `cuda.py` has CUDA graphs.
+How a device captures is passed in; CUDA graphs and streams are at the end.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from threading import Lock
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from fsd_decoding.graphs.callers import Caller, Eager, GraphKey, power_of_two
-from fsd_decoding.graphs.host_sync import HostSyncDetector
-from fsd_decoding.graphs.recent import RecentlyUsed
-from fsd_decoding.graphs.tracing import capturing
+from fsd_decoding.graphs.callers import Caller, EagerCaller, GraphKey, RecentlyUsed, capturing, power_of_two
+
+_INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
+_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class HostSyncDetector(TorchDispatchMode):
+    """Inside its context, records in `at` the first operation by which host and device wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.at: str | None = None
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = operation(*args, **kwargs or {})
+        if self.at is None and (reads_values(operation, args) or crosses_devices((args, kwargs), out)):
+            self.at = str(operation)
+        return out
+
+
+def reads_values(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the host must read values to run the operation, for example to know the shape of its result."""
+    if operation in _INDEXING:  # indices are gathered on the device, but the entries of a mask are counted first
+        masked = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        return masked and (len(args) < 3 or args[2].numel() > 1)  # a single number fills a mask without counting
+    return not _TAGS.isdisjoint(operation.tags)
+
+
+def crosses_devices(inputs: Any, outputs: Any) -> bool:
+    """Whether an operation copies between devices; a host scalar passed as an argument is no copy."""
+    sources, results = ([x for x in tree_leaves(values) if isinstance(x, Tensor)] for values in (inputs, outputs))
+    if not sources or not results:
+        return False
+    device = results[0].device
+    elsewhere = [source for source in sources if source.device != device]
+    return len(elsewhere) == len(sources) or any(source.dim() for source in elsewhere)
+
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Records the work that a function launches, without running it, and returns a function that runs it."""
@@ -35,7 +75,7 @@ _State = Literal["new", "once", "never"]
 """A step without a graph: not called yet, called once, or impossible to capture."""
 
 
-class Captured:
+class CapturingCaller:
     """Calls a step directly the first time, which also loads its kernels, captures it the second time, then replays it.
 
     So a shape that occurs once costs no capture, and no step runs twice. Steps return a tensor or a list of tensors,
@@ -51,12 +91,12 @@ class Captured:
 
     def __init__(self, inner: Caller, capture: Capture) -> None:
         self._inner, self._capture = inner, capture
-        self._uncompiled = None if isinstance(inner, Eager) else Captured(Eager(), capture)
+        self._uncompiled = None if isinstance(inner, EagerCaller) else CapturingCaller(EagerCaller(), capture)
         self._steps: RecentlyUsed[_Step | _State] = RecentlyUsed()
         self._results: dict[Hashable, Any] = {}
 
     @property
-    def uncompiled(self) -> Captured:
+    def uncompiled(self) -> CapturingCaller:
         return self if self._uncompiled is None else self._uncompiled
 
     def size(self, needed: int) -> int:
@@ -87,7 +127,7 @@ class Captured:
 
     def _call_first(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[_State, Any]:
         """Calls a step directly; the state returned says whether the next call may capture it."""
-        if not isinstance(self._inner, Eager):
+        if not isinstance(self._inner, EagerCaller):
             return "once", self._call(key, function, args)  # a step compiled as one full graph reads no values
         with HostSyncDetector() as detector:
             result = self._call(key, function, args)
@@ -137,3 +177,81 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     """The tensors among the values and inside lists among them."""
     lists = (value if isinstance(value, list) else [value] for value in values)
     return [item for items in lists for item in items if isinstance(item, Tensor)]
+
+
+_ONE_AT_A_TIME = Lock()  # a capture first synchronises with the whole GPU, which breaks other threads' captures
+
+
+class CudaGraphs:
+    """Captures CUDA graphs on the current GPU. They share one memory pool, because they run one after another."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, launch: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with (
+            _ONE_AT_A_TIME,
+            self._cleaned_up_on_error(),
+            # "thread_local", because other threads may allocate meanwhile.
+            torch.cuda.graph(
+                graph, self._pool, _stream(torch.cuda.current_device()), capture_error_mode="thread_local"
+            ),
+        ):
+            launch()
+        return graph.replay
+
+    @contextmanager
+    def _cleaned_up_on_error(self) -> Iterator[None]:
+        """Restores the current stream and replaces the memory pool, which a failed capture leaves open and in use."""
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            try:
+                yield
+            except Exception:
+                with suppress(RuntimeError):
+                    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                    torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
+                self._pool = torch.cuda.graph_pool_handle()
+                raise
+
+
+def cuda_graphs(device: torch.device) -> CudaGraphs | None:
+    """Returns a capture for the current GPU; None for any other, because kernels are launched on the current one."""
+    return CudaGraphs() if device.index == torch.cuda.current_device() else None
+
+
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """The one stream of all captures on a GPU, because libraries keep a workspace for every stream they have seen."""
+    return torch.cuda.Stream(device)
+
+
+class CudaSideStream:
+    """A second CUDA stream, whose work is ordered after a mark on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def mark(self) -> torch.cuda.Event:
+        """Marks the end of the work that is queued on the current stream."""
+        event = torch.cuda.Event()
+        event.record(self._current())
+        return event
+
+    @contextmanager
+    def run_after(self, mark: torch.cuda.Event) -> Iterator[None]:
+        """Inside, work goes to the side stream, ordered after the mark."""
+        self._stream.wait_event(mark)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait_for(self, mark: torch.cuda.Event) -> None:
+        """Orders the current stream's further work after the mark."""
+        self._current().wait_event(mark)
+
+    def join(self) -> None:
+        """Orders the current stream's further work after the side stream's work so far."""
+        self._current().wait_stream(self._stream)
+
+    def _current(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._stream.device)

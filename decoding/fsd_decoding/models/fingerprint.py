@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +32,7 @@ def model_fingerprint(model: Any) -> str:
     fingerprint of its own, as quantised weights have, also by how they are computed with. `weights_digest` says which
     changes are found, and `known_weights_digest` when the weights are read again.
     """
-    from fsd_decoding.models.known_digests import known_weights_digest
+    from fsd_decoding.models.weights_digest import known_weights_digest
 
     parts = _described(model) + _quantised(model.config) + known_weights_digest(model).encode()
     return hashlib.sha256(parts).hexdigest()
@@ -48,7 +50,7 @@ def family_id(model: Any) -> str:
     Models that differ elsewhere share it. The ledger of attempts counts by it: a model that hardly differs from one
     that was certified is no new start.
     """
-    from fsd_decoding.models.known_digests import while_unchanged
+    from fsd_decoding.models.weights_digest import while_unchanged
 
     return hashlib.sha256(_described(model) + bytes.fromhex(while_unchanged(model, _samples))).hexdigest()
 
@@ -58,14 +60,12 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
     Padding and truncation, which any call may set, are left out, and so is the chat template.
     """
-    from fsd_decoding.models.known_tokenizers import while_unchanged
-
-    return while_unchanged(tokenizer, _read_tokenizer)
+    return while_tokenizer_unchanged(tokenizer, _read_tokenizer)
 
 
 def _read_tokenizer(tokenizer: Any) -> str:
     parts = [
-        sorted(tokenizer.get_vocab().items(), key=_by_id),
+        sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[::-1]),
         tokenizer.bos_token_id,
         tokenizer.eos_token_id,
     ]
@@ -85,8 +85,9 @@ def tokenizer_difference(a: Any, b: Any, names: tuple[str, str] = ("target", "dr
     ours, theirs = _strings(a), _strings(b)
     for i in sorted(ours.keys() | theirs.keys()):
         if ours.get(i) != theirs.get(i):
-            sides = " and ".join(f"{_shown(v.get(i))} in {n}" for v, n in zip((ours, theirs), names, strict=True))
-            return f"id {i} is {sides}"
+            strings = (repr(v[i]) if i in v else "no token" for v in (ours, theirs))
+            sides = (f"{string} in {name}" for string, name in zip(strings, names, strict=True))
+            return f"id {i} is {' and '.join(sides)}"
     return None
 
 
@@ -137,13 +138,35 @@ def _strings(tokenizer: Any) -> dict[int, str]:
     return {i: string for string, i in tokenizer.get_vocab().items()}
 
 
-def _by_id(entry: tuple[str, int]) -> tuple[int, str]:
-    return entry[1], entry[0]
-
-
-def _shown(string: str | None) -> str:
-    return "no token" if string is None else repr(string)
-
-
 def _json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, default=str).encode()
+
+
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a fast tokenizer
+
+
+_known: WeakKeyDictionary[Any, tuple[tuple[Any, ...], str]] = WeakKeyDictionary()
+"""By tokenizer: its state, and what was read then."""
+
+
+def while_tokenizer_unchanged(tokenizer: Any, read: Callable[[Any], str]) -> str:
+    """Returns `read(tokenizer)`, computed again only where the tokenizer changed.
+
+    It counts as changed if its length, an added token, the BOS or EOS token, or a part other than its model changed. A
+    vocabulary that was exchanged in the same object for another of the same length is not noticed.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return read(tokenizer)
+    known, state = _known.get(tokenizer), _state(tokenizer)
+    if known is None or known[0] != state:
+        _known[tokenizer] = known = (state, read(tokenizer))
+    return known[1]
+
+
+def _state(tokenizer: Any) -> tuple[Any, ...]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = [repr(getattr(backend, name, None)) for name in _PARTS]
+    added = [(i, repr(token)) for i, token in sorted(tokenizer.added_tokens_decoder.items())]
+    return len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id, *added, *parts

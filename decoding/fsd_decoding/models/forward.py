@@ -1,17 +1,200 @@
-"""Forward passes of a model over rows of different lengths: those of transformers' modules, or a lean one."""
+"""Forward passes by transformers' modules: which models can be run on a `SlotCache`, and how they attend to it.
+
+A row is rolled back by feeding its positions again, in one batch with rows of other lengths. That is correct where a
+token's keys and values depend only on the tokens up to it and its position, and where the model takes positions and
+masks from its caller. Other models are refused, judged by their type and configuration alone; nothing is run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
+import inspect
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any, Protocol
+from weakref import WeakSet
 
+import torch
 from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fsd_common.errors import UsageError
-from fsd_decoding.models.attention import attention_kind, use_grouped_attention
-from fsd_decoding.models.compatibility import cache_argument
-from fsd_decoding.models.kv_cache import SlotCache
+from fsd_decoding.models.kv_cache import SlotCache, attend, fold_mask
+
+_KNOWN = sorted({"default", *ROPE_INIT_FUNCTIONS})
+
+
+def unknown_rope_type(values: Mapping[str, Any]) -> str | None:
+    """Returns what is wrong with the rope_type that a configuration names, and the way out; None: nothing is.
+
+    Args:
+        values: entries of config.json. Those of the rotary encoding may differ by kind of layer.
+    """
+    for entry in ("rope_parameters", "rope_scaling"):
+        if not isinstance(rope := values.get(entry), Mapping):
+            continue
+        for part in [part for part in rope.values() if isinstance(part, Mapping)] or [rope]:
+            kind = part.get("rope_type", part.get("type", "default"))
+            if kind not in _KNOWN:
+                return (
+                    f"{entry} has rope_type {kind!r:.40} in its config.json; it must be one of {', '.join(_KNOWN)}: "
+                    "correct it, or install a version of transformers that knows it"
+                )
+    return None
+
+
+CACHE_ARGUMENTS = ("cache", "past_key_values")  # the current name, and that of transformers before 5.24
+
+_checked: WeakSet[Any] = WeakSet()  # models that passed, because going through all modules takes milliseconds
+
+
+def check_model(model: Any, slots: int) -> None:
+    """Checks that a model can decode rows of up to `slots` tokens, of different lengths and with rollback.
+
+    Raises:
+        UsageError: it cannot; the message says why, and what to use instead.
+    """
+    changeable = chain(_in_training(model), _too_long(model, slots))
+    for obstacle in changeable if model in _checked else chain(_obstacles(model), changeable):
+        raise UsageError(f"{model.config.model_type} {obstacle}")
+    _checked.add(model)
+
+
+def cache_argument(model: Any) -> str:
+    """Returns the name under which a model's forward pass takes its KV cache, if it takes one."""
+    current, former = CACHE_ARGUMENTS
+    return current if current in _arguments(model) else former
+
+
+def _arguments(model: Any) -> Collection[str]:
+    """Names that a model's forward pass takes."""
+    forward = getattr(model, "_orig_mod", model).forward  # torch.compile hides a model's signature
+    return inspect.signature(forward).parameters.keys()
+
+
+def _obstacles(model: Any) -> Iterator[str]:
+    """Reasons why the model can never run on a `SlotCache`, as the rest of a sentence about it."""
+    if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
+        yield "attends to an encoder; use a decoder-only model"
+    if _keeps_a_state(model):
+        yield "keeps a state that cannot be rolled back; use a model whose layers are full or sliding attention"
+    required = ("position_ids", cache_argument(model), "attention_mask", "logits_to_keep")
+    if missing := [name for name in required if name not in _arguments(model)]:
+        yield f"takes no {', '.join(missing)}, so rows of different lengths cannot share a batch; use another model"
+    config = model.config.get_text_config()
+    if getattr(config, "alibi", False):
+        yield "uses ALiBi, whose positions it derives from a padding mask; use a model with position_ids"
+    if any(getattr(module, "is_causal", None) is False for module in model.get_decoder().modules()):
+        yield "attends to later tokens as well; use a causal model (load an encoder with is_decoder=True)"
+    if "token_type_ids" in _arguments(model) and not getattr(config, "is_decoder", True):
+        yield "is an encoder as loaded; load it with is_decoder=True, or use a decoder-only model"
+    if any(buffer.dtype == torch.bool and buffer.dim() == 4 for buffer in model.buffers()):
+        yield "masks by a table of its own, which assumes rows of equal length; use another model"
+    if config.model_type == "doge" and config.is_moe:
+        yield "chooses experts by all tokens of a forward pass together, later ones too; use one without is_moe"
+    if any("position" in name and getattr(m, "padding_idx", None) is not None for name, m in model.named_modules()):
+        yield "numbers positions from its padding token's id; use a model that numbers them from 0"
+
+
+def _keeps_a_state(model: Any) -> bool:
+    """Whether a layer is recurrent; hybrid classes declare themselves stateful even if all layers are attention."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    return model._is_stateful and set(kinds) != {"full_attention"}
+
+
+def _in_training(model: Any) -> Iterator[str]:
+    if model.training:
+        yield "is in training mode, in which dropout randomises its outputs; call .eval() on it"
+
+
+def _too_long(model: Any, slots: int) -> Iterator[str]:
+    config = model.config.get_text_config()
+    limits = {
+        "rescales all positions in texts of more than {} tokens (longrope)": _unscaled_length(config),
+        # The ranking is of values alone, without positions: equal tokens tie in the first layer, and rounding decides.
+        "attends to its {} best ranked tokens in longer texts, where equal tokens tie": _unranked_length(config),
+    }
+    for what, longest in limits.items():
+        if longest is not None and slots > longest:
+            yield (
+                f"{what.format(longest)}, and {slots} are requested; "
+                f"keep prompt, new tokens and draft within {longest} tokens"
+            )
+
+
+def _unranked_length(config: Any) -> int | None:
+    """Length up to which Doge's dynamic mask keeps every token; None for all other models."""
+    return config.keep_window_size if config.model_type == "doge" else None
+
+
+def _unscaled_length(config: Any) -> int | None:
+    """Length up to which the encoding of positions does not depend on the length of the text; None for any length."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer = [entry for entry in rope.values() if isinstance(entry, dict)] or [rope]
+    lengths = [r["original_max_position_embeddings"] for r in by_layer if r.get("rope_type") == "longrope"]
+    return min(lengths, default=None)
+
+
+NAME = "fsd_grouped"
+
+
+def grouped_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Computes transformers' `sdpa` attention with the G queries that share a key head folded into the query axis.
+
+    With a mask, transformers repeats keys and values G times instead, which copies the cache in every layer. Repeating
+    the mask is far cheaper. Some models (Doge) have a mask per head, which is folded like the queries.
+
+    Args:
+        module, dropout, kwargs: as in transformers' attention interface.
+        query: (B, G·K, Q, D).
+        key, value: (B, K, S, D).
+        attention_mask: (B, 1, Q, S) or (B, G·K, Q, S) additive.
+        scaling: factor of the scores; None is 1/√D.
+
+    Returns:
+        (B, Q, G·K, D), and None in place of attention weights.
+    """
+    if attention_mask is None or attention_mask.dtype == torch.bool or dropout:
+        # Not called by `ModelRunner`, but by another thread that uses the model meanwhile.
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    mask = fold_mask(attention_mask, query.shape[1] // key.shape[1])
+    return attend(query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls without a mask of their own
+
+
+def attention_kind(model: Any) -> str:
+    """Returns the kind of attention that a model was loaded with: "sdpa", which is replaced here, "eager", …"""
+    kind: str = model.config.get_text_config()._attn_implementation
+    return "sdpa" if kind == NAME else kind  # another thread is inside `use_grouped_attention`
+
+
+@contextmanager
+def use_grouped_attention(config: Any) -> Iterator[None]:
+    """Inside, a model of this config that was loaded with `sdpa` uses `grouped_attention`.
+
+    Enter it for single forward passes only, because the model belongs to the caller. Other threads may use the model or
+    enter this context meanwhile.
+    """
+    config._attn_implementation_internal = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = "sdpa"
 
 
 class Forward(Protocol):

@@ -1,19 +1,20 @@
-"""Forward passes of a Hugging Face causal LM over rows of different lengths."""
+"""A Hugging Face causal LM over rows of different lengths: its forward passes, and drafting by it."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fsd_decoding.models.branches import Branches
-from fsd_decoding.models.compatibility import check_model
-from fsd_decoding.models.kv_cache import SlotCache
-from fsd_decoding.models.lean_choice import forward_of
-from fsd_decoding.models.masks import Masks
+from fsd_decoding.models.forward import check_model
+from fsd_decoding.models.kv_cache import Branches, Masks, SlotCache, move_path
+from fsd_decoding.models.lean import forward_of
+
+if TYPE_CHECKING:
+    from fsd_decoding.drafters.base import Frontier
 
 PREFILL_CHUNK = 256  # positions per forward pass over long prompts, which bounds the memory of activations
 
@@ -27,7 +28,7 @@ class ModelRunner:
         slots: the most tokens per row.
         vocabulary: width that logits are cut to.
         layers: hidden states that its cache keeps, for a drafter that reads them; see `Forward`.
-        lean: run the model by `lean_forward.py` where that gives the same logits, and not by transformers' modules.
+        lean: run the model by `lean.py` where that gives the same logits, and not by transformers' modules.
 
     Raises:
         UsageError: the model cannot be run this way; see `check_model`.
@@ -57,7 +58,7 @@ class ModelRunner:
         self,
         tokens: Tensor,
         positions: Tensor,
-        reach: int,
+        kv_length: int,
         keep: int,
         rows: Tensor | None = None,
         branches: Branches | None = None,
@@ -66,7 +67,7 @@ class ModelRunner:
 
         Args:
             tokens, positions: (B, Q).
-            reach: number of slots to attend to: more than any row's largest slot, at most `slots`.
+            kv_length: number of slots to attend to: more than any row's largest slot, at most `slots`.
             keep: number of positions, from the end, to return logits of.
             rows: (B,) rows of the cache; None is all.
             branches: where the tokens are nodes of trees; on the device of `tokens`. None: each token's slot is its
@@ -79,8 +80,8 @@ class ModelRunner:
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         branches = None if branches is None else branches.to(self.device)
         slots = positions if branches is None else branches.slots
-        self.cache.aim(None if rows is None else rows.to(self.device), slots, reach)
-        masks = self._masks(positions, reach, branches)
+        self.cache.aim(None if rows is None else rows.to(self.device), slots, kv_length)
+        masks = self._masks(positions, kv_length, branches)
         encoded = positions if self._last is None else positions.clamp_max(self._last)
         out = self._forward(tokens, encoded, masks, self.cache, keep, self._layers)[..., : self.vocabulary]
         logits: Tensor = (out if out.dtype == torch.float64 else out.float()).to(home)
@@ -114,3 +115,38 @@ def vocabulary_size(model: Any) -> int:
     head = model.get_output_embeddings()
     width: int = getattr(head, "out_features", None) or head.weight.shape[0]  # quantised weights may be packed
     return width
+
+
+class ModelDrafter:
+    """A `Drafter` whose q is a causal LM's next-token distribution."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    @property
+    def identity(self) -> Hashable:
+        return self._runner.identity
+
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
+        self._runner.prefill(rows, tokens, until)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._runner.cache.keep(rows)
+
+    def logits(self, tokens: Tensor, lengths: Tensor, step: int, kv_length: int) -> Tensor:
+        # Step 0 feeds the last two tokens, because after a draft accepted whole the model has not read its own last
+        # token yet. It always feeds two, so that shapes do not depend on the previous round; a row of one token feeds
+        # that token twice.
+        last = lengths[:, None] + (step - 1)
+        positions = torch.cat([(last - 1).clamp_min(0), last], 1) if step == 0 else last
+        return self._runner.logits(tokens.gather(1, positions), positions, kv_length, keep=1)
+
+    def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, kv_length: int) -> Tensor:
+        drafted, scratch = frontier.tokens, frontier.seen.shape[2]
+        depths = torch.arange(scratch, device=lengths.device)[None] // frontier.width + 1
+        branches = Branches(lengths, lengths[:, None] + frontier.places, frontier.seen, depths)
+        positions = (lengths[:, None] + (frontier.depth - 1)).expand_as(drafted)
+        return self._runner.logits(drafted, positions, kv_length, keep=drafted.shape[1], branches=branches)
+
+    def commit(self, lengths: Tensor, places: Tensor) -> None:
+        move_path(self._runner.cache, lengths, places)

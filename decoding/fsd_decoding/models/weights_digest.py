@@ -1,19 +1,34 @@
-"""A digest of every weight of a model, rounded to bfloat16, computed on the device where the weights lie."""
+"""Digests of every weight of a model, rounded to bfloat16: a loaded model is read once, and a checkpoint once per user.
+
+Digests of checkpoints are kept in a folder of the user's cache: what is lost, damaged or cannot be written there is
+computed again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from itertools import groupby
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fsd_common.errors import UsageError
+from fsd_common.files import atomic_write
+from fsd_common.user_folders import default_cache
 
 DIGEST_VERSION = 1  # of what is kept by the files of checkpoints; raised when equal weights get another digest
 
@@ -124,3 +139,200 @@ def values_of(model: nn.Module, name: str, tensor: Tensor) -> Iterator[Tensor]:
 
     with align_module_device(module, torch.device("cpu")):
         yield getattr(module, own)
+
+
+_COARSEST_CLOCK = 2 * 10**9  # ns: a file system may give files written within this time the same time stamp
+_BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # how the hub's cache names a file: by a hash of its content
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+_Identities = list[list[Any]]
+
+
+class CheckpointFiles:
+    """The files of a checkpoint, from before a model is loaded until after.
+
+    A file is identified by its name, size, inode and times of the last write and change (which no program can set
+    back), a file in the hub's cache by the name of its blob, its size and its time of the last write. A disk that is
+    changed past its file system is not noticed.
+
+    Args:
+        folder: of the checkpoint; of a hub id, the folder of its commit in the hub's cache.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = _identities(folder, time.time_ns())
+
+    def key(self, model: nn.Module, loading_info: Mapping[str, Any]) -> str | None:
+        """Returns a key that is equal only for models with the same weights, or None.
+
+        None: the files changed meanwhile or just before, or some were downloaded meanwhile, or the weights are not the
+        files' own (an adapter, quantised on loading, or drawn at random because they are missing).
+        """
+        facts = _identities(self._folder)
+        faults = [name for name, found in loading_info.items() if found and name != "unexpected_keys"]
+        if facts is None or facts != self._before or faults or _transformed(model):
+            return None
+        tensors = [[name, list(t.shape), str(t.dtype)] for name, t in sorted(model.state_dict().items())]
+        versions = [DIGEST_VERSION, transformers.__version__]
+        return hashlib.sha256(json.dumps([versions, type(model).__name__, facts, tensors]).encode()).hexdigest()
+
+
+def read_digest(key: str) -> str | None:
+    """Returns the digest kept under a key; None: there is none, or it is damaged."""
+    try:
+        digest, check = (default_cache() / "fingerprints" / key).read_text("ascii").split()
+    except (OSError, ValueError):  # ValueError: damaged, or there is no home for the folder
+        return None
+    return digest if _DIGEST.fullmatch(digest) and check == _check(key, digest) else None
+
+
+def write_digest(key: str, digest: str) -> None:
+    """Keeps a digest under a key, if the folder can be written."""
+    with contextlib.suppress(OSError, ValueError):
+        folder = default_cache() / "fingerprints"
+        for path in (folder.parent, folder):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic_write(folder / key) as file:
+            file.write(f"{digest} {_check(key, digest)}\n".encode())
+
+
+def _check(key: str, digest: str) -> str:
+    return hashlib.sha256(f"{key} {digest}".encode()).hexdigest()
+
+
+def _identities(folder: Path, now: int | None = None) -> _Identities | None:
+    """Returns facts of all files in a folder; None: it has weights elsewhere, or a file changed just before `now`."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        if any(map(_names_other_files, files)):
+            return None
+        facts = [_identity(path) for path in files]
+        times = [path.stat() for path in files if _blob(path) is None]
+        newest = max((max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in times), default=0)
+    except OSError:
+        return None
+    return facts if now is None or newest + _COARSEST_CLOCK < now else None
+
+
+def _identity(path: Path) -> list[Any]:
+    stat, blob = path.stat(), _blob(path)
+    if blob is not None:
+        return [path.name, blob, stat.st_size, stat.st_mtime_ns]
+    return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+
+
+def _blob(path: Path) -> str | None:
+    """Returns the name of the blob in the hub's cache that the file is; None: it is a file of its own."""
+    place = path.resolve()
+    return place.name if path.is_symlink() and place.parent.name == "blobs" and _BLOB.fullmatch(place.name) else None
+
+
+def _names_other_files(path: Path) -> bool:
+    """Whether the file says that weights are in another folder."""
+    if path.name == "adapter_config.json":
+        return True
+    return path.name.endswith(".index.json") and "/" in "".join(_shards(path))
+
+
+def _shards(path: Path) -> list[str]:
+    try:
+        return [str(name) for name in json.loads(path.read_bytes())["weight_map"].values()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ["/"]
+
+
+def _transformed(model: Any) -> bool:
+    """Whether loading made other weights than the files hold."""
+    return bool(
+        getattr(model, "hf_quantizer", None) or getattr(model, "_hf_peft_config_loaded", False)
+        or getattr(model.config, "quantization_config", None)
+    )  # fmt: skip
+
+
+_ELEMENTS = 16  # elements of every tensor
+
+State = tuple[Any, ...]
+
+
+_Read = Callable[[nn.Module], str]
+
+_known: WeakKeyDictionary[nn.Module, dict[_Read, tuple[State, str]]] = WeakKeyDictionary()
+"""By model: its state when something was read of it, and what that was."""
+_checkpoints: WeakKeyDictionary[nn.Module, tuple[State, str]] = WeakKeyDictionary()
+
+
+def known_weights_digest(model: nn.Module) -> str:
+    """Returns `weights_digest(model)`, computed only where it is not known."""
+    return while_unchanged(model, _of_checkpoint)
+
+
+def while_unchanged(model: nn.Module, read: _Read) -> str:
+    """Returns `read(model)`, which depends on the weights alone, computed again only where they changed.
+
+    A model counts as changed if a tensor of its state is another one, was written to, or differs in one of 16 elements.
+    Steps of torch's optimizers count as writes, those of fused kernels too, of which torch takes no note. Other writes
+    past torch's counts (through `.data`, NumPy, a kernel of one's own, or into weights offloaded by accelerate) that
+    spare these elements are not noticed. Tensors made under `torch.inference_mode()` count no writes, so such a model
+    is read at every call, and so is one that holds gradients, which any optimizer may be using.
+    """
+    state = state_of(model)
+    if state is None:
+        return read(model)
+    known = _known.setdefault(model, {})
+    if read not in known or known[read][0] != state:
+        known[read] = (state, read(model))
+    return known[read][1]
+
+
+def remember_checkpoint(model: nn.Module, key: str | None) -> None:
+    """Remembers the files that a model was just loaded from; see `CheckpointFiles.key`."""
+    state = state_of(model)
+    if key is not None and state is not None:
+        _checkpoints[model] = (state, key)
+
+
+def _of_checkpoint(model: nn.Module) -> str:
+    """Returns the digest that is kept for the files that the model was loaded from, or reads the weights."""
+    loaded = _checkpoints.get(model)
+    if loaded is None or loaded[0] != state_of(model):
+        return weights_digest(model)
+    kept = read_digest(loaded[1])
+    if kept is None:
+        write_digest(loaded[1], kept := weights_digest(model))
+    return kept
+
+
+def state_of(model: nn.Module) -> State | None:
+    """Identifies the tensors and what torch knows of their changes; None where they may change without its knowing."""
+    _count_steps()
+    named = sorted(model.state_dict(keep_vars=True).items())
+    tensors = [(name, plain) for name, tensor in named if isinstance(tensor, Tensor) for plain in plain_tensors(tensor)]
+    if any(tensor.is_inference() or (tensor.is_leaf and tensor.grad is not None) for _, tensor in tensors):
+        return None
+    places = ((n, t.data_ptr(), t._version, t.shape, t.stride(), t.dtype, t.device) for n, t in tensors)
+    return *places, *_samples(tensor.detach() for _, tensor in tensors)
+
+
+@cache
+def _count_steps() -> None:
+    """From now on the steps of all optimizers count as writes to their parameters."""
+    register_optimizer_step_post_hook(_count_step)
+
+
+def _count_step(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+    stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    increment_version([parameter for parameter in stepped if not parameter.is_inference()])
+
+
+def _samples(tensors: Iterable[Tensor]) -> Iterator[bytes]:
+    """Yields evenly spaced elements of all tensors, with one copy from each device for each dtype."""
+    flat = [t.view(-1) for t in tensors if t.is_contiguous() and t.numel() and not t.is_meta]
+    flat = [t.view(torch.uint8) if t.dtype.itemsize == 1 else t for t in flat]
+    for _, group in groupby(sorted(flat, key=_kind), key=_kind):
+        elements = torch.cat([t[:: -(-len(t) // _ELEMENTS)] for t in group])
+        yield elements.view(torch.uint8).cpu().numpy().tobytes()
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.device} {tensor.dtype}"

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsd_decoding.acceptance.proposal import Proposal, Verdict, emitted_tokens
-from fsd_decoding.acceptance.rules import RULES, Rule
+from fsd_decoding.acceptance import RULES, Proposal, Rule, Verdict, emitted_tokens
 from fsd_decoding.batch import Request
 from fsd_decoding.divergence import entropy, log_softmax, unchecked_divergences
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.tensors import lazy, to_device
-from fsd_decoding.trees.tree import Tree
+from fsd_decoding.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class JudgedTrees:
 
     Args:
         proposal: of all nodes, with their tree.
-        nodes: (B, L + 1) the nodes of each path; see `walk.Path`.
+        nodes: (B, L + 1) the nodes of each path; see `acceptance.Path`.
     """
 
     proposal: Proposal

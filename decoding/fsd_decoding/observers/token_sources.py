@@ -1,9 +1,9 @@
-"""TokenSources: an observer that tells of every token of a text which decision emitted it, and at what divergence."""
+"""Observers that keep tokens: `TokenSources` which decision emitted each token, `DraftedTrees` drafted trees."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -138,14 +138,13 @@ class TokenSources:
             )
         texts, name = text_pieces(self._tokenizer, ids, result.text), partial(token_name, self._tokenizer)
         return [
-            SourcedToken(text=text, name=name(each.token), position=i,
-                         alternative_name=None if each.alternative is None else name(each.alternative),
-                         **each._asdict())
+            replace(each, text=text, name=name(each.token), position=i,
+                    alternative_name=None if each.alternative is None else name(each.alternative))
             for i, (each, text) in enumerate(zip(decided, texts, strict=True))
         ]  # fmt: skip
 
-    def _decided(self, prompt: int) -> Iterator[_Decided]:
-        """Yields what the rounds of a prompt emitted, beyond the end of its text too."""
+    def _decided(self, prompt: int) -> Iterator[SourcedToken]:
+        """Yields what the rounds of a prompt emitted, beyond the end of its text too, without texts and positions."""
         number = 0
         for round in self._rounds:
             if prompt in round.prompts:
@@ -153,17 +152,9 @@ class TokenSources:
                 number += 1
 
 
-class _Decided(NamedTuple):
-    token: int
-    round: int
-    source: TokenSource
-    divergence: float | None = None
-    threshold: float | None = None
-    alternative: int | None = None
-
-
-def _row(round: _Round, row: int, number: int) -> Iterator[_Decided]:
+def _row(round: _Round, row: int, number: int) -> Iterator[SourcedToken]:
     """Yields what a round emitted in one row."""
+    decided = partial(SourcedToken, text="", name="", position=0, round=number)
     emitted, exact, divergences, proposed, preferred = (
         column[row].tolist()
         for column in (round.emitted, round.exact, round.divergences, round.proposed, round.preferred)
@@ -176,6 +167,77 @@ def _row(round: _Round, row: int, number: int) -> Iterator[_Decided]:
             source, alternative = TokenSource.FALLBACK, proposed[i]
         else:
             source, alternative = (TokenSource.EXACT, None) if exact[i] else (TokenSource.FUZZY, preferred[i])
-        yield _Decided(emitted[i], number, source, divergences[i], bound, alternative)
+        yield decided(emitted[i], source=source, divergence=divergences[i], threshold=bound, alternative=alternative)
     if accepted == drafted:
-        yield _Decided(emitted[drafted], number, TokenSource.BONUS if drafted else TokenSource.TARGET)
+        yield decided(emitted[drafted], source=TokenSource.BONUS if drafted else TokenSource.TARGET)
+
+
+@dataclass(frozen=True)
+class DraftedNode:
+    """One drafted token of a tree.
+
+    Args:
+        token: its id.
+        name: the token alone, as text.
+        depth: its place after the text, from 1.
+        parent: the place of its parent in the list of nodes; None: it follows the text.
+        accepted: whether it was accepted, as text, unless the text ended before it in that round.
+    """
+
+    token: int
+    name: str
+    depth: int
+    parent: int | None
+    accepted: bool
+
+
+DraftedTree = tuple[DraftedNode, ...]
+"""The nodes of a round, each after its parent."""
+
+
+class _TreeRound(NamedTuple):
+    prompts: list[int | None]  # by row: the index of its prompt; None: the row is empty
+    tokens: Tensor  # (B, N)
+    parents: Tensor  # (B, N)
+    depths: Tensor  # (B, N)
+    nodes: Tensor  # (B, L + 1) the passed ones, from 1, padded with 0
+
+
+class DraftedTrees:
+    """Keeps all drafted trees: pass it to one call of `generate` as `observer`, then call `trees`.
+
+    Args:
+        tokenizer: the decoder's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._rounds: list[_TreeRound] = []
+
+    def __call__(self, record: RoundRecord) -> None:
+        if record.trees is not None:
+            tree, nodes = record.trees.tree, record.trees.nodes  # which the next round overwrites
+            kept = (tree.tokens.clone(), tree.parents.clone(), tree.depths.clone(), nodes.clone())
+            prompts = [request.index if request else None for request in record.requests]
+            self._rounds.append(_TreeRound(prompts, *kept))
+
+    def trees(self, prompt: int = 0) -> list[DraftedTree]:
+        """Returns the trees of a text by round; none where chains were drafted. Waits for the device.
+
+        Args:
+            prompt: the index of its prompt in the observed call.
+        """
+        rounds = [each for each in self._rounds if prompt in each.prompts]
+        return [self._tree(each, each.prompts.index(prompt)) for each in rounds]
+
+    def _tree(self, round: _TreeRound, row: int) -> DraftedTree:
+        tokens, parents, depths, nodes = (
+            column[row].tolist() for column in (round.tokens, round.parents, round.depths, round.nodes)
+        )
+        numbered = zip(range(1, len(tokens) + 1), tokens, parents, depths, strict=True)
+        proposed = [each for each in numbered if each[-1] > 0]
+        places = {number: place for place, (number, *_) in enumerate(proposed)}
+        return tuple(
+            DraftedNode(token, token_name(self._tokenizer, token), depth, places.get(parent), number in nodes)
+            for number, token, parent, depth in proposed
+        )

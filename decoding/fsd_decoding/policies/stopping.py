@@ -7,25 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.batch import Batch, Request
+from fsd_decoding.batch import Batch, Row
 from fsd_decoding.tensors import lazy, to_device
 
 Answer = Tensor | Sequence[bool]
 """One bool per row: a tensor (B,), on any device, or a list."""
-
-
-class RowFacts(Protocol):
-    """A row as the host knows it."""
-
-    request: Request
-    tokens: list[int]  # new tokens, without those of this round
-    memory: Any  # what `remember` last returned; None in the row's first round
 
 
 @dataclass
@@ -37,7 +29,7 @@ class DraftState:
 
     batch: Batch
     logits: list[Tensor]  # raw logits (B, 1, V) of each token drafted so far in this round
-    rows: Sequence[RowFacts | None]  # None: the row is empty
+    rows: Sequence[Row | None]  # None: the row is empty
     going: list[bool]  # (B) which rows have not stopped
 
     @lazy

@@ -1,22 +1,22 @@
-"""What a profile holds: its fields, and contradictions between them that are refused."""
+"""What a profile holds: outcome, speeds, costs, curve and all other fields, and contradictions that are refused."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
-from fsd_decoding.profile.costs import CostInfo, Effort, Rounds, Speed
-from fsd_decoding.profile.curve import Configuration, CurvePoint, arm_of
 from fsd_decoding.profile.io import SCHEMA_VERSION
-from fsd_decoding.profile.outcome import BY_SPEED, CERTIFIED, FOLLOWED, Outcome, timed_outcome
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
     Amount,
     Certificate,
+    Confidence,
+    Count,
+    Counts,
     DataInfo,
     EarlyStopInfo,
     EngineInfo,
@@ -26,14 +26,323 @@ from fsd_decoding.profile.parts import (
     Natural,
     NumericalChurn,
     Part,
+    PolicyInfo,
+    Positive,
+    PromptInfo,
+    Ratio,
     Repetition,
     SamplingInfo,
+    Share,
     TokensPerRound,
     Truncation,
+    check_total,
 )
-from fsd_decoding.profile.policy import PolicyInfo
-from fsd_decoding.profile.prompt import PromptInfo
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
+
+Outcome = Literal[
+    "certified-faster", "certified-speed-unknown", "certified-slower", "not-certified", "too-slow", "untested", "front",
+    "lossless",
+]  # fmt: skip
+CERTIFIED: Final = ("certified-faster", "certified-speed-unknown", "certified-slower")
+"""Outcomes in which the test passed, whatever the clock showed."""
+FOLLOWED: Final = ("certified-faster", "certified-speed-unknown", "untested")
+"""Outcomes in which decoders always run the chosen setting."""
+BY_SPEED: Final = ("certified-slower", "too-slow")
+"""Outcomes in which it depends on how fast the setting is, see `follows`."""
+MET: Final = (*CERTIFIED, "untested", "lossless", "front")
+"""Outcomes in which the calibration reached what was requested."""
+
+
+def timed_outcome(
+    tested: Outcome, over_sd: tuple[float, float], chosen: tuple[float, float], wanted: float | None = None
+) -> Outcome:
+    """Returns the outcome after timing: of a setting that passed its test, by the intervals [low, high] of its speed.
+
+    Args:
+        tested: the outcome before: of what passed its test `certified-speed-unknown`. Any other one stands.
+        over_sd: of its speed divided by that of `sd`.
+        chosen: of its speed.
+        wanted: the speed that was requested; None: the highest was, so it is compared with `sd`.
+    """
+    if tested != "certified-speed-unknown":
+        return tested
+    if wanted is not None and chosen[1] < wanted:
+        return "too-slow"
+    if over_sd[1] < 1:
+        return "certified-slower"
+    shown = over_sd[0] > 1 if wanted is None else chosen[0] >= wanted
+    return "certified-faster" if shown else "certified-speed-unknown"
+
+
+def follows(outcome: Outcome, over_sd: tuple[float, float], *, certified: bool, lossless_meets: bool) -> bool:
+    """Returns whether decoders run the chosen setting: an explored one, or one that passed its test, unless `sd` is
+    shown to be faster and does what was requested.
+
+    Args:
+        outcome: after timing.
+        over_sd: the interval [low, high] of its speed divided by that of `sd`; up to infinity where nothing was timed.
+        certified: whether the setting passed its test.
+        lossless_meets: whether `sd` does what was requested, as far as a faster one can.
+    """
+    return outcome == "untested" or (certified and (over_sd[1] >= 1 or not lossless_meets))
+
+
+def _check_order(interval: tuple[float, float]) -> tuple[float, float]:
+    if interval[0] > interval[1]:
+        raise ValueError(f"[{interval[0]}, {interval[1]}] is not an interval; it must be [low, high]")
+    return interval
+
+
+Interval = Annotated[tuple[Amount, Amount], AfterValidator(_check_order)]
+
+
+class SpeedIntervals(Part):
+    """Confidence intervals [low, high] of each speed, in its unit, and of the ratios of the chosen one to `sd` and to
+    the target alone. Ratios are of the same problems, so a slow machine changes them less than the speeds."""
+
+    target: Interval
+    """Of the speed of the target alone."""
+    sd: Interval
+    """Of the speed of `sd`."""
+    chosen: Interval
+    """Of the speed of the chosen configuration."""
+    over_sd: Interval
+    """Of the chosen configuration's speed divided by that of `sd`."""
+    over_target: Interval
+    """Of the chosen configuration's speed divided by that of the target alone."""
+    confidence: Confidence
+    """Confidence of each interval."""
+
+
+class SpeedRatios(Part):
+    """How many times as fast the chosen configuration is: the centre of the ratios of single problems (with several
+    streams: groups of problems), which both configurations decoded one after the other. Stalls of the machine change it
+    less than they change speeds, so it is not exactly a speed divided by another."""
+
+    over_sd: Positive
+    """As `sd`."""
+    over_target: Positive
+    """As the target alone."""
+
+
+class _EachOfThree(Part):
+    target: Positive
+    """Of the target alone."""
+    sd: Positive
+    """Of `sd` at its own best draft length."""
+    chosen: Positive
+    """Of the chosen configuration."""
+
+
+class AnswerSeconds(_EachOfThree):
+    """Seconds that a stream takes for each answer, from the same timing as the speeds. What writes longer texts may
+    make more tokens a second and still take longer."""
+
+
+class SpeedFigures(_EachOfThree):
+    """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
+    turn on the same problems; the target has fewer of them. A speed is that of a typical problem: the centre of the
+    problems' own, which single stalls do not change."""
+
+    timed: Count
+    """Number of timed problems. 0: nothing was timed, and these are forecasts of the cost model."""
+    intervals: SpeedIntervals | None = None
+    """Their confidence intervals. null: forecasts have none, nor has what was timed on too few problems."""
+    ratios: SpeedRatios | None = None
+    """Ratios by pairs of decodings. null: forecasts have none but those of the speeds."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """What ratios were timed by: wall-clock seconds, or processor seconds, where the wall's were much noisier. Speeds
+    are by the wall's clock."""
+    answer: AnswerSeconds | None = None
+    """How long answers take. null: nothing was timed."""
+
+    @model_validator(mode="after")
+    def _a_forecast_has_no_clock(self) -> Self:
+        for name in ("intervals", "answer"):
+            if not self.timed and getattr(self, name) is not None:
+                raise ValueError(f"timed is 0, but {name} is given; speeds that are only forecast have none")
+        return self
+
+    @property
+    def over_sd(self) -> float:
+        """How many times as fast as `sd` the chosen configuration is."""
+        return self.chosen / self.sd if self.ratios is None else self.ratios.over_sd
+
+    @property
+    def over_target(self) -> float:
+        """How many times as fast as the target alone the chosen configuration is."""
+        return self.chosen / self.target if self.ratios is None else self.ratios.over_target
+
+
+class Forecasts(_EachOfThree):
+    """The same three speeds by the cost model alone, timed or not, as the curve has them for these settings."""
+
+
+class Speed(SpeedFigures):
+    """Speeds with `batch` prompts at a time."""
+
+    batch: Natural
+    """Number of prompts decoded at a time (--serve-batch)."""
+    wanted: Annotated[float, Field(gt=0)] | None = None
+    """The speed that --min-speed requested. null: none."""
+    unit: str = "tokens/s"
+    """The unit of all speeds."""
+    part: Literal["tuning", "certification"] = "tuning"
+    """The part whose problems were timed, or decoded if speeds are forecast."""
+    processes: Count = 0
+    """Number of fresh processes, each of which timed everything. 0: only the calibration's own process did, so
+    intervals hold within it."""
+    load: Amount | None = None
+    """The machine's load average over the minute before timing. null: not known."""
+    cores: Natural | None = None
+    """Number of available cores. null: not known."""
+    threads: Natural | None = None
+    """Number of CPU threads of the process that timed. null: the engine has its own, or no CPU decoded."""
+    single: SpeedFigures | None = None
+    """Speeds of the same settings with one prompt at a time. null: not timed."""
+    forecast: Forecasts
+    """What the cost model forecast."""
+
+    @property
+    def is_below_wanted(self) -> bool:
+        """Whether the chosen configuration is shown not to reach the requested speed, if there is one."""
+        highest = self.chosen if self.intervals is None else self.intervals.chosen[1]
+        return self.wanted is not None and highest < self.wanted
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes may have slowed down what was timed."""
+        return self.load is not None and self.cores is not None and self.load > self.cores
+
+
+Rounds = Literal["off", "capture", "on"]
+"""How rounds are called: directly, as graphs of PyTorch's own kernels, or as graphs of compiled kernels."""
+COMPILE: dict[Rounds, bool | Literal["capture"]] = {"off": False, "capture": "capture", "on": True}
+"""The `compile=` of a decoder that calls its rounds so."""
+
+
+class CostInfo(Part):
+    """Seconds of a round of `batch` rows that drafts d tokens: d * draft_step + verify + (d + 1) * position."""
+
+    draft_step: Amount
+    """Seconds of a draft step."""
+    verify: Amount
+    """Seconds of a verification."""
+    position: Amount
+    """Seconds that each position verified adds."""
+    batch: Natural
+    """Number of rows."""
+
+
+class Work(Part):
+    """Numbers of decodings of a problem, made or taken from the cache, and of the tokens they emitted."""
+
+    decoded: Count = 0
+    """Number of decodings made."""
+    decoded_tokens: Count = 0
+    """Number of tokens that they emitted."""
+    reused: Count = 0
+    """Number of decodings taken from the cache."""
+    reused_tokens: Count = 0
+    """Number of tokens that those had emitted."""
+
+    def __add__(self, other: Work) -> Work:
+        # Not validated: the sum of what files may hold can be more than they may.
+        return Work.model_construct(**{name: getattr(self, name) + getattr(other, name) for name in Work.model_fields})
+
+
+class Effort(Part):
+    """What the calibration decoded."""
+
+    baseline: Work
+    """With the target alone and with `sd`."""
+    search: Work
+    """For the search."""
+    certification: Work
+    """For the test."""
+    trials: Count
+    """Number of configurations that the search evaluated."""
+
+    @property
+    def total(self) -> Work:
+        return self.baseline + self.search + self.certification
+
+
+Source = Literal["tuning", "certification"]
+Arm = tuple[str, str, int, str | None, str | None, TreeShape | None]
+"""Rule, divergence, draft length, identity of the threshold policy, id of the draft if not the profile's, and shape of
+the trees; None: chains."""
+Configuration = tuple[Arm, float | None]  # an arm and its T
+
+
+def arm_of(
+    rule: str, divergence: str, draft_length: int, policy: PolicyInfo | None, draft: str | None = None,
+    tree: TreeShape | None = None,
+) -> Arm:  # fmt: skip
+    """Returns the arm of a configuration."""
+    return rule, divergence, draft_length, policy.identity if policy else None, draft, tree
+
+
+class CurvePoint(Part):
+    """One configuration, measured on one part."""
+
+    rule: str
+    """Its acceptance rule."""
+    divergence: str
+    """The divergence that its threshold is compared with."""
+    draft_length: Natural
+    """Number of tokens drafted in a round."""
+    threshold: Amount | None
+    """Its T. null: the rule has none (`target`, `sd`)."""
+    policy: PolicyInfo | None = None
+    """Scales T from round to round. null: T is constant."""
+    draft: str | None = None
+    """The id of its draft model, if it is not the profile's own."""
+    tree: TreeShape | None = None
+    """The shape of its trees, whose depth is `draft_length`. null: it drafts chains."""
+    accuracy: Share
+    """Share of right answers."""
+    retention: Ratio
+    """Right answers, divided by those of the target."""
+    lower_bound: Ratio | None
+    """Lower bound of retention, by itself at the certificate's level or, if `simultaneous`, together with all other
+    such points. null: the point was not tested."""
+    tokens_per_round: Positive
+    """Tokens per round."""
+    forecast: Amount | None
+    """Tokens/s of one stream by the cost model, from the rounds that the configuration took on the tuning part, so that
+    its points on both parts have the same. Timed speeds are in the profile's `speed`. null: not known."""
+    problems: Natural
+    """Number of problems it was measured on."""
+    source: Source
+    """The part that they are of."""
+    counts: Counts | None = None
+    """Counts of (problem, seed) pairs, from which the bound was computed. null: the point was not tested."""
+    interval: tuple[Ratio, Ratio] | None = None
+    """Approximate two-sided interval of retention at the certificate's confidence, of an exploration's point by itself.
+    null: the point was not explored."""
+    simultaneous: bool = False
+    """Whether the bound holds together with those of all other such points."""
+    seeds: Natural = 1
+    """Number of noise seeds per problem."""
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.arm, self.threshold
+
+    @property
+    def arm(self) -> Arm:
+        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, self.draft, self.tree)
+
+    @model_validator(mode="after")
+    def _bounds_need_certification(self) -> Self:
+        if self.lower_bound is not None and self.source != "certification":
+            raise ValueError("a point measured on the tuning part must not have a lower_bound")
+        if self.simultaneous and self.lower_bound is None:
+            raise ValueError("simultaneous is true, but lower_bound is null")
+        if self.counts is not None:
+            check_total(self.counts, self.problems, self.seeds)
+        return self
 
 
 def _date_time(created: Any) -> Any:
@@ -199,7 +508,7 @@ class ProfileContent(Part):
     @property
     def effective_rule(self) -> str:
         """The rule that decoders run; without a threshold `sd` if the request was met, else its lossless form."""
-        from fsd_decoding.acceptance.rules import rule_named
+        from fsd_decoding.acceptance import rule_named
 
         if self.threshold is not None:
             return self.rule

@@ -8,9 +8,9 @@ from typing import Any
 
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.drafters.eagle_head import EagleHead
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.eagle.head import EagleHead
-from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_decoding.profile.parts import DraftKind, ModelInfo
 

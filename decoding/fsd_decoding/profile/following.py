@@ -1,10 +1,312 @@
-"""What is said where a profile is followed: one line, the same in every program that follows profiles."""
+"""Decoding by a profile: the configuration that it sets, what it certified of that, what is said, what is watched."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
+from fsd_common.errors import UsageError
+from fsd_decoding.acceptance import Criterion, Rule, rule_named
+from fsd_decoding.batch import Request
+from fsd_decoding.config import DecodingConfig
+from fsd_decoding.config_resolution import resolve
+from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.content import MET
+from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, PromptInfo, brief, moved
+from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.sampling import SETTINGS, Sampling
+from fsd_decoding.settings import Settings
+from fsd_decoding.tree_shape import CHAIN, TreeShape
+
+
+class Drafts(NamedTuple):
+    """The shape of drafts; without a tree they are chains."""
+
+    draft_length: int | None
+    tree: TreeShape | None
+
+
+@dataclass(frozen=True)
+class DraftsByRule:
+    """What decoders of a profile draft under rules with and without a threshold."""
+
+    fuzzy: Drafts
+    lossless: Drafts
+
+    @classmethod
+    def of(cls, profile: ThresholdProfile) -> DraftsByRule:
+        """Where `sd` was timed with another shape of the same draft, lossless rules take that, as deep as it was."""
+        own = Drafts(profile.effective_draft_length, profile.effective_tree)
+        if profile.sd_draft_length is None or profile.sd_draft is not None or profile.sd_tree == own.tree:
+            return cls(own, own)
+        return cls(own, Drafts(profile.sd_draft_length, profile.sd_tree))
+
+    def followed(self, kept: Drafts, before: str, rule: str) -> Drafts:
+        """Returns what a decoder drafts under another rule: the profile's own goes with the rule, another tree stays.
+
+        Args:
+            kept: what it drafts under the rule `before`.
+        """
+        then, now = self._under(before), self._under(rule)
+        if kept.tree != then.tree:
+            return kept
+        return now if kept == then else kept._replace(tree=now.tree)
+
+    def changed(self, config: DecodingConfig, given: Mapping[str, Any]) -> DecodingConfig:
+        """Returns a configuration with the drafts of the rule that is given in its place, if no tree is given too."""
+        rule = given.get("rule")
+        if not isinstance(rule, str) or given.get("tree") is not None:
+            return config
+        kept: Any = Drafts(config.draft_length, config.tree)  # type: ignore[arg-type]  # a decoder has one of each
+        return replace(config, **self.followed(kept, str(config.rule), rule)._asdict())
+
+    def _under(self, rule: str) -> Drafts:
+        return self.fuzzy if rule_named(rule).fuzzy else self.lossless
+
+
+_LONGEST = 60  # characters of a value that are shown
+
+
+@dataclass(frozen=True)
+class DecodingSetting:
+    """How a text is decoded: all that a certificate is for, besides the models. A seed is not part of it."""
+
+    rule: Rule
+    criterion: Criterion
+    sampling: Sampling
+    threshold: float
+    draft_length: int
+    stop_policy: StopPolicy | None = None
+    threshold_policy: ThresholdPolicy | None = None
+    tree: TreeShape | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, threshold: float, draft_length: int) -> DecodingSetting:
+        """Describes decoding by these settings with this T and L."""
+        return cls(settings.rule, settings.criterion, settings.sampling, threshold, draft_length,
+                   settings.stop_policy, settings.threshold_policy, settings.tree)  # fmt: skip
+
+    @property
+    def lossless(self) -> bool:
+        """Whether decoding keeps the target's distribution, so that it costs nothing and needs no certificate."""
+        return not self.rule.fuzzy or (self.threshold_policy is None and self.rule.lossless_at(self.threshold))
+
+    def values(self) -> dict[str, Any]:
+        """The setting by the names of arguments. Without a threshold, what would move or bound it does not count."""
+        moving = self.threshold_policy if self.rule.fuzzy else None
+        return {
+            "rule": self.rule.name,
+            "divergence": self.criterion.divergence if self.rule.bounds_divergence else None,
+            "on": self.criterion.on if self.rule.bounds_divergence else None,
+            "within_support": self.criterion.within_support and self.rule.fuzzy,
+            "threshold": self.threshold if self.rule.fuzzy else None,
+            "threshold_policy": _key(moving),
+            "draft_length": self.draft_length if self.rule.drafts else None,
+            "stop_policy": _key(self.stop_policy) if self.rule.drafts else None,
+            "tree": (self.tree or CHAIN) if self.rule.drafts else None,
+            **{name: getattr(self.sampling, name) for name in (*SETTINGS, "processors")},
+        }
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The setting that decoders of a profile run, and whether a certificate is for it.
+
+    Args:
+        setting: what the profile sets.
+        task: the profile's task.
+        certified: whether its certificate is for this setting.
+        drafts: what the profile sets of drafts, by rule.
+        prompt: how its prompts were made; None: it does not say.
+    """
+
+    setting: DecodingSetting
+    task: str
+    certified: bool
+    drafts: DraftsByRule
+    prompt: PromptInfo | None = None
+
+    def covers(self, setting: DecodingSetting) -> bool:
+        """Whether a setting is the profile's own."""
+        return setting.values() == self.setting.values()
+
+    def keeps_threshold(self, setting: DecodingSetting) -> bool:
+        """Whether a setting has the profile's rule and threshold, whatever else differs."""
+        now, own = setting.values(), self.setting.values()
+        return all(now[name] == own[name] for name in ("rule", "threshold", "threshold_policy"))
+
+    def departure(self, settings: Iterable[DecodingSetting]) -> str | None:
+        """Returns a warning that names what differs from the profile; None where nothing does, or all are lossless."""
+        lossy = [setting.values() for setting in settings if not setting.lossless]
+        own = self.setting.values()
+        changed = [f"{name} is {_shown(name, now)} instead of {_shown(name, then)}" for name, then in own.items()
+                   if (now := next((each[name] for each in lossy if each[name] != then), then)) != then]  # fmt: skip
+        return self._outside(changed)
+
+    def asked_otherwise(
+        self, tokenizer: Any, prompts: Sequence[str | list[int]], max_new_tokens: int, stop: Sequence[str]
+    ) -> str | None:
+        """Returns a warning where prompts, or what ends a text, are not the profile's; None where nothing is known.
+
+        Prompts that are token ids are not compared.
+        """
+        if self.prompt is None:
+            return None
+        most, ends = self.prompt.max_new_tokens, self.prompt.stop
+        changed = [] if max_new_tokens == most else [f"max_new_tokens is {max_new_tokens} instead of {most}"]
+        if set(stop) != set(ends):  # in any order
+            changed.append(f"stop is {_shown('stop', tuple(stop))} instead of {_shown('stop', ends)}")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        with suppress(UsageError):  # only a question is told from what surrounds it
+            asked = PromptRenderer(self.prompt, tokenizer, "prompts")
+            if any(asked.asks(text) is False for text in texts):
+                changed.insert(0, "prompts are not made as in the calibration")
+        return self._outside(changed)
+
+    def _outside(self, changed: Sequence[str]) -> str | None:
+        if not changed:
+            return None
+        whose = f"the profile of {self.task!r}"
+        none = f"{whose} certifies no threshold, so nothing is known of what this costs in accuracy"
+        return f"{', '.join(changed)}: " + (f"the certificate of {whose} does not apply" if self.certified else none)
+
+
+def _key(policy: StopPolicy | ThresholdPolicy | None) -> Any:
+    """Returns a value that is equal for policies that do the same."""
+    return policy if policy is None or policy.identity is None else policy.identity
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, StopPolicy | ThresholdPolicy):
+        return type(value).__name__
+    shown = repr(value)
+    with suppress(TypeError, ValueError, KeyError):  # a policy of users may have an identity of any form
+        shown = brief(value) if name == "threshold_policy" else shown
+    return f"{shown:.{_LONGEST}}"
+
+
+WINDOW = 200  # texts
+_STANDARD_ERRORS = 5.5
+_MIN_TEXTS = 100  # texts of a profile: with fewer, their standard deviation is too uncertain
+_MIN_DEVIATION = 0.02  # without spread in calibration, a single different text would count as drift
+
+
+class Finished(Protocol):
+    """A finished text: a `Result`, or a row of the engine."""
+
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
+
+
+def expected_range(calibrated: AcceptanceInfo) -> tuple[float, float]:
+    """Returns the range of a window's mean acceptance rate: ± 5.5 standard errors (of window and profile)."""
+    deviation = max(calibrated.deviation, _MIN_DEVIATION)
+    reach = _STANDARD_ERRORS * deviation * math.sqrt(1 / WINDOW + 1 / calibrated.texts)
+    return calibrated.mean - reach, calibrated.mean + reach
+
+
+@dataclass
+class Drift:
+    """Warns once when the mean acceptance rate of a window of texts leaves the expected range.
+
+    Windows of 200 texts follow one another without overlap, so a million texts are 5,000 tests. If texts are
+    independent and like those of the calibration, the chance of any warning among a million is at most 1.1 % for
+    smooth distributions of the rate, from .5 ± .15 to .95 ± .05, and 9 % if a few texts stand apart (every twentieth
+    at half the rate of all others). A shift by one standard deviation is detected, with a chance above 99 %, by the end
+    of the first window that lies wholly after it: within 400 texts. All this holds for profiles of 100 texts or more;
+    smaller ones are not watched.
+
+    Tokens drafted beyond a text's end are not accepted, so texts cut much shorter than in calibration differ, too.
+    Only texts decoded as the profile says (`coverage`) count.
+    """
+
+    calibrated: AcceptanceInfo
+    coverage: Coverage
+    warned: bool = False
+    _texts: int = 0
+    _sum: float = 0.0
+
+    def applies_to(self, settings: Settings, request: Request) -> bool:
+        """Returns whether a text is decoded as the profile says."""
+        return self.coverage.covers(DecodingSetting.of(settings, request.threshold, request.draft_length))
+
+    def add(self, text: Finished) -> str | None:
+        """Returns a warning if this text completes a window outside the range, and None ever after."""
+        if self.warned or self.calibrated.texts < _MIN_TEXTS or not text.drafted:
+            return None
+        self._texts, self._sum = self._texts + 1, self._sum + text.accepted / text.drafted
+        if self._texts < WINDOW:
+            return None
+        mean, (low, high) = self._sum / self._texts, expected_range(self.calibrated)
+        self._texts, self._sum = 0, 0.0
+        self.warned = not low <= mean <= high
+        return self._message(mean, low, high) if self.warned else None
+
+    def _message(self, mean: float, low: float, high: float) -> str:
+        task = self.coverage.task
+        return (
+            f"the acceptance rate was {mean:.1%} over the last {WINDOW} texts, but the profile of {task!r} "
+            f"expects {max(low, 0.0):.1%} to {min(high, 1.0):.1%} (it measured {self.calibrated.mean:.1%} on "
+            f"{self.calibrated.texts} texts): these texts differ from those of the calibration, so its certificate may "
+            "not hold; calibrate on texts like these"
+        )
+
+
+def watch(
+    drift: Drift | None,
+    settings: Settings,
+    requests: Iterable[Request],
+    finished: Iterable[Finished],
+    stacklevel: int,
+) -> None:
+    """Adds finished texts to a profile's drift, if there is one, and warns at `stacklevel`.
+
+    `finished` must be in an order that does not depend on lengths, such as that of the requests: in the order in which
+    texts finish, the short ones come first.
+    """
+    if drift is None:
+        return
+    for request, text in zip(requests, finished, strict=True):
+        if drift.applies_to(settings, request) and (message := drift.add(text)) is not None:
+            warnings.warn(message, stacklevel=stacklevel)
+
+
+GROUP = "fsd_decoding.early_stop"
+"""Entry points of this group are called with the predictor's folder, the profile, the target, the draft and the
+tokenizer, and return a `StopPolicy`. They raise UsageError if the predictor is not the profile's or not for this
+draft."""
+
+
+def early_stop(profile: ThresholdProfile, target: Any, draft: Any, tokenizer: Any) -> StopPolicy | None:
+    """Returns the stop policy of a profile that has a threshold or is a front; None if it has no early stop.
+
+    Raises:
+        UsageError: the predictor is missing, altered, or not the one that the profile was calibrated with; or the
+            tokenizer or the package of predictors is missing.
+    """
+    if profile.early_stop is None or (profile.threshold is None and profile.outcome != "front"):
+        return None
+    if tokenizer is None:
+        raise UsageError("the profile stops drafts early, which needs the tokenizer; pass tokenizer=")
+    makers = entry_points(group=GROUP)
+    if not makers:
+        raise UsageError(
+            "the profile stops drafts early, which needs the package fsd_predictors; install the whole of fsd-calib"
+        )
+    folder = (profile.folder or Path()) / profile.early_stop.predictor
+    policy: StopPolicy = next(iter(makers)).load()(folder, profile, target, draft, tokenizer)
+    return policy
 
 
 def following(profile: ThresholdProfile, decoder: Any = None) -> str:
@@ -39,3 +341,110 @@ def _certified(profile: ThresholdProfile) -> str:
         return "nothing is certified"
     kept = "accuracy" if absolute else certificate.acc
     return f"certified to keep {kept} of at least {bound:.4g} in {profile.engine_name}"
+
+
+_drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a target model, by what is followed
+
+
+class ProfileConfig(NamedTuple):
+    """A profile, what it sets, what it certified, and the drift detector for decoding under it."""
+
+    profile: ThresholdProfile
+    config: DecodingConfig
+    coverage: Coverage
+    drift: Drift | None
+    doubts: list[str]
+    """Warnings of the profile whatever is decoded; see `doubts_of`."""
+    of_threshold: str | None
+    """A warning where the profile's rule and threshold are used; see `warning_of`."""
+
+    def warnings(self, setting: DecodingSetting) -> list[str]:
+        """Returns the warnings for a decoder of this setting, which may be another than the profile's."""
+        of_threshold = self.of_threshold if self.coverage.keeps_threshold(setting) else None
+        return [*self.doubts, *filter(None, [of_threshold, self.coverage.departure([setting])])]
+
+
+def profile_config(
+    source: Any, models: Sequence[Any], tokenizer: Any | None, allow_edited: bool = False
+) -> ProfileConfig:
+    """Returns what a profile (or its file) sets.
+
+    Raises:
+        UsageError: the profile is for other models, or edited without `allow_edited`, or this version does not know
+            its threshold policy.
+    """
+    loaded = isinstance(source, ThresholdProfile)
+    profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
+    if not allow_edited:
+        profile.require_unedited()
+    doubts = doubts_of(profile, models, tokenizer)
+    config = _with_early_stop(profile, models, tokenizer)
+    if isinstance(config.threshold, ThresholdPolicy):
+        config.threshold.check(models, tokenizer, profile.rule, profile.divergence)
+    coverage = _coverage(profile, config)
+    drift = _drift(profile, models[0], config, coverage)
+    return ProfileConfig(profile, config, coverage, drift, doubts, warning_of(profile))
+
+
+def doubts_of(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> list[str]:
+    """Returns warnings of a profile with these models, whatever is decoded. UsageError: it is of other models."""
+    own = [profile.digest_doubt(), profile.engine_doubt(OWN_ENGINE)]
+    return [*filter(None, own), *profile.compare(models[0], models[1], tokenizer)]
+
+
+def config_of(profile: ThresholdProfile) -> DecodingConfig:
+    """Returns what a profile sets, but for its early stop, which needs the models.
+
+    Raises:
+        UsageError: this version does not know its threshold policy.
+    """
+    return DecodingConfig(
+        rule=profile.effective_rule, divergence=profile.divergence,
+        threshold=-1.0 if profile.threshold is None else moved(profile.threshold, profile.policy),
+        draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
+        seed=profile.seed, on=profile.logits, within_support=profile.within_support,
+        tree=profile.effective_tree,
+    )  # fmt: skip
+
+
+def coverage_of(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> Coverage:
+    """Returns what a profile certified with its models. UsageError: its predictor cannot be used."""
+    return _coverage(profile, _with_early_stop(profile, models, tokenizer))
+
+
+def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> DecodingConfig:
+    return replace(config_of(profile), stop_policy=early_stop(profile, models[0], models[1], tokenizer))
+
+
+def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
+    certified = profile.certificate.certified and profile.bound and profile.threshold is not None
+    return Coverage(_setting(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt)
+
+
+def _setting(config: DecodingConfig) -> DecodingSetting:
+    resolved = resolve(config)
+    return DecodingSetting.of(resolved, resolved.threshold, resolved.draft_length)
+
+
+def warning_of(profile: ThresholdProfile) -> str | None:
+    """Returns a warning for decoding with this profile if its threshold is missing or untested, else None."""
+    runs = f"decoding runs the lossless rule {profile.effective_rule!r}"
+    if profile.outcome == "untested":
+        return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
+    if profile.outcome == "front":
+        return f"the profile is a front for {profile.task!r} and chooses no point of it; {runs}, see its at()"
+    if profile.threshold is None and profile.outcome not in MET:
+        return f"the profile certifies no threshold for {profile.task!r}; {runs}"
+    return None
+
+
+def _drift(profile: ThresholdProfile, target: Any, config: DecodingConfig, coverage: Coverage) -> Drift | None:
+    """Returns one detector per target and profile, however often it is loaded: `generate` loads it at every call."""
+    if profile.acceptance is None:
+        return None
+    plain = config.rule, profile.configuration, config.draft_length, config.sampling, profile.early_stop
+    name = f"{profile.created} {profile.acceptance} {plain}"
+    mine = _drifts.setdefault(target, {})
+    if name not in mine:
+        mine[name] = Drift(profile.acceptance, coverage)
+    return mine[name]

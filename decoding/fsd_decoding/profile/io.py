@@ -1,7 +1,9 @@
-"""Reading and writing of profile files: JSON, written atomically and checked for its schema version."""
+"""Reading and writing of profile files: JSON, written atomically, checked for its schema version and its digest."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +14,27 @@ from pydantic import ValidationError
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write, check_regular
 from fsd_common.strict_json import parse
-from fsd_decoding.profile import digest
+
+FIELD: Final = "digest"
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Returns the SHA-256, in hexadecimal, of a profile's parsed JSON without the field `digest`.
+
+    What is hashed is the content as canonical JSON, which is that of Python's `json.dumps` with `sort_keys=True` and
+    `separators=(",", ":")`: names in order, no spaces, ASCII, and the shortest digits that give the same float.
+    """
+    rest = {name: value for name, value in content.items() if name != FIELD}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def edited_message(name: str) -> str:
+    """Returns why a profile is refused whose content does not match its digest."""
+    return (
+        f"{name} was changed after the calibration that wrote it, so nothing certifies its threshold; restore the "
+        "file, calibrate again, or set allow_edited=True (--allow-edited) to decode without a certificate"
+    )
+
 
 SCHEMA_VERSION: Final = 1
 FILE_NAME: Final = "profile.json"
@@ -70,7 +92,7 @@ def _check_version(content: Mapping[str, Any], name: str) -> None:
         raise UsageError(
             f"{name} has schema_version {version}, but this fsd-calib reads {SCHEMA_VERSION}; upgrade fsd-calib"
         )
-    if content.get(digest.FIELD) is None:
+    if content.get(FIELD) is None:
         raise UsageError(f"{name} has no digest, so the file was changed; restore it, or calibrate again")
 
 

@@ -1,12 +1,15 @@
 """The parts of a profile: records that check that their numbers agree.
 
-Speeds, costs and effort are in `costs.py`, points of the curve in `curve.py`; `threshold_profile.py` has the whole.
+Speeds, costs, effort and points of the curve are in `content.py`, which has the whole.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -15,6 +18,9 @@ from pydantic import (
     JsonValue,
     model_validator,
 )
+
+if TYPE_CHECKING:
+    from fsd_decoding.policies.threshold import ScalePolicy
 
 LARGEST: Final = 2**53
 """The largest number of anything. Up to it every integer is a float, too, so that any reader of JSON takes it exactly,
@@ -82,10 +88,10 @@ class ModelInfo(Part):
     @classmethod
     def of(cls, model: Any) -> ModelInfo:
         """Describes a loaded causal LM."""
-        from fsd_decoding.models.attention import attention_kind
+        from fsd_decoding.model_options import scheme_of
         from fsd_decoding.models.fingerprint import model_fingerprint
+        from fsd_decoding.models.forward import attention_kind
         from fsd_decoding.models.runner import vocabulary_size
-        from fsd_decoding.quantization import scheme_of
 
         return cls(
             id=model.config._name_or_path,
@@ -377,3 +383,150 @@ def check_total(counts: Counts, problems: int, seeds: int) -> None:
     if counts.total != problems * seeds:
         times = f" with {seeds} seeds each" if seeds > 1 else ""
         raise ValueError(f"the counts add up to {counts.total}, but problems is {problems}{times}")
+
+
+_LONGEST = 60  # characters of parameters that are shown
+
+
+class PolicyInfo(Part):
+    """The shape of a policy that multiplies T by a scale: everything but T."""
+
+    name: str
+    """Name of the policy."""
+    version: Natural
+    """Version of its definition."""
+    parameters: dict[str, JsonValue]
+    """Its numbers, by name."""
+
+    @classmethod
+    def of(cls, identity: str) -> Self:
+        parameters = json.loads(identity)
+        return cls(name=parameters.pop("name"), version=parameters.pop("version"), parameters=parameters)
+
+    @property
+    def identity(self) -> str:
+        """The `ScalePolicy.identity` of the policy."""
+        return json.dumps({"name": self.name, "version": self.version, **self.parameters}, sort_keys=True)
+
+    def at(self, threshold: float) -> ScalePolicy:
+        """Returns the policy with this T. Raises UsageError if there is none of that name and version."""
+        from fsd_decoding.policies.composed import policy_named
+
+        return policy_named(self.identity).at(threshold)
+
+    def __str__(self) -> str:
+        """The name with its parameters, or with a digest of them if they are long."""
+        shown = _shown(self.parameters)
+        if len(shown) > _LONGEST:
+            shown = hashlib.sha256(self.identity.encode()).hexdigest()[:8]
+        return f"{self.name} ({shown})"
+
+
+def brief(identity: str) -> str:
+    """Returns a short description of the policy with this identity."""
+    return str(PolicyInfo.of(identity))
+
+
+def moved(threshold: float, policy: PolicyInfo | None) -> float | ScalePolicy:
+    """Returns T in the form that decoders take: a number, or the policy at this T."""
+    return threshold if policy is None else policy.at(threshold)
+
+
+def _shown(parameters: Mapping[str, Any]) -> str:
+    values = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in parameters.items()}
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+QUESTION = "{{ question }}"
+"""The template of the question alone."""
+LETTERS = "ABCDEFGHIJ"
+"""What options are called, in order."""
+_SPECIAL = ("{{", "{%", "{#", "\r")  # what a template does not leave as it is
+
+
+def literal(text: str) -> str:
+    """Returns the template of a text that is used as it is."""
+    changed = any(special in text for special in _SPECIAL) or text.endswith("\n")
+    return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if changed else text
+
+
+class Message(Part):
+    """A message of a chat."""
+
+    role: str
+    """Who speaks: system, user, assistant or another role that the chat template knows."""
+    content: str
+    """A Jinja template of the text."""
+
+
+class WorkedExample(Part):
+    """A question with its answer, which prompts show before the question that they ask."""
+
+    question: str
+    """The question."""
+    answer: str
+    """The whole answer."""
+    columns: dict[str, JsonValue] = Field(default={})
+    """What templates can use besides."""
+
+
+class PromptForm(Part):
+    """The templates of prompts, in Jinja. Their variables are `question`, `answer`, `choices`, `letters` and the
+    columns of the task's data; a question of a user's own has no columns."""
+
+    text: str | None = None
+    """The whole prompt up to the answer, for a model without a chat template. null: prompts are chats."""
+    messages: tuple[Message, ...] = ()
+    """A chat up to the answer."""
+    question: str = "question"
+    """What templates call the question besides `question`."""
+    examples: tuple[WorkedExample, ...] = ()
+    """Worked examples: rendered before the prompt, and in a chat as earlier turns by all messages but those of the
+    system. One that asks what the prompt asks is left out."""
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if (self.text is None) != bool(self.messages):
+            raise ValueError("text and messages are both given, or neither is; prompts are texts or chats")
+        return self
+
+    @property
+    def system(self) -> tuple[Message, ...]:
+        """The messages that begin a chat."""
+        return tuple(message for message in self.messages if message.role == "system")
+
+    @property
+    def asking(self) -> tuple[Message, ...]:
+        """The messages that ask a question, a worked example's too."""
+        return tuple(message for message in self.messages if message.role != "system")
+
+
+class PromptInfo(Part):
+    """How prompts were made and texts ended: what a certificate covers."""
+
+    specification: str | None = None
+    """The whole content of the file in YAML that describes the task. null: the task is a package's."""
+    digest: Digest
+    """SHA-256 of the specification; of a package's task of its form, or of its configuration."""
+    form: PromptForm | None
+    """What prompts are rendered from. null: the task's own code makes them, of whole documents."""
+    template: Digest | None
+    """SHA-256 of the chat template that rendered the messages. null: prompts are plain texts."""
+    template_arguments: dict[str, JsonValue] = Field(default={})
+    """What the chat template was given besides messages, such as enable_thinking."""
+    clock: bool = False
+    """Whether the chat template writes the day into prompts and takes it from no argument: it is 26 July 2024 in these,
+    and in a server's the day on which they are sent."""
+    system_before_user: bool = False
+    """Whether what the system says precedes the first user message in that message, as the chat template rejects the
+    role."""
+    special_tokens: bool = True
+    """Whether the tokenizer adds its special tokens, such as a start, to the prompt."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a text."""
+    max_new_tokens: Natural
+    """The most tokens of a text."""
+    answer_after: str | None = None
+    """What is graded follows the last of these, as the answer of a thinking model follows </think>; a text without one
+    is wrong. null: the whole text is graded."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.curve import Configuration, CurvePoint
-from fsd_decoding.profile.parts import Certificate
-from fsd_decoding.profile.policy import PolicyInfo, moved
-from fsd_decoding.trees.shape import CHAIN, Chain, TreeShape
+from fsd_decoding.profile.content import Configuration, CurvePoint
+from fsd_decoding.profile.parts import Certificate, PolicyInfo, moved
+from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape
 
 if TYPE_CHECKING:
     from fsd_decoding.policies.threshold import ScalePolicy
@@ -76,24 +75,24 @@ class PointSelector:
     def by_accuracy(self, min_acc: float) -> Choice:
         """Returns the fastest point with this retention. Raises UsageError if there is none."""
         judged = self._judged()
-        kept = [j for j in judged if j.retention >= min_acc]
+        kept = [(point, retention) for point, retention in judged if retention >= min_acc]
         if not kept:
-            most = max(judged, key=lambda j: j.retention, default=None)
+            most = max(judged, key=lambda each: each[1], default=None)
             raise UsageError(f"min_acc is {min_acc}, {self._instead('with the highest retention', most, 'min_acc')}")
-        point = max(kept, key=lambda j: (_pace(j.point), j.retention)).point
+        point, _ = max(kept, key=lambda each: (_pace(each[0]), each[1]))
         sure = self._guarantee(point)
         return self._choice(point, sure is not None and sure >= min_acc)
 
     def by_speed(self, min_speed: float) -> Choice:
         """Returns the most accurate point that makes so many tokens/s. Raises UsageError if there is none."""
         judged = self._judged()
-        reached = [j for j in judged if _pace(j.point)[0] >= min_speed]
+        reached = [(point, retention) for point, retention in judged if _pace(point)[0] >= min_speed]
         if not reached:
-            fastest = max(judged, key=lambda j: _pace(j.point), default=None)
+            fastest = max(judged, key=lambda each: _pace(each[0]), default=None)
             raise UsageError(
                 f"min_speed is {min_speed}, {self._instead('with the highest speed', fastest, 'min_speed')}"
             )
-        point = max(reached, key=lambda j: (j.retention, _pace(j.point))).point
+        point, _ = max(reached, key=lambda each: (each[1], _pace(each[0])))
         return self._choice(point, self._guarantee(point) is not None)
 
     def _choice(self, point: CurvePoint, certified: bool) -> Choice:
@@ -103,20 +102,20 @@ class PointSelector:
             self._guarantee(point), point.forecast, point.policy, point.draft, point.tree or CHAIN,
         )  # fmt: skip
 
-    def _instead(self, superlative: str, best: _Judged | None, name: str) -> str:
+    def _instead(self, superlative: str, best: tuple[CurvePoint, float] | None, name: str) -> str:
         """Returns the rest of a message: the best point there is, and the way out."""
         kind = "certified" if self.certified else "measured"
         without = "certified=False to choose by measured values"
         if best is None:
             return f"but no point of the curve is {kind}" + (f"; set {without}" if self.certified else "")
-        rest = f"but the {kind} point {superlative} is {best}; set a lower {name}"
+        rest = f"but the {kind} point {superlative} is {_described(*best)}; set a lower {name}"
         return rest + (f", or {without}" if self.certified else "")
 
-    def _judged(self) -> list[_Judged]:
-        """Returns the points that may be chosen."""
+    def _judged(self) -> list[tuple[CurvePoint, float]]:
+        """Returns the points that may be chosen, with the retention that each is judged by."""
         if not self.certified:
-            return [_Judged(p, self._measured(p)) for p in self._lossy()]
-        return [_Judged(p, sure) for p in self._lossy() if (sure := self._guarantee(p)) is not None]
+            return [(p, self._measured(p)) for p in self._lossy()]
+        return [(p, sure) for p in self._lossy() if (sure := self._guarantee(p)) is not None]
 
     def _measured(self, point: CurvePoint) -> float:
         """Returns a point's measured retention. On the tuning part it is capped by what stricter thresholds of the arm
@@ -151,19 +150,12 @@ class PointSelector:
         return [p for p in self._lossy() if p.lower_bound is not None]
 
 
-class _Judged(NamedTuple):
-    """A point and the retention it is judged by."""
-
-    point: CurvePoint
-    retention: float
-
-    def __str__(self) -> str:
-        """Describes the point with numbers rounded down, so that a request for them succeeds."""
-        p = self.point
-        pace = "" if p.forecast is None else f", {_down(p.forecast, 1)} tokens/s"
-        shape = "" if p.tree is None else f", trees of {p.tree}"
-        named = f"{p.rule} {p.divergence} <= {p.threshold:.4g} at L = {p.draft_length}{shape}"
-        return f"{named} (retention {_down(self.retention, 4)}{pace})"
+def _described(p: CurvePoint, retention: float) -> str:
+    """Describes a point with numbers rounded down, so that a request for them succeeds."""
+    pace = "" if p.forecast is None else f", {_down(p.forecast, 1)} tokens/s"
+    shape = "" if p.tree is None else f", trees of {p.tree}"
+    named = f"{p.rule} {p.divergence} <= {p.threshold:.4g} at L = {p.draft_length}{shape}"
+    return f"{named} (retention {_down(retention, 4)}{pace})"
 
 
 def _down(value: float, digits: int) -> str:

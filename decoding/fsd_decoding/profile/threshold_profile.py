@@ -16,14 +16,11 @@ from pydantic import PrivateAttr, ValidationError
 
 from fsd_common.errors import UsageError
 from fsd_common.notebook import html_of
-from fsd_decoding.profile.chat_template import DAY
-from fsd_decoding.profile.content import ProfileContent
-from fsd_decoding.profile.digest import digest_of, edited_message
-from fsd_decoding.profile.io import file_of, first_problem, read, write_atomically
-from fsd_decoding.profile.outcome import MET
+from fsd_decoding.model_options import UNQUANTISED
+from fsd_decoding.profile.content import MET, ProfileContent
+from fsd_decoding.profile.io import digest_of, edited_message, file_of, first_problem, read, write_atomically
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
-from fsd_decoding.quantization import UNQUANTISED
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.rendering import PromptRenderer
@@ -149,7 +146,7 @@ class ThresholdProfile(ProfileContent):
 
     def prompt_doubt(self, tokenizer: Any) -> str | None:
         """Returns a warning where chats are rendered by another template than the profile's prompts were; else None."""
-        from fsd_decoding.profile.chat_template import template_digest
+        from fsd_decoding.profile.rendering import template_digest
 
         if self.prompt is None or self.prompt.template in (None, template_digest(tokenizer)):
             return None
@@ -160,6 +157,8 @@ class ThresholdProfile(ProfileContent):
 
     def clock_doubt(self) -> str | None:
         """Returns a warning for a server, where the prompts of each day would be others; else None."""
+        from fsd_decoding.profile.rendering import DAY
+
         if self.prompt is None or not self.prompt.clock:
             return None
         return (

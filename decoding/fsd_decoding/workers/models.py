@@ -12,9 +12,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.loading import ModelSource, keywords_of
-from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from fsd_decoding.workers.sources import AnyDraft, Sources
+from fsd_decoding.models.forward import attention_kind
+from fsd_decoding.workers.model_workers import AnyDraft, Sources
 
 OTHER_MODELS = (
     "a worker has other models, or other versions of libraries, than the process that started it; do not "

@@ -5,35 +5,175 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
-from functools import cached_property
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-from fsd_calib.engines.base import Begin, DecodingRequest, Engine, KeyedPrompt, OnFinish, Pair, WantedTraces
+from fsd_calib.engines.base import (
+    Begin,
+    DecodingRequest,
+    Engine,
+    KeyedPrompt,
+    Limits,
+    OnFinish,
+    Pair,
+    WantedTraces,
+    fit,
+)
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.vllm.arguments import EngineArguments
-from fsd_calib.engines.vllm.checkpoint import Checkpoints
-from fsd_calib.engines.vllm.loading import Room, load, versions
-from fsd_calib.engines.vllm.requests import Finished, Requests
-from fsd_calib.engines.vllm.step_costs import measure_costs
+from fsd_calib.engines.vllm.loading import Checkpoints, EngineArguments, Room, load, read_checkpoints, versions
 from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of
 from fsd_calib.vllm_plugin.engine_checks import RULES
-from fsd_calib.vllm_plugin.measured_setting import MeasuredSetting
+from fsd_calib.vllm_plugin.followed import MeasuredSetting
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import rule_named
+from fsd_decoding.batch import FinishReason, Request
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.engine.result import Result
-from fsd_decoding.engine.row import FinishReason
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
 from fsd_decoding.requests import requests_for
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
+
+_numbers = count()  # of requests: vLLM and the plugin tell them apart by their names
+
+
+class Finished(NamedTuple):
+    """A finished request.
+
+    Attributes:
+        place: Its place among the requests.
+        output: vLLM's `CompletionOutput`.
+        facts: What the plugin counted; see `fsd_calib.vllm_plugin.calibrating`.
+    """
+
+    place: int
+    output: Any
+    facts: dict[str, Any]
+
+
+class Requests:
+    """Feeds an engine with requests, `rows` at a time.
+
+    Args:
+        llm: The engine, in which no other request is running.
+        requests: With their prompts as token ids.
+        parameters: `SamplingParams` of each.
+    """
+
+    def __init__(self, llm: Any, requests: Sequence[Request], parameters: Sequence[Any], rows: int) -> None:
+        self._engine, self._requests, self._parameters, self._rows = llm.llm_engine, requests, parameters, rows
+        self._running: dict[str, int] = {}
+
+    def results(self, begin: Begin | None = None) -> Iterator[Finished]:
+        """Yields the requests that are begun, by default all, as they finish; if the caller leaves, they are aborted.
+
+        Raises:
+            UsageError: The plugin has not seen a whole text, so that its rounds are not known.
+        """
+        places = (i for i in range(len(self._requests)) if begin is None or begin(i))
+        with self.aborting():
+            while self.fill(places) or self._running:
+                yield from self.step()
+
+    def fill(self, places: Iterator[int]) -> int:
+        """Adds requests while there is room, and returns how many."""
+        added = 0
+        while len(self._running) < self._rows and (index := next(places, None)) is not None:
+            name = f"fsd{next(_numbers)}"
+            prompt = {"prompt_token_ids": list(self._requests[index].prompt)}
+            self._engine.add_request(name, prompt, self._parameters[index])
+            self._running[name] = index
+            added += 1
+        return added
+
+    def step(self) -> list[Finished]:
+        """Runs one step of the engine, and returns what finished in it."""
+        ended = {output.request_id: output.outputs[0] for output in self._engine.step() if output.finished}
+        if not ended:
+            return []
+        answers = self._engine.collective_rpc("fsd_take", args=(list(ended),))
+        facts = {each["id"]: each for of_worker in answers for each in of_worker}
+        if missing := [name for name in ended if name not in facts or not facts[name]["whole"]]:
+            raise UsageError(f"the plugin has not seen all of request {missing[0]!r}; run the same command again")
+        return [Finished(self._running.pop(name), output, facts[name]) for name, output in ended.items()]
+
+    @contextmanager
+    def aborting(self) -> Iterator[None]:
+        """Aborts, at the end, what is still running."""
+        try:
+            yield
+        finally:
+            if self._running:
+                self._engine.abort_request(list(self._running))
+                self._running.clear()
+
+
+_STEPS = 200  # timed per draft length
+_FEWER, _SECONDS = 50, 15.0  # steps that suffice after so many seconds
+_TURN = 40  # steps of a length before the next one takes its turn
+_TURNS = 40  # at most
+
+
+def measure_costs(requests: Callable[[int], Requests], prompts: int, longest: int, progress: Progress) -> CostModel:
+    """Times steps in which all rows decode, at two or three draft lengths that take turns.
+
+    The step that reads a prompt is left out, and so is one in which a text ends. The time of drafting and that of
+    verifying a longer draft are not told apart: all is in `draft_step`.
+
+    Args:
+        requests: Starts decoding exactly at a draft length, with a row for each stream.
+        prompts: How many each start has; they are repeated.
+        longest: The largest draft length that the engine was loaded for.
+
+    Raises:
+        UsageError: No text took a second round.
+    """
+    lengths = sorted({max(1, longest // 4), max(1, longest // 2), longest})
+    lengths = [0, 1] if lengths == [1] else lengths
+    seconds: dict[int, list[float]] = {length: [] for length in lengths}
+    with progress.step("measuring what a round costs", _STEPS) as advance:
+        began, done = time.perf_counter(), 0
+        for _ in range(_TURNS):
+            for length in lengths:
+                seconds[length] += _steady_steps(requests(length), prompts)
+            counted = min(_STEPS, *map(len, seconds.values()))
+            advance(counted - done)
+            done = counted
+            if done >= (_FEWER if time.perf_counter() - began > _SECONDS else _STEPS):
+                break
+    if short := [length for length, taken in seconds.items() if not taken]:
+        raise UsageError(f"no text took a second round at draft length {short[0]}; give prompts with longer answers")
+    medians = {length: median(taken) for length, taken in seconds.items()}
+    slope = (medians[lengths[-1]] - medians[lengths[0]]) / (lengths[-1] - lengths[0])
+    return fit(medians, max(slope, 0.0))  # a length that has a graph may take less time than a shorter one without
+
+
+def _steady_steps(requests: Requests, prompts: int) -> list[float]:
+    """Returns the seconds of some steps in which every row decodes: nothing is read, and nothing ends."""
+    places, seconds = cycle(range(prompts)), []
+    with requests.aborting():
+        for _ in range(_TURN):
+            added = requests.fill(places)
+            began = time.perf_counter()
+            ended = requests.step()
+            taken = time.perf_counter() - began
+            if not added and not ended:
+                seconds.append(taken)
+    return seconds
+
 
 PLUGIN_VERSION = 1  # raised when the plugin's texts or counts change
 
@@ -103,7 +243,7 @@ class VllmEngine(Engine):
         self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
     ) -> CostModel:
         if tree is not None:
-            raise UsageError("engine 'vllm' drafts no trees; leave --tree out")
+            raise UsageError(f"engine 'vllm' drafts no trees; leave {named('tree')} out")
 
         def requests(length: int) -> Requests:
             self.follow(self._exact(length))
@@ -286,3 +426,43 @@ def _request_seed(seed: int, key: int) -> int:
     """The seed of one request's noise, other ones for every seed of the calibration and every problem."""
     digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+@dataclass(frozen=True)
+class VllmEngineSource:
+    """Checkpoints, and all settings of decoding that no configuration holds. Implements `EngineSource`.
+
+    Attributes:
+        target, draft: Paths or hub ids.
+        dtype: None: the target checkpoint's own.
+        task: Its name, for messages.
+        intervals_hold: See `VllmEngine.intervals_hold`.
+    """
+
+    target: str
+    draft: str
+    dtype: str | None
+    decoding: DecodingConfig
+    limits: Limits
+    arguments: EngineArguments
+    room: Room
+    task: str
+    intervals_hold: bool = False
+
+    def engine(self, draft: str | None) -> VllmEngine:
+        """See `EngineSource.engine`."""
+        return _made(self)
+
+    def noting(self, note: Callable[[str], None]) -> VllmEngine:
+        """Returns an engine that says what it cannot do."""
+        checkpoints, room = read_checkpoints(self.target, self.draft, self.dtype), self.room
+        if checkpoints.context is not None:
+            room = replace(room, context=min(room.context, checkpoints.context))
+        engine = VllmEngine(checkpoints, self.decoding, self.limits, self.arguments, room, self.task, note)
+        engine.intervals_hold = self.intervals_hold
+        return engine
+
+
+@cache
+def _made(source: VllmEngineSource) -> VllmEngine:
+    return source.noting(lambda line: None)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib.engines.base import Engine, KeyedPrompt, WantedTraces
-from fsd_collectors.collection.assembly import Completions
 from fsd_collectors.collection.measures import Measures
-from fsd_collectors.collection.run_facts import task_info, versions
+from fsd_collectors.collection.portions import Completions
+from fsd_collectors.collection.run import task_info, versions
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter

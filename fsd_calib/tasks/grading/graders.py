@@ -12,7 +12,7 @@ from fsd_calib.tasks.base import Grader, Problem
 from fsd_calib.tasks.grading.apart import Apart
 from fsd_calib.tasks.grading.choices import final_choice
 from fsd_calib.tasks.grading.numbers import final_number, same_answer
-from fsd_decoding.profile.prompt import LETTERS
+from fsd_decoding.profile.parts import LETTERS
 
 # Of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Chinese characters.
 _UNSPACED = (

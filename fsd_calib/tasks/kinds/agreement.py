@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.asking import Asking, instructed
 from fsd_calib.tasks.base import Example, Grader, Kind, Task, pick, problem_of, prompt_of, task_of
 from fsd_calib.tasks.grading.graders import same_text, similar
-from fsd_calib.tasks.prompts import instructed
-from fsd_calib.tasks.sources.examples import examples_of
-from fsd_calib.tasks.sources.rows import Row, read_rows, shown
+from fsd_calib.tasks.rows import Row, examples_of, read_rows, shown
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import QUESTION, PromptForm, PromptInfo
+from fsd_decoding.profile.parts import QUESTION, PromptForm, PromptInfo
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.rendering import PromptRenderer

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.asking import Asking, Exemplar, WorkedExamples, instructed
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.graders import same_number
-from fsd_calib.tasks.prompts import Exemplar, WorkedExamples, instructed
 from fsd_common.errors import UsageError
 from fsd_data.problems import fresh, generate
-from fsd_decoding.profile.prompt import PromptForm
+from fsd_decoding.profile.parts import PromptForm
 
 _PROBLEMS = 3000  # without a limit; more than two thirds of them are certified on
 

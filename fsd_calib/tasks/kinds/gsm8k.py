@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fsd_calib.tasks.asking import Exemplar, WorkedExamples
 from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.grading.graders import same_number
 from fsd_calib.tasks.grading.numbers import MARK, marked_number
-from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
-from fsd_calib.tasks.sources.examples import examples_of
-from fsd_calib.tasks.sources.hub_rows import HubData
-from fsd_calib.tasks.sources.rows import Row, read_rows
+from fsd_calib.tasks.rows import HubData, Row, examples_of, read_rows
 from fsd_common.errors import UsageError
 
 _HUB = HubData(

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.asking import Asking, instructed
 from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.grading.python_tests import COLUMNS, STOP, passes_tests
-from fsd_calib.tasks.prompts import instructed
-from fsd_calib.tasks.sandbox.preflight import checked_bwrap
-from fsd_calib.tasks.sources.examples import examples_of
-from fsd_calib.tasks.sources.hub_rows import HubData
-from fsd_calib.tasks.sources.rows import Row, read_rows
-from fsd_decoding.profile.prompt import QUESTION, PromptForm
+from fsd_calib.tasks.rows import HubData, Row, examples_of, read_rows
+from fsd_calib.tasks.sandbox.run import checked_bwrap
+from fsd_decoding.profile.parts import QUESTION, PromptForm
 
 _HUB = HubData(
     "openai/openai_humaneval", {"test": None}, files=("README.md", "openai_humaneval/*"),

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fsd_calib.tasks.asking import Exemplar, WorkedExamples
 from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.phrases import last_box
-from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
-from fsd_calib.tasks.sources.examples import examples_of
-from fsd_calib.tasks.sources.hub_rows import HubData
-from fsd_calib.tasks.sources.rows import Row, read_rows
+from fsd_calib.tasks.rows import HubData, Row, examples_of, read_rows
 from fsd_common.errors import UsageError
 
 _BOXED = "Solve the problem step by step. Give the final answer alone in a box at the end: \\boxed{answer}."

@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fsd_calib.tasks.asking import WorkedExamples
 from fsd_calib.tasks.base import Example, Kind, TaskKind, pick
 from fsd_calib.tasks.grading.graders import same_choice
 from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, Options, choice_example, worked_choice
-from fsd_calib.tasks.prompts import WorkedExamples
-from fsd_calib.tasks.sources.hub_rows import HubData
-from fsd_calib.tasks.sources.rows import Row, read_rows
+from fsd_calib.tasks.rows import HubData, Row, read_rows
 from fsd_common.errors import UsageError
 
 _HUB = HubData(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
+from fsd_calib.tasks.asking import Exemplar
 from fsd_calib.tasks.base import Example
-from fsd_calib.tasks.prompts import Exemplar
-from fsd_calib.tasks.sources.rows import Row, shown
+from fsd_calib.tasks.rows import Row, shown
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.prompt import LETTERS
+from fsd_decoding.profile.parts import LETTERS
 
 BEST_OPTION = (
     "Think step by step about the question and its options. "

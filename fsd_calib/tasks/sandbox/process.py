@@ -12,9 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from fsd_calib.tasks.sandbox.command import sandbox_command
-from fsd_calib.tasks.sandbox.filter import system_call_filter
-from fsd_calib.tasks.sandbox.limits import Ending, Limits, Outcome
+from fsd_calib.tasks.sandbox.command import Ending, Limits, Outcome, sandbox_command, system_call_filter
 from fsd_common.errors import UsageError
 
 _STARTED = b"+"

@@ -1,4 +1,4 @@
-"""The plugin's metrics beside vLLM's own, for Prometheus."""
+"""The plugin's metrics beside vLLM's own, for Prometheus: counters of workers, passed on to vLLM's front end."""
 
 from __future__ import annotations
 
@@ -6,17 +6,78 @@ import functools
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from fsd_calib.vllm_plugin.telemetry.counters import read_counters
-from fsd_decoding.profile.drift import expected_range
+from fsd_calib.vllm_plugin.telemetry.steps import Step
+from fsd_calib.vllm_plugin.telemetry.texts import ServedText
+from fsd_decoding.profile.following import Drift, expected_range
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+class Acceptance:
+    """Watches texts for drift.
+
+    Args:
+        drift: compares windows of texts with the profile.
+        counters: receive the texts' rates, and that they drifted.
+        warn: called with drift's message.
+    """
+
+    def __init__(self, drift: Drift, counters: Counters, warn: Callable[[str], None]) -> None:
+        self._drift, self._counters, self._warn = drift, counters, warn
+
+    def finished(self, text: ServedText) -> None:
+        if not text.drafted or not text.whole:
+            return
+        self._counters.increase("texts", 1)
+        self._counters.increase("accepted_share", text.accepted / text.drafted)
+        if message := self._drift.add(text):
+            self._counters.increase("drifted", 1)
+            self._warn(message)
+
+
+NAMES: Final = ("exact", "fuzzy", "rejected", "fuzzy_divergence", "texts", "accepted_share", "drifted")
+"""What is counted: drafted tokens accepted without need of D <= T, by it, and rejected; the sum of D of the second;
+texts that were decoded as the profile says, with the sum of their shares of accepted tokens; whether they drifted."""
+
+
+class Counters:
+    """Numbers in a file that another process reads, without locks: one process writes, each number alone.
+
+    Args:
+        file: which is created, or begun anew. On a host without the front end its folder is, too, and nobody reads it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._values = np.asarray(np.memmap(file, np.float64, "w+", shape=(len(NAMES),)))
+
+    def increase(self, name: str, by: float) -> None:
+        self._values[NAMES.index(name)] += by
+
+    def add(self, step: Step) -> None:
+        if step.layout.count:
+            needed, kept = step.needed, step.kept.sum()
+            fuzzy = needed.sum()
+            rejected = step.decided.sum() - kept
+            self._values[:4] += (kept - fuzzy, fuzzy, rejected, step.divergences[needed].sum())  # as in NAMES
+
+    def finish(self, ids: Iterable[str]) -> None:
+        """Counts nothing by request."""
+
+
+def read_counters(file: Path) -> dict[str, float]:
+    """Returns the numbers of a file by name, as they are now; 0 where it is only being made."""
+    numbers = np.fromfile(file, np.float64).tolist()
+    return dict(zip(NAMES, numbers if len(numbers) == len(NAMES) else [0.0] * len(NAMES), strict=True))
+
 
 PATTERN = "engine-{}.counters"
 """Name of the file of an engine's counters, by its index among data-parallel engines."""

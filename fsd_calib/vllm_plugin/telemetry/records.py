@@ -2,18 +2,153 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, Full, Queue
-from typing import Any
+from typing import Any, Self
 
-from fsd_calib.vllm_plugin.telemetry.record_tables import Served, tables_of
-from fsd_calib.vllm_plugin.telemetry.texts import ServedText
-from fsd_collectors.manifest import Manifest
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fsd_calib.vllm_plugin.telemetry.texts import Round, ServedText
+from fsd_collectors.collection.on_policy import DraftedTokens, Drafts
+from fsd_collectors.collection.portions import Completions
+from fsd_collectors.collection.run import versions
+from fsd_collectors.manifest import Manifest, Policy, TaskInfo
 from fsd_collectors.store.writing import TraceWriter
+from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+PORTION = 50  # texts of a shard, at most
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What vLLM's engine serves with."""
+
+    draft_length: int  # L
+    batch_size: int  # largest number of running requests
+    context: int  # the most tokens of a prompt and its text together
+    eos: Iterable[int]  # tokens that end a text
+    device: str
+    version: str  # of vLLM
+
+
+def manifest_of(profile: ThresholdProfile, texts: int, engine: EngineFacts) -> Manifest:
+    """Returns the manifest of texts that are decoded as a profile says.
+
+    Args:
+        profile: which is followed.
+        texts: number of texts after which recording ends.
+        engine: which serves.
+    """
+    return Manifest(
+        way="serving",
+        policy=Policy(
+            rule=profile.effective_rule, divergence=profile.divergence,
+            threshold="none" if profile.threshold is None else repr(profile.threshold),
+            draft_length=engine.draft_length, within_support=profile.within_support,
+        ),
+        target=profile.target,
+        draft=profile.draft,
+        tokenizer=profile.tokenizer,
+        eos=tuple(sorted(engine.eos)),
+        task=TaskInfo(
+            name=profile.task, source="requests to vLLM", prompts="", problems=texts, max_new_tokens=engine.context,
+            fingerprint=hashlib.sha256(profile.model_dump_json().encode()).hexdigest(), stop=(),
+        ),
+        sampling=profile.sampling,
+        seed=profile.seed,
+        divergences=tuple(dict.fromkeys((*DIVERGENCES, profile.divergence))),
+        on=profile.logits,
+        hidden=0,
+        projected=False,
+        batch_size=engine.batch_size,
+        portion=min(PORTION, texts),
+        device=engine.device,
+        versions=versions(f"vllm {engine.version}"),
+    )  # fmt: skip
+
+
+Array = NDArray[Any]
+
+_OF_STEP = ("judged", "fuzzy", "most_likely")  # the facts that every `Step` has
+_OF_NOISE = ("target_choice", "same_token", "sd_accepts", "sd_probability")  # unknown of sampled tokens
+
+
+@dataclass(frozen=True)
+class Served:
+    """A finished text, with what the table of completions needs of it."""
+
+    text: str  # cut before a stop string
+    tokens: list[int]  # without the token that ended it
+    finish_reason: str
+    emitted: int  # tokens, one that ended it included
+    drafted: int
+    accepted: int
+    parts: Sequence[Round]
+    prompt: Sequence[int]
+    greedy: bool
+
+    @classmethod
+    def of(cls, text: ServedText, tokenizer: Any) -> Self:
+        """Describes a finished text, which `tokenizer` decodes."""
+        tokens = text.tokens[:-1] if text.reason == "eos" else text.tokens
+        decoded = tokenizer.decode(tokens, skip_special_tokens=True)
+        if text.reason == "stop":
+            places = [place for stop in text.request.stops if (place := decoded.find(stop)) >= 0]
+            decoded = decoded[: min(places, default=None)]
+        return cls(decoded, tokens, text.reason, len(text.tokens), text.drafted, text.accepted, text.rounds,
+                   text.request.prompt, text.request.greedy)  # fmt: skip
+
+    @property
+    def rounds(self) -> int:
+        return len(self.parts)
+
+
+def tables_of(manifest: Manifest, measured: Sequence[str], texts: Sequence[Served], first: int) -> dict[str, pa.Table]:
+    """Returns the tables of a portion.
+
+    Args:
+        manifest: of the run.
+        measured: names of the columns that follow the first three facts of a drafted token.
+        texts: of the portion.
+        first: number of the first of them in the run.
+    """
+    count = len(texts)
+    problems, unknown = range(first, first + count), [None] * count
+    done = Completions(manifest, problems, ["serving"] * count, [text.prompt for text in texts], texts, unknown)
+    drafts = _drafts(texts)
+    columns = (*_OF_STEP, *measured)
+    facts = [np.empty((len(columns), 0), np.float32), *(part.facts for text in texts for part in text.parts)]
+    first_tokens = np.cumsum(drafts.proposed) - drafts.proposed
+    drafted = DraftedTokens.of(drafts.proposed, first_tokens, np.concatenate(facts, 1), None)
+    named = _columns(manifest, dict(zip(columns, drafted.measured, strict=True)))
+    sampled = ~np.array([text.greedy for text in texts], bool)[drafts.owner[drafted.round_]]
+    named |= {name: np.ma.masked_array(named[name], sampled) for name in _OF_NOISE}
+    return {"tokens": done.on_policy(drafts, drafted, named), "completions": done.table()}
+
+
+def _columns(manifest: Manifest, facts: dict[str, Array]) -> dict[str, Array]:
+    """Returns the facts with the D that decided in its own column, which may differ in the last digit."""
+    assert manifest.policy is not None
+    return facts | {manifest.policy.divergence: facts["judged"]}
+
+
+def _drafts(texts: Sequence[Served]) -> Drafts:
+    parts = [(owner, number, part) for owner, text in enumerate(texts) for number, part in enumerate(text.parts)]
+    values = [
+        (owner, number, len(texts[owner].prompt) + part.begin, part.facts.shape[1], part.accepted)
+        for owner, number, part in parts
+    ]
+    return Drafts(*np.array(values, np.int64).reshape(-1, 5).T)
+
 
 _PATIENCE = 30.0  # seconds that the end of serving waits for the disk
 

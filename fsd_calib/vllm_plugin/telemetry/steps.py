@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import Layout
-from fsd_calib.vllm_plugin.judged import Judged
+from fsd_calib.vllm_plugin.judge import Judged
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_collectors.collection.measures import Measures
 

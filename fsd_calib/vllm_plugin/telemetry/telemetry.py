@@ -12,17 +12,13 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.version import __version__ as vllm_version
 
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_calib.vllm_plugin.telemetry.acceptance import Acceptance
-from fsd_calib.vllm_plugin.telemetry.counters import Counters
-from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN
-from fsd_calib.vllm_plugin.telemetry.record_manifest import EngineFacts, manifest_of
-from fsd_calib.vllm_plugin.telemetry.records import Records
+from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN, Acceptance, Counters
+from fsd_calib.vllm_plugin.telemetry.records import EngineFacts, Records, manifest_of
 from fsd_calib.vllm_plugin.telemetry.steps import Listener, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import TextListener, Texts
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.manifest import Manifest
-from fsd_decoding.profile.drift import Drift
-from fsd_decoding.profile.settings import coverage_of
+from fsd_decoding.profile.following import Drift, coverage_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
 

@@ -11,7 +11,6 @@ unfinished.tmp                   the same, about to be removed, once the head is
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +21,9 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
-from fsd_common.files import atomic_write, leftovers, open_to_append, sync
-from fsd_predictors.files import foreign_name
+from fsd_common.files import atomic_write, foreign_name, leftovers, open_to_append, sync
 
 UNFINISHED, DISCARDED, FACTS, TEXTS = "unfinished", "unfinished.tmp", "facts.json", "texts.jsonl"
 CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
@@ -174,7 +173,7 @@ class HeadFolder:
 
 
 def _digest(number: int, text: Text) -> str:
-    return hashlib.sha256(json.dumps([number, *text]).encode()).hexdigest()[:16]
+    return facts_digest([number, *text])[:16]
 
 
 def _text_of(number: int, line: str) -> Text:

@@ -1,12 +1,36 @@
-"""How an EAGLE head is trained."""
+"""How an EAGLE head is trained, and the prompts that it learns from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fsd_common.argument_checks import check_count, check_whole
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Source:
+    """The prompts whose completions by the target a head learns from.
+
+    Args:
+        name: of the task.
+        prompts: of problems for tuning alone, in random order.
+        max_new_tokens: the longest completion.
+        stop: strings that end one.
+    """
+
+    name: str
+    prompts: tuple[str, ...]
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of all of it."""
+        return facts_digest(asdict(self))
+
 
 _RATE, _AT_WIDTH = 4e-3, 128  # a larger head takes smaller steps: in inverse proportion to its width
 _FEWEST_LAYERS = 3  # of a target, of which one is read at the beginning, in the middle and at the end

@@ -1,4 +1,9 @@
-"""Training an EAGLE-3 head on the target's own texts."""
+"""Training an EAGLE-3 head on the target's own texts, and the model card that reports how well it drafts.
+
+The loss is that of training-time test (EAGLE-3, arXiv 2503.01840, section 3.2): the head drafts several tokens after
+one another, from every place of a text. In the first step it is fed the target's features, in each later one its own
+states of the step before, as in decoding; the tokens are those of the text.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +11,202 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig
 
 from fsd_common.errors import UsageError, in_one_line
+from fsd_common.pages.blocks import Sheet
+from fsd_common.pages.markdown import table
+from fsd_common.progress.base import Progress
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.checkpoint import files_of
-from fsd_decoding.eagle.head import Eagle3Head
+from fsd_decoding.drafters.eagle import files_of
+from fsd_decoding.drafters.eagle_head import Eagle3Head, Rotation
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
-from fsd_predictors.heads.card import card, drafts
+from fsd_decoding.tree_shape import TreeShape
 from fsd_predictors.heads.folder import CARD, CHECKPOINT, TRAINING, HeadFolder, Text
-from fsd_predictors.heads.recipe import HeadRecipe
-from fsd_predictors.heads.source import Source
-from fsd_predictors.heads.unrolled import StepLoss, Texts, unrolled, weighted
+from fsd_predictors.heads.recipe import HeadRecipe, Source
+
+_DRAFTS = {"chain of 3": (3, None), "chain of 5": (5, None), "tree 5 deep, 16 nodes": (5, TreeShape(4, 16))}
+_TEXT = """# EAGLE-3 head for {target}
+
+Drafts {known} of the target's tokens from its hidden states {layers}. Load it with `Eagle(folder)`.
+
+It was trained on {trained_on:,} tokens that the target wrote itself for problems of the tuning part of task {task}:
+{epochs} epochs by {steps} steps of training-time test, {batch} texts at a time, with a learning rate up to {rate:.2g}
+and seed {seed}. The figures below are of {held_out} other problems of that part.
+
+{along}
+
+{drafts}
+"""
+
+
+def tokens_per_round(target: Any, head: Eagle3Head, tokenizer: Any, source: Source, count: int) -> dict[str, float]:
+    """Returns tokens per round of lossless greedy decoding of the first `count` prompts, by what is drafted."""
+    found = {}
+    for name, (length, tree) in _DRAFTS.items():
+        decoder = SpeculativeDecoder(target, head, tokenizer, rule="coupled", draft_length=length, tree=tree)
+        results = decoder.generate(list(source.prompts[:count]), source.max_new_tokens, stop=source.stop)
+        found[name] = sum(r.emitted for r in results) / max(1, sum(r.rounds for r in results))
+    return found
+
+
+def card(record: Mapping[str, Any]) -> str:
+    """Returns the card.
+
+    Args:
+        record: what training.json holds.
+    """
+    recipe = record["recipe"]
+    known = "all" if recipe["vocabulary"] is None else recipe["vocabulary"]
+    return _TEXT.format(
+        target="/".join(Path(record["target"]).parts[-2:]), layers=", ".join(map(str, recipe["layers"])), known=known,
+        task=record["source"]["name"], trained_on=record["trained_on"], held_out=record["held_out"],
+        epochs=recipe["epochs"], steps=recipe["steps"], batch=recipe["batch_size"], rate=recipe["learning_rate"],
+        seed=recipe["seed"],
+        along=_markdown(by_epoch(record)), drafts=_markdown(by_draft(record)),
+    )  # fmt: skip
+
+
+def by_epoch(record: Mapping[str, Any]) -> Sheet:
+    """Returns the table of loss and agreement after each epoch."""
+    numbers = range(1, record["recipe"]["steps"] + 1)
+    return Sheet(
+        "Along the target's text",
+        ("epoch", *(f"loss {n}" for n in numbers), *(f"agreement {n}" for n in numbers)),
+        tuple(
+            (str(number), *("-" if each is None else f"{each:.3f}" for each in (*epoch["loss"], *epoch["agreement"])))
+            for number, epoch in enumerate(record["history"], 1)
+        ),
+        "Loss: the cross-entropy of q under the target's p, in nats, for the 1st, 2nd, … token drafted after one "
+        "another. Agreement: the share of places where q and p have the same likeliest token. "
+        "-: there is none, as all texts are too short.",
+    )
+
+
+def by_draft(record: Mapping[str, Any]) -> Sheet:
+    """Returns the table of tokens per round."""
+    return Sheet(
+        "Decoding",
+        ("draft", "tokens per round"),
+        tuple((name, f"{value:.2f}") for name, value in record["drafts"].items()),
+        "Lossless and greedy: the drafted tokens that are accepted in a round, and one of the target's own.",
+    )
+
+
+def _markdown(sheet: Sheet) -> str:
+    return f"## {sheet.title}\n\n{table(sheet)}\n\n{sheet.note}"
+
+
+_DECAY = 0.8  # weight of each step, in terms of the one before, as in EAGLE's training code
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A batch of texts, and what the target made of them.
+
+    Args:
+        tokens: (B, S) prompts and completions, padded on the right.
+        begins, ends: (B,) where completions begin, and end.
+        states: (B, S, layers·H) the hidden states that the head reads, one after the other.
+        logits: (B, S, V) of the token after each.
+    """
+
+    tokens: Tensor
+    begins: Tensor
+    ends: Tensor
+    states: Tensor
+    logits: Tensor
+
+    @classmethod
+    def read(cls, target: Any, layers: tuple[int, ...], tokens: Tensor, begins: Tensor, ends: Tensor) -> Texts:
+        """Lets the target read texts. What is padded on the right changes nothing before it."""
+        with torch.no_grad():
+            mask = torch.ones_like(tokens)  # some models warn without one
+            out = target(input_ids=tokens, attention_mask=mask, use_cache=False, output_hidden_states=True)
+        states = torch.cat([out.hidden_states[layer].to(tokens.device) for layer in layers], -1)
+        return cls(tokens, begins, ends, states.float(), out.logits.to(tokens.device).float())
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """One step of the unrolled head, over all places of a batch whose next token is a completion's.
+
+    Args:
+        loss: mean cross-entropy of q, in nats, under the target's distribution over the tokens that the head knows.
+        agreement: share of places where q and p have the same likeliest token.
+        places: how many there are.
+    """
+
+    loss: Tensor
+    agreement: Tensor
+    places: Tensor
+
+
+def unrolled(head: Eagle3Head, texts: Texts, steps: int) -> list[StepLoss]:
+    """Drafts `steps` tokens from every place of the texts, and compares q with p after each."""
+    pairs = texts.tokens.shape[1] - 1
+    place = torch.arange(pairs, device=texts.tokens.device)
+    rotation, grown = Rotation(head.config, pairs + steps, texts.states), _Grown()
+    features, found = head.fuse(texts.states)[:, :-1], list[StepLoss]()
+    for step in range(steps):
+        fed = texts.tokens[:, (place + 1 + step).clamp_max(pairs)]
+        mask = _visible(pairs, step, features)
+        features = head(fed, features, rotation((place + step)[None]), mask, grown)
+        found.append(_compared(head, texts, features, place + 1 + step))
+    return found
+
+
+def weighted(found: list[StepLoss]) -> Tensor:
+    """Returns the loss of all steps together."""
+    total: Tensor = torch.stack([each.loss * _DECAY**step for step, each in enumerate(found)]).sum()
+    return total
+
+
+def _compared(head: Eagle3Head, texts: Texts, states: Tensor, last: Tensor) -> StepLoss:
+    """Compares q with p after the text up to positions `last` (pairs,), where a completion goes on."""
+    fits = (last + 1 >= texts.begins[:, None]) & (last + 1 < texts.ends[:, None])  # (B, pairs)
+    logits = texts.logits[:, last.clamp_max(texts.logits.shape[1] - 1)][fits]  # (N, V)
+    own = head.known_logits(states[fits])  # (N, K)
+    p = torch.softmax(logits[:, head.known], -1)
+    places = fits.sum()
+    cross = -(p * torch.log_softmax(own, -1)).sum() / places.clamp_min(1)
+    same = (head.known[own.argmax(-1)] == logits.argmax(-1)).sum() / places.clamp_min(1)
+    return StepLoss(cross, same.detach(), places)
+
+
+def _visible(pairs: int, step: int, like: Tensor) -> Tensor:
+    """The additive mask (1, 1, pairs, (step + 1)·pairs): the text before each place, and its own later steps."""
+    text = torch.ones(pairs, pairs, dtype=torch.bool, device=like.device).tril()
+    own = torch.eye(pairs, dtype=torch.bool, device=like.device)
+    seen = torch.cat([text, *[own] * step], 1)
+    return like.new_zeros(seen.shape).masked_fill(~seen, torch.finfo(like.dtype).min)[None, None]
+
+
+class _Grown:
+    """Keys and values of all steps so far, through which gradients pass."""
+
+    def __init__(self) -> None:
+        self._keys, self._values = list[Tensor](), list[Tensor]()
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        self._keys.append(keys)
+        self._values.append(values)
+        return torch.cat(self._keys, 2), torch.cat(self._values, 2)
+
 
 _PORTION = 64  # texts decoded before they are kept
 _HELD_OUT = 10  # one in so many texts is not trained on
 _WARM_UP = 0.04  # of all steps
 _BETAS, _CLIP = (0.9, 0.95), 0.5  # as in EAGLE's training code
-
-
-class Progress(Protocol):
-    """Shows the steps of a training, as the commands' progress does."""
-
-    def step(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Returns a context that yields a function which adds to the work done."""
 
 
 def train_head(
@@ -69,7 +237,7 @@ def train_head(
         history = _Training(target, head, texts[held:], texts[:held], recipe, folder).run(progress)
         head.to(target.dtype).eval()  # as it will draft
         with progress.step("measuring its drafts", 0):
-            measured = drafts(target, head, tokenizer, source, held)
+            measured = tokens_per_round(target, head, tokenizer, source, held)
         tokens = sum(len(completion) for _, completion in texts[held:])
         record = facts | {"trained_on": tokens, "held_out": held, "history": history, "drafts": measured}
         written = {TRAINING: json.dumps(record, indent=2).encode() + b"\n", CARD: card(record).encode()}

@@ -14,8 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from fsd_predictors.models.base import AcceptanceModel, Array, Parts
-from fsd_predictors.models.encoding import Encoding
-from fsd_predictors.models.monotone import Ramp, fit_weights, knots_of, pieces
+from fsd_predictors.models.monotone import Encoding, Ramp, fit_weights, knots_of, pieces
 
 _ROWS = 100_000  # a sample of so many is enough for some hundred weights
 _SHARE_KNOTS = 7

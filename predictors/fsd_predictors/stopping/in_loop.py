@@ -1,6 +1,7 @@
 """Stopping rules while decoding: the engine's stop policy that evaluates a rule after each draft step.
 
-Statistics of the drafted tokens are computed on the device, copied to the host once a step, and passed to the rule.
+Statistics of the drafted tokens, and the draft's hidden states where a rule reads them, are computed on the device,
+copied to the host once a step, and passed to the rule.
 """
 
 from __future__ import annotations
@@ -8,19 +9,72 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import and_
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fsd_decoding.policies.stopping import DraftState, RowFacts, StopPolicy, Verified
-from fsd_predictors.features.draft_distribution import measure
-from fsd_predictors.features.features import NO_HISTORY, Drafted, RoundContext, Value, history_after
-from fsd_predictors.features.share_scale import ShareScale
-from fsd_predictors.features.token_kinds import TokenKinds
-from fsd_predictors.stopping.draft_states import DraftStates
+from fsd_collectors.collection.measures import HiddenStates
+from fsd_common.errors import UsageError
+from fsd_decoding.batch import Row
+from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified
+from fsd_predictors.facts import HiddenInfo
+from fsd_predictors.features import NO_HISTORY, Drafted, RoundContext, TokenKinds, Value, history_after, measure
+from fsd_predictors.share_scale import ShareScale
 from fsd_predictors.stopping.rule import Answer, Kept, Round, StoppingRule
+
+
+class DraftStates(HiddenStates):
+    """Reads the hidden state of one draft step at a time: the one that follows a call of `watch`.
+
+    Its hook is installed for that step only, so other users of the draft model are not slowed down.
+
+    Args:
+        draft: the draft model.
+        info: width and projection of the state.
+
+    Raises:
+        UsageError: the draft is not a model, or it is compiled.
+    """
+
+    def __init__(self, draft: Any, info: HiddenInfo) -> None:
+        _check(draft)
+        super().__init__(draft, info.setting, info.seed or 0)
+        self._watching: int | None = None  # id of the thread that decodes: others may use the model meanwhile
+
+    def watch(self) -> None:
+        """Installs the hook for the next draft step of this thread."""
+        self._leave()  # the last step may have failed
+        self._calls.clear()
+        self._watching = get_ident()
+        self.__enter__()
+
+    def take(self) -> Tensor:
+        """Returns the states (B, width) in fp16 at the rows' last positions, from which q was computed."""
+        if not self._calls:
+            raise UsageError("the predictor reads the hidden state of another draft; pass it the decoder's own")
+        return self.latest()[:, -1]
+
+    def _keep(self, head: Any, inputs: tuple[Tensor, ...]) -> None:
+        if get_ident() == self._watching:
+            super()._keep(head, inputs)
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._watching is not None:
+            self._watching = None
+            self.__exit__(None, None, None)
+
+
+def _check(draft: Any) -> None:
+    need = "the predictor reads the draft's last hidden state, but"
+    if isinstance(draft, DraftSource):
+        raise UsageError(f"{need} {draft!r:.80} has none; use a draft model, or a predictor trained without it")
+    if hasattr(draft, "_orig_mod") or getattr(draft, "_compiled_call_impl", None) is not None:
+        raise UsageError(f"{need} it cannot be read from a compiled draft; pass the model without compiling it")
 
 
 class EarlyStop(StopPolicy):
@@ -83,7 +137,7 @@ class EarlyStop(StopPolicy):
             *self._rule.remembers(kept, float(verified.drafted), accepted),
         )
 
-    def _begin(self, rows: Sequence[RowFacts | None]) -> None:
+    def _begin(self, rows: Sequence[Row | None]) -> None:
         self._broken = False
         if len(rows) == 1 and rows[0] is not None:
             row = rows[0]
@@ -94,7 +148,7 @@ class EarlyStop(StopPolicy):
         else:
             self._round = self._round_of(rows)
 
-    def _round_of(self, rows: Sequence[RowFacts | None]) -> Round:
+    def _round_of(self, rows: Sequence[Row | None]) -> Round:
         """Returns a round of all rows; an empty row gets the context of a text's first round."""
         memories = np.array([(row.memory if row else None) or self._new for row in rows]).T
         positions = np.array([float(len(row.tokens)) if row else 0.0 for row in rows])

@@ -1,27 +1,38 @@
-"""Stopping rules in replay: the round policy that drafts over traces as the engine would under a rule."""
+"""Stopping rules in replay: round policies that draft over traces as the engine would, and the λ found with them.
+
+Dinkelbach (1967), Management Science 13(7): to maximise N/D, maximise N − λD and set λ to the ratio N/D of the
+solution; λ then rises to the largest ratio superlinearly from any start below it. Here N counts tokens, D the seconds
+of a `CostModel`, and the throughput rule maximises N − λD as far as it can forecast.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from fsd_collectors.replay.blocks import Traces
+from fsd_collectors.replay.cases import REPLAYABLE, check_rule
+from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.rounds import RoundPolicy, RoundStarts, Verified
-from fsd_predictors.features.features import NO_HISTORY, Array, Value
-from fsd_predictors.features.from_traces import (
+from fsd_collectors.replay.simulation import replay
+from fsd_predictors.features import (
     COLUMNS,
+    NO_HISTORY,
     STATE,
+    Array,
+    TokenKinds,
+    Value,
     drafted,
     round_context,
     state_at,
     states_of,
     updated_history,
 )
-from fsd_predictors.features.share_scale import ShareScale
-from fsd_predictors.features.token_kinds import TokenKinds
-from fsd_predictors.stopping.rule import Round, StoppingRule
+from fsd_predictors.share_scale import ShareScale
+from fsd_predictors.stopping.rule import Rates, Round, StoppingRule
 
 
 class InReplay:
@@ -72,3 +83,104 @@ def _select(value: Any, mask: Array) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{field.name: _select(getattr(value, field.name), mask) for field in fields(value)})
     return value  # the same for all rows
+
+
+_CLOSE = 1e-4  # relative tolerance
+_MOST = 30  # iterations
+
+
+def climb(reached: Callable[[float], float], start: float) -> list[float]:
+    """Returns the rising iterates of λ, from `start` on.
+
+    Args:
+        reached: tokens per second that the rule reaches when it is given a λ.
+        start: a λ that is too low.
+    """
+    iterates = [start]
+    while len(iterates) < _MOST and (rate := reached(iterates[-1])) > iterates[-1] * (1 + _CLOSE):
+        iterates.append(rate)
+    return iterates
+
+
+def rates_on(
+    traces: Traces,
+    throughput: Callable[[Rates], StoppingRule],
+    kinds: TokenKinds,
+    scale: ShareScale,
+    rule: str,
+    divergence: str,
+    thresholds: Iterable[float],
+    costs: CostModel,
+    most: int,
+    where: Any = None,
+) -> Rates:
+    """Finds λ at each threshold, on the completions that `where` selects.
+
+    Args:
+        traces: traces along the target.
+        throughput: makes the stopping rule from rates.
+        rule, divergence: acceptance rule and its divergence, see `replay`.
+        thresholds: thresholds to find λ at.
+        costs: seconds of draft steps and verifications.
+        most: L, the longest draft.
+
+    Raises:
+        UsageError: as `replay`, or there are no thresholds.
+    """
+    rates: dict[float, float] = {}  # by share
+    lowest = float(costs.tokens_per_second(tokens=1, rounds=1, drafted=1))  # where every draft is rejected
+    for threshold in sorted(thresholds):
+        share = scale.of(divergence, threshold)
+
+        def reached(rate: float, threshold: float = threshold, share: float = share) -> float:
+            stopping = InReplay(throughput(Rates((share,), (rate,), costs)), kinds, scale)
+            return tokens_per_second(traces, stopping, rule, divergence, threshold, costs, most, where)
+
+        rates[share] = climb(reached, lowest)[-1]
+    return Rates(tuple(rates), tuple(rates.values()), costs)
+
+
+def tokens_per_second(
+    traces: Traces,
+    stopping: InReplay,
+    rule: str,
+    divergence: str,
+    threshold: float,
+    costs: CostModel,
+    most: int,
+    where: Any = None,
+) -> float:
+    """Returns the tokens per second of one stream under a stopping rule, by replay and the cost model."""
+    return replay(traces, rule, divergence, threshold, most, stopping.policy, where).tokens_per_second(costs)
+
+
+def oracle(rule: str) -> RoundPolicy:
+    """Returns a policy that drafts just the tokens that `rule` will accept, for replay only.
+
+    It drafts at least one token, since the draft model reads the last token of the round anyway.
+
+    Raises:
+        UsageError: the rule cannot be replayed.
+    """
+    check_rule(rule)
+    exact, fuzzy = REPLAYABLE[rule].exact, REPLAYABLE[rule].fuzzy
+
+    def accepts(starts: RoundStarts, lanes: Array, rows: Array) -> Array:
+        alike = np.zeros(len(rows), bool) if exact is None else starts.columns[exact][rows]
+        if not fuzzy or starts.divergence is None:
+            return alike
+        d = starts.columns[starts.divergence][rows]
+        return alike | (np.isfinite(d) & (d <= starts.lanes.thresholds[lanes]))
+
+    def lengths(starts: RoundStarts) -> Array:
+        run, most = np.zeros(len(starts.rows), np.int64), starts.lanes.most
+        lanes = np.arange(len(run))
+        while len(lanes):
+            rows = starts.rows[lanes] + run[lanes]
+            within = (rows < starts.lanes.ends[lanes]) & (run[lanes] < most[lanes])
+            lanes, rows = lanes[within], rows[within]
+            lanes = lanes[accepts(starts, lanes, rows)]
+            run[lanes] += 1
+        return np.maximum(run, 1)
+
+    return RoundPolicy((exact,) if exact else (), lengths)

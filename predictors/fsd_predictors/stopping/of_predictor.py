@@ -12,15 +12,12 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.rounds import RoundPolicy
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_predictors.features.share_scale import MOST, NEVER
-from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.features import TokenKinds
 from fsd_predictors.predictor import Predictor
-from fsd_predictors.stopping.dinkelbach import rates_on
-from fsd_predictors.stopping.draft_states import DraftStates
-from fsd_predictors.stopping.in_loop import EarlyStop
-from fsd_predictors.stopping.in_replay import InReplay
-from fsd_predictors.stopping.rates import Rates
-from fsd_predictors.stopping.throughput import Throughput
+from fsd_predictors.share_scale import MOST, NEVER
+from fsd_predictors.stopping.in_loop import DraftStates, EarlyStop
+from fsd_predictors.stopping.in_replay import InReplay, rates_on
+from fsd_predictors.stopping.rule import Rates, Throughput
 
 _RATES = 9  # thresholds at which λ is found, evenly spaced in logit(u); between them it is interpolated
 

@@ -8,22 +8,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from fsd_collectors.collection.protocols import Progress
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.replay.cases import REPLAYABLE, check_rule
-from fsd_collectors.replay.share_quantiles import check_divergence
+from fsd_collectors.replay.cases import REPLAYABLE, check_divergence, check_rule
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_common.progress.base import Progress
+from fsd_decoding.acceptance import rule_named
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_predictors import files
-from fsd_predictors.datasets.split import split_problems
 from fsd_predictors.facts import check_version
-from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.features import TokenKinds
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
+from fsd_predictors.training.rows import split_problems
 from fsd_predictors.training.trainer import STEPS, Trainer
 
 

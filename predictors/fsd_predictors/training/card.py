@@ -3,27 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.metrics import log_loss
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.report.tables import model_line, number, sampling_line
+from fsd_collectors.report.description import model_line, number, sampling_line
 from fsd_common.pages.blocks import Sheet
 from fsd_common.pages.markdown import table
-from fsd_predictors.facts import Facts, Quality
-from fsd_predictors.training.evaluation import Evaluation, StepQuality
-from fsd_predictors.training.importances import Importance
-from fsd_predictors.training.reliability import reliability
+from fsd_predictors.facts import PredictorFacts, Quality
+from fsd_predictors.features import Array
+from fsd_predictors.models.base import AcceptanceModel
+from fsd_predictors.models.boosted import Boosted
+from fsd_predictors.models.registry import Calibrated
+from fsd_predictors.training.evaluation import Evaluation, StepQuality, reliability
+
+MOST_ROWS = 4000  # a random sample of so many rows is used
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Importance of each feature of a model.
+
+    Args:
+        names: names of the features.
+        shares: (features,) importances, which add up to 1, or are all 0 where no feature moves the forecast.
+        meaning: what is measured, for people.
+    """
+
+    names: tuple[str, ...]
+    shares: Array
+    meaning: str
+
+
+CONTRIBUTIONS = (
+    "mean absolute contribution of a feature to the logit (LightGBM's pred_contrib, Tree SHAP of Lundberg et al. "
+    "2020), as a share of the total"
+)
+PERMUTATION = (
+    "increase of the log loss when the feature's values are permuted (Breiman 2001), as a share of the total; "
+    "correlated features share their importance"
+)
+
+
+def importance(model: AcceptanceModel, names: tuple[str, ...], rows: Array, accepted: Array, seed: int) -> Importance:
+    """Returns the importance of each named feature.
+
+    Args:
+        model: fitted model, calibrated or not.
+        names: names of the columns; the last one stands for all remaining columns together.
+        rows: (n, features).
+        accepted: (n,) bool.
+    """
+    random = np.random.default_rng(seed)
+    chosen = random.permutation(len(rows))[:MOST_ROWS]
+    inner = model.model if isinstance(model, Calibrated) else model
+    if isinstance(inner, Boosted):
+        sizes, meaning = _contributions(inner, rows[chosen]), CONTRIBUTIONS
+    else:
+        sizes, meaning = _permuted(model, len(names), rows[chosen], accepted[chosen], random), PERMUTATION
+    return Importance(names, sizes / max(sizes.sum(), np.finfo(float).tiny), meaning)
+
+
+def _contributions(model: Boosted, rows: Array) -> Array:
+    contributions = np.asarray(model.booster_.predict(rows, pred_contrib=True))
+    sizes: Array = np.abs(contributions[:, :-1]).mean(0)  # the last column is the expected value, equal in all rows
+    return sizes
+
+
+def _permuted(model: AcceptanceModel, count: int, rows: Array, accepted: Array, random: np.random.Generator) -> Array:
+    def loss(values: Array) -> float:
+        return float(log_loss(accepted, model.predict_proba(values)[:, 1], labels=[False, True]))
+
+    before = loss(rows)
+    parts = [*(slice(column, column + 1) for column in range(count - 1)), slice(count - 1, None)]
+    return np.array([max(0.0, loss(_shuffled(rows, part, random)) - before) for part in parts])
+
+
+def _shuffled(rows: Array, columns: slice, random: np.random.Generator) -> Array:
+    other = rows.copy()
+    other[:, columns] = random.permutation(rows[:, columns])
+    return other
+
 
 PICTURE = "reliability.png"
 _NONE = "–"
-_FORECASTS = {
-    "a": "a: this token is accepted",
-    "b": "b: the next one would be",
-    "S": "S: the whole draft is",
-}
+_FORECASTS = {"a": "a: this token is accepted", "b": "b: the next one would be", "S": "S: the whole draft is"}
 
 
 def card(
-    facts: Facts, manifest: Manifest, evaluation: Evaluation, importances: Mapping[str, Importance]
+    facts: PredictorFacts, manifest: Manifest, evaluation: Evaluation, importances: Mapping[str, Importance]
 ) -> dict[str, bytes]:
     """Returns the card's files by name: Markdown and a picture.
 
@@ -62,7 +132,7 @@ direction (high or low) that is better.
 {sheets}"""
 
 
-def by_threshold(facts: Facts) -> Sheet:
+def by_threshold(facts: PredictorFacts) -> Sheet:
     """Returns the table of the forecasts' quality by divergence and threshold."""
     return Sheet(
         "Quality by T",
@@ -78,11 +148,12 @@ def by_threshold(facts: Facts) -> Sheet:
 
 def _quality(each: Quality) -> tuple[str, ...]:
     aucs = (_auc(value) for value in (each.auc, each.probability_auc, each.entropy_auc))
-    return (each.forecast, each.divergence, _threshold(each.threshold), f"{each.rows:,}", f"{each.accepted:.1%}",
+    threshold = "< 0" if each.threshold < 0 else number(each.threshold)
+    return (each.forecast, each.divergence, threshold, f"{each.rows:,}", f"{each.accepted:.1%}",
             *aucs, f"{each.error:.2%}")  # fmt: skip
 
 
-def _data(facts: Facts, manifest: Manifest) -> Sheet:
+def _data(facts: PredictorFacts, manifest: Manifest) -> Sheet:
     problems, rows = facts.problems, facts.rows
     entries = {
         "target": model_line(manifest.target),
@@ -125,7 +196,7 @@ def _importances(role: str, importance: Importance) -> Sheet:
     )
 
 
-def _parameters(facts: Facts) -> Sheet:
+def _parameters(facts: PredictorFacts) -> Sheet:
     parameters = facts.parameters.items()
     rows = ((role, ", ".join(f"{n} {_plain(v)}" for n, v in each.items())) for role, each in parameters)
     return Sheet("Parameters found by Optuna", (), tuple(rows))
@@ -138,10 +209,6 @@ def _markdown(sheet: Sheet) -> str:
 
 def _auc(value: float | None) -> str:
     return _NONE if value is None else f"{value:.3f}"
-
-
-def _threshold(value: float) -> str:
-    return "< 0" if value < 0 else number(value)
 
 
 def _plain(value: object) -> str:

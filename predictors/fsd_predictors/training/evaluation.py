@@ -8,17 +8,191 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import numpy as np
+from sklearn.metrics import roc_auc_score
 
-from fsd_predictors.datasets.rows import Rows
-from fsd_predictors.datasets.texts import Texts
+from fsd_collectors.replay.blocks import Block, blocks
+from fsd_collectors.replay.cases import REPLAYABLE, Case, acceptance_levels
+from fsd_collectors.store.reading import Traces
+from fsd_common.errors import UsageError
+from fsd_common.pages.charts import Chart, Spec, by_series, quantitative
+from fsd_common.pages.pictures import png
+from fsd_common.pages.themes import SERIES, SHAPES
 from fsd_predictors.facts import Quality
-from fsd_predictors.features.features import FEATURES, Array, Drafted, RoundContext, feature_values, matrix
+from fsd_predictors.features import (
+    COLUMNS,
+    FEATURES,
+    STATE,
+    Array,
+    Drafted,
+    RoundContext,
+    TokenKinds,
+    Value,
+    drafted,
+    feature_values,
+    matrix,
+    state_at,
+    states_of,
+)
 from fsd_predictors.models.base import AcceptanceModel
-from fsd_predictors.models.metrics import auc, bins, calibration_error
-from fsd_predictors.training.reliability import Curve
+from fsd_predictors.training.rows import Rows, problem_filter
+
+BINS = 15
+_ROUNDING = 1e-12  # error of a probability that is no fall
+
+
+def auc(accepted: Array, score: Array) -> float:
+    """Returns the probability that an accepted row has a higher score than a rejected one; both arguments (n,).
+
+    Raises:
+        UsageError: all rows are of one class.
+    """
+    if accepted.all() or not accepted.any():
+        raise UsageError(f"all {len(accepted)} rows are of one class; AUC needs accepted and rejected rows")
+    return float(roc_auc_score(accepted, score))
+
+
+def bins(accepted: Array, forecast: Array, count: int = BINS) -> tuple[Array, Array]:
+    """Returns the mean forecast and the share accepted in up to `count` bins of equally many rows, in rising order.
+
+    Rows with equal forecasts always share a bin, so the result does not depend on the order of the rows.
+    """
+    return _binned(accepted, forecast, count)[:2]
+
+
+def calibration_error(accepted: Array, forecast: Array, count: int = BINS) -> float:
+    """Returns the expected calibration error (Naeini et al. 2015) over bins of equally many rows.
+
+    It is the mean |forecast − share accepted| over the bins. Perfect forecasts of n rows still have an error of about
+    .8·sqrt(count·p(1−p)/n).
+    """
+    forecasts, outcomes, shares = _binned(accepted, forecast, count)
+    return float(np.abs(forecasts - outcomes) @ shares)
+
+
+def falls(model: AcceptanceModel, rows: Array, shares: Array) -> int:
+    """Counts the rows (n, features) whose probability falls anywhere as their share rises through `shares`."""
+    probabilities = np.empty((len(rows), len(shares)))
+    for place, share in enumerate(np.sort(shares)):
+        changed = rows.copy()
+        changed[:, model.share] = share
+        probabilities[:, place] = model.predict_proba(changed)[:, 1]
+    return int((np.diff(probabilities, axis=1) < -_ROUNDING).any(1).sum())
+
+
+def _binned(accepted: Array, forecast: Array, count: int) -> tuple[Array, Array, Array]:
+    """Returns the mean forecast, the share accepted and the share of rows of each bin."""
+    _, place, rows = np.unique(forecast, return_inverse=True, return_counts=True)
+    middle = np.cumsum(rows) - rows / 2
+    bin_of = (middle * count / len(forecast)).astype(int)[place]
+    sizes = np.bincount(bin_of, minlength=count)
+    forecasts, outcomes = (np.bincount(bin_of, weights=each, minlength=count) for each in (forecast, accepted))
+    full = sizes > 0
+    return forecasts[full] / sizes[full], outcomes[full] / sizes[full], sizes[full] / len(forecast)
+
+
+_SIDE = 220  # pixels of a panel
+_LOWEST, _HIGHEST = 0.005, 0.9995  # ends of the logit scale; most forecasts are near 1
+_TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A reliability curve: (bins,) mean forecasts and (bins,) shares accepted."""
+
+    label: str
+    forecast: Array
+    accepted: Array
+
+
+def reliability(panels: Mapping[str, Sequence[Curve]]) -> bytes:
+    """Returns a PNG with one panel for each heading; curves of the same label share a colour and a shape."""
+    labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
+    looks = by_series("color", "label", labels, SERIES) | by_series("shape", "label", labels, SHAPES)
+    row = [_panel(heading, curves, looks) for heading, curves in panels.items()]
+    return png(Chart("reliability", "", {"hconcat": row, "spacing": 28}))
+
+
+def _panel(heading: str, curves: Sequence[Curve], looks: Spec) -> Spec:
+    values: list[dict[str, Any]] = [
+        {"label": curve.label, "forecast": _logit(f), "accepted": _logit(a)}
+        for curve in curves for f, a in zip(curve.forecast, curve.accepted, strict=True)
+    ]  # fmt: skip
+    x, y = _axis("forecast", "forecast"), _axis("accepted", "share accepted")
+    ends = [{"forecast": _logit(end), "accepted": _logit(end)} for end in (_LOWEST, _HIGHEST)]
+    layers: list[Spec] = [
+        {"data": {"values": ends}, "mark": {"type": "line", "color": "@ink", "strokeDash": [5, 4], "strokeWidth": 1},
+         "encoding": {"x": x, "y": y}},
+        {"mark": {"type": "line", "strokeWidth": 1.3}, "encoding": {"x": x, "y": y, "color": looks["color"]}},
+        {"mark": {"type": "point", "filled": True, "size": 32}, "encoding": {"x": x, "y": y, **looks}},
+    ]  # fmt: skip
+    return {"title": heading, "width": _SIDE, "height": _SIDE, "data": {"values": values}, "layer": layers}
+
+
+def _axis(field: str, title: str) -> Spec:
+    """The encoding of a probability that is drawn on a logit scale."""
+    domain = [_logit(_LOWEST), _logit(_HIGHEST)]
+    axis = {"values": [_logit(tick) for tick in _TICKS], "labelExpr": "format(1 / (1 + exp(-datum.value)), '.3~g')"}
+    return quantitative(field, title, scale={"domain": domain, "nice": False}, axis=axis)
+
+
+def _logit(share: float) -> float:
+    clipped = float(np.clip(share, _LOWEST, _HIGHEST))
+    return float(np.log(clipped / (1 - clipped)))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Whole completions, stored one after another."""
+
+    block: Block
+    rule: str
+    kinds: TokenKinds
+
+    @classmethod
+    def of(
+        cls, traces: Traces, rule: str, divergences: Sequence[str], kinds: TokenKinds, problems: Sequence[int],
+        hidden: bool = False,
+    ) -> Self:  # fmt: skip
+        """Loads the completions of the problems; with `hidden`, also the draft's hidden states."""
+        exact = REPLAYABLE[rule].exact
+        columns = ["problem", "same_token", *COLUMNS, *divergences, *([exact] if exact else [])]
+        columns += [STATE] if hidden else []
+        (block,) = blocks(traces, columns, problem_filter(problems), rows=1 << 62)
+        return cls(block, rule, kinds)
+
+    @cached_property
+    def _start(self) -> dict[int, int]:
+        starts = self.block.starts
+        return dict(zip(self.block.columns["problem"][starts].tolist(), starts.tolist(), strict=True))
+
+    def rows(self, problem: Array, position: Array) -> Array:
+        """Returns the rows (r,) of positions (r,) in the texts of problems (r,)."""
+        return np.array([self._start[each] for each in problem.tolist()]) + position.astype(np.int64)
+
+    def ends(self, rows: Array) -> Array:
+        """Returns, for each row (r,), the row after the last one of its text."""
+        return np.asarray(self.block.ends[np.searchsorted(self.block.ends, rows, side="right")])
+
+    def drafted(self, rows: Array) -> Drafted:
+        return drafted(self.block.columns, rows, self.kinds)
+
+    def state(self, rows: Array) -> tuple[Value, ...]:
+        """Returns the hidden states at the rows, which models read after the features; see `state_at`."""
+        return state_at(self._states, rows)
+
+    @cached_property
+    def _states(self) -> Array | None:
+        return states_of(self.block.columns)
+
+    def accepted(self, divergence: str, threshold: float) -> Array:
+        """Returns a mask (n,) of the rows whose drafted token is accepted at this threshold."""
+        case = Case(self.rule, divergence, np.array([threshold]))
+        return ~acceptance_levels(case, self.block).rejected(0)
+
 
 Name = Literal["a", "b", "S"]
 Point = tuple[str, float]  # a divergence and a threshold on it
@@ -75,8 +249,8 @@ def make_forecasts(
 ) -> dict[Name, dict[Point, Forecasts]]:
     """Returns the forecasts a (by `accepting`), b (by `following`) and S on the rows of each point."""
     return {
-        "a": {point: _forecasts_a(accepting, each) for point, each in rows.items()},
-        "b": {point: _forecasts_b(following, each) for point, each in rows.items()},
+        "a": {point: _forecasts(accepting, each.accepting, each.accepted, 0) for point, each in rows.items()},
+        "b": {point: _forecasts(following, each.next, each.next_accepted, 1) for point, each in rows.items()},
         "S": {point: _forecasts_s(accepting, each, point, texts) for point, each in rows.items()},
     }
 
@@ -125,16 +299,10 @@ def survival_forecasts(
     return Forecasts(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _forecasts_a(model: AcceptanceModel, rows: Rows) -> Forecasts:
-    return _forecasts(model, rows.accepting, rows.accepted, _column(rows.accepting, "step"))
-
-
-def _forecasts_b(model: AcceptanceModel, rows: Rows) -> Forecasts:
-    return _forecasts(model, rows.next, rows.next_accepted, _column(rows.next, "step") + 1)
-
-
-def _forecasts(model: AcceptanceModel, values: Array, accepted: Array, step: Array) -> Forecasts:
+def _forecasts(model: AcceptanceModel, values: Array, accepted: Array, ahead: int) -> Forecasts:
+    """Returns forecasts about the token `ahead` of the last drafted one."""
     probability, entropy = _column(values, "probability"), _column(values, "entropy")
+    step = _column(values, "step") + ahead
     return Forecasts(model.predict_proba(values)[:, 1], accepted, step, probability, entropy)
 
 
@@ -145,11 +313,11 @@ def _forecasts_s(model: AcceptanceModel, rows: Rows, point: Point, texts: Texts)
 
 def _context(first: Array) -> RoundContext:
     """Reads the rounds' context back from the features of their first tokens."""
-    share, divergence, position, spared, refused = (
+    share, divergence, position, largest_accepted, smallest_rejected = (
         _column(first, name) for name in ("share", "divergence", "position", "spared", "refused")
     )
     back = tuple(_column(first, f"accepted_{number}_back") for number in (1, 2, 3))
-    return RoundContext(position, share, divergence, back, spared, refused)
+    return RoundContext(position, share, divergence, back, largest_accepted, smallest_rejected)
 
 
 def _column(values: Array, name: str) -> Array:

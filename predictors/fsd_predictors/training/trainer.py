@@ -11,28 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from fsd_collectors.collection.protocols import Advance
 from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
-from fsd_predictors.datasets.rows import Rows, training_rows
-from fsd_predictors.datasets.split import ProblemSplit, problem_filter
-from fsd_predictors.datasets.texts import Texts
-from fsd_predictors.facts import Facts, HiddenInfo, Problems, facts_of_manifest, hidden_of, pack_ids
-from fsd_predictors.features.features import FEATURES, ROLES, SHARE, Array
-from fsd_predictors.features.from_traces import STATE
-from fsd_predictors.features.share_scale import MOST, NEVER, ShareScale
-from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_common.progress.base import Advance
+from fsd_predictors.facts import HiddenInfo, PredictorFacts, Problems, facts_of_manifest, hidden_of, pack_ids
+from fsd_predictors.features import FEATURES, ROLES, SHARE, STATE, Array, TokenKinds
 from fsd_predictors.models.base import AcceptanceModel
-from fsd_predictors.models.calibration import fit_calibration
-from fsd_predictors.models.head import Head
-from fsd_predictors.models.metrics import falls
-from fsd_predictors.models.registry import MODELS
-from fsd_predictors.models.tuning import tune
+from fsd_predictors.models.mlp import MLP
+from fsd_predictors.models.registry import MODELS, fit_calibration
 from fsd_predictors.predictor import Predictor
-from fsd_predictors.training.card import card
-from fsd_predictors.training.evaluation import Evaluation, Point, evaluate, make_forecasts
-from fsd_predictors.training.importances import importance
+from fsd_predictors.share_scale import MOST, NEVER, ShareScale
+from fsd_predictors.training.card import card, importance
+from fsd_predictors.training.evaluation import Evaluation, Point, Texts, evaluate, falls, make_forecasts
+from fsd_predictors.training.rows import ProblemSplit, Rows, problem_filter, training_rows
+from fsd_predictors.training.tuning import tune
 
 STEPS = 5  # that progress is reported in
 CHECKED = 10_000  # random rows on which monotonicity in T is checked
@@ -121,7 +114,7 @@ class Trainer:
     @cached_property
     def _hidden(self) -> HiddenInfo | None:
         """The draft's hidden state, where models of this kind read it and the traces hold it."""
-        return hidden_of(self.traces.manifest) if self.kind == Head.kind else None
+        return hidden_of(self.traces.manifest) if self.kind == MLP.kind else None
 
     @property
     def _names(self) -> dict[str, tuple[str, ...]]:
@@ -153,7 +146,9 @@ class Trainer:
     def _evaluate(self, accepting: AcceptanceModel, following: AcceptanceModel) -> Evaluation:
         hidden = self._hidden is not None
         texts = Texts.of(self.traces, self.rule, self.divergences, self.kinds, self.ids.evaluation, hidden)
-        rows = {point: self._rows_at(*point) for point in self._points()}
+        rows = {
+            (name, T): self._rows(self.ids.evaluation, thresholds={name: [T] * _REPEATS}) for name, T in self._points()
+        }
         return evaluate(make_forecasts(accepting, following, rows, texts))
 
     def _points(self) -> list[Point]:
@@ -170,17 +165,14 @@ class Trainer:
         finite = decided[np.isfinite(decided)].to_numpy(np.float64)
         return np.unique(np.quantile(finite, _SHARES, method="inverted_cdf")).tolist() if len(finite) else []
 
-    def _rows_at(self, divergence: str, threshold: float) -> Rows:
-        return self._rows(self.ids.evaluation, thresholds={divergence: [threshold] * _REPEATS})
-
     def _count_falling(self, model: AcceptanceModel, observed: Array) -> int:
         """Counts the random rows whose forecast falls as T rises; each value is drawn from its observed column."""
         random = np.random.default_rng(self.seed)
         rows = np.column_stack([random.choice(column, CHECKED) for column in observed.T])
         return falls(model, rows, random.uniform(NEVER, MOST, _SHARES_CHECKED))
 
-    def _facts(self, **results: Any) -> Facts:
-        return Facts(
+    def _facts(self, **results: Any) -> PredictorFacts:
+        return PredictorFacts(
             **facts_of_manifest(self.traces.manifest), **results, kind=self.kind, rule=self.rule, seed=self.seed,
             divergences=self.divergences, features=self._names, hidden=self._hidden, versions=_versions(),
             problems=Problems(**{part: len(ids) for part, ids in asdict(self.ids).items()}),

@@ -17,13 +17,11 @@ import pytest
 from fsd_calib import calibrate
 from fsd_calib.calibration import memory
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.report.plan import device_time, print_plan
 from fsd_common.errors import UsageError
-from fsd_common.progress.lines import Lines
+from fsd_common.progress.chosen import Lines
 from fsd_data import pair_paths
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import load_tokenizer
 from support.calibration.reports import paper, text_of
 from support.hub_server import running_hub
@@ -112,8 +110,8 @@ def test_too_little_memory_is_refused_with_the_arithmetic(
     assert message.startswith("decoding 1 at a time takes about target's weights 9 MB + drafts' weights 1 MB + joined ")
     assert "cpu has 5 MB free: even one problem at a time does not fit; use smaller models" in message
     with_memory(monkeypatch, 40_000_000)
-    assert "--serve-batch 24 needs that" in refusal(tmp_path, serve_batch=24)
-    assert "the largest --batch-size that fits is 4" in refusal(tmp_path, batch_size=64)
+    assert "serve_batch 24 needs that" in refusal(tmp_path, serve_batch=24)
+    assert "the largest batch_size that fits is 4" in refusal(tmp_path, batch_size=64)
     assert loaded == []
 
 
@@ -149,7 +147,7 @@ def test_the_batch_size_is_the_largest_that_fits(
 def planned(monkeypatch: pytest.MonkeyPatch, free: int | None, batch_size: int | None = None) -> memory.MemoryPlan:
     with_memory(monkeypatch, free)
     config = RunConfig(batch_size=batch_size, limit=600, device="cpu")
-    calibration = Calibration("arithmetic", TARGET, DRAFT, Goal(min_acc=0.9), DecodingConfig(), config)
+    calibration = Calibration("arithmetic", TARGET, DRAFT, Goal(min_acc=0.9), SearchSpace(), config)
     tokenizer = load_tokenizer(TARGET)
     _, found = calibration._checked(calibration._task(tokenizer), tokenizer)
     assert found is not None
@@ -159,7 +157,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, free: int | None, batch_size: int |
 def test_a_plan_names_the_memory_and_the_device_hours(tmp_path: Path) -> None:
     target, draft = tiny_calibration.far_apart()
     config = RunConfig(cache=tmp_path, state=tmp_path, device="cpu")
-    decoding = DecodingConfig(divergence="js", draft_length=4)
+    decoding = SearchSpace(divergence="js", draft_length=4)
     plan = Calibration(
         tiny_calibration.task(240), target, draft, Goal(min_acc=0.7), decoding, config, word_tokenizer()
     ).plan()
@@ -182,7 +180,7 @@ def test_what_cannot_be_estimated_is_said_and_no_refusal(tmp_path: Path) -> None
     target.hf_device_map = {"": "cpu"}
     log = StringIO()
     config = RunConfig(cache=tmp_path, state=tmp_path, progress=Lines(log))
-    decoding = DecodingConfig(divergence="js", draft_length=4)
+    decoding = SearchSpace(divergence="js", draft_length=4)
     plan = Calibration(
         tiny_calibration.task(240), target, draft, Goal(min_acc=0.7), decoding, config, word_tokenizer()
     ).plan()

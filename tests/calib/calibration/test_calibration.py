@@ -16,19 +16,17 @@ import pytest
 
 from fsd_calib import calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Plan, check_enough
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
+from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
-from fsd_common.progress.lines import Lines
-from fsd_decoding.config import DecodingConfig
+from fsd_common.progress.chosen import Lines
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import family_id
 from fsd_decoding.sampling import Sampling
@@ -43,7 +41,7 @@ def planned(cache: Path, spread: float = 0.05, progress: Progress | None = None,
     """With the ledger in the folder of the cache."""
     target, draft = related(seed=1, spread=spread)
     config = RunConfig(cache=cache, state=cache, progress=progress or Silent())
-    decoding = DecodingConfig(divergence="js", draft_length=(2, 4))
+    decoding = SearchSpace(divergence="js", draft_length=(2, 4))
     return Calibration(
         TASK, target, draft, Goal(**({"min_acc": 0.7} | goal)), decoding, config, word_tokenizer()
     ).plan()

@@ -13,13 +13,11 @@ import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
-from fsd_common.progress.lines import Lines
-from fsd_decoding.config import DecodingConfig
-from fsd_decoding.profile.curve import CurvePoint
+from fsd_common.progress.chosen import Lines
+from fsd_decoding.profile.content import CurvePoint
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
 from support.models import tiny_calibration
@@ -54,8 +52,8 @@ def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], explore
     target, draft = related(seed=1, spread=0.05)
     task, log = replace(tiny_calibration.task(300), problems=problems), StringIO()
     Calibration(
-        task, target, draft, Goal(0.7, explore=explore),
-        DecodingConfig(divergence="js", draft_length=6, stop_policy=predictor),
+        task, target, draft, Goal(min_acc=0.7, explore=explore),
+        SearchSpace(divergence="js", draft_length=6, predictor=predictor),
         RunConfig(cache=state, state=state, progress=Lines(log)), word_tokenizer(),
     ).plan()  # fmt: skip
     return log.getvalue()

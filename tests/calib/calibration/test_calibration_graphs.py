@@ -13,20 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib import ThresholdProfile
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.graphs import PlannedWork, what_pays
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest
+from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.timing_job import TimingJob, run_job
 from fsd_calib.report.console import usage
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.graphs.callers import Compile
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
 from support.calibration.reports import one_line, printed
@@ -149,7 +148,7 @@ def job(folder: Path, compile: Compile) -> TimingJob:
     models = saved(folder)
     decoder = SpeculativeDecoder.from_pretrained(*models, compile=compile)
     with open_session(OwnEngine(decoder, tiny_calibration.task(60)), tiny_calibration.task(60), RunConfig()) as session:
-        timer = Timer(session, Goal(0.7), TimingRequest("careful", Sources(models[0], models[1:])))
+        timer = Timer(session, Goal(min_acc=0.7), TimingRequest("careful", Sources(models[0], models[1:])))
         return timer._job([session.configuration("sd", 2)], session.tuning.problems[:4], 1, 1.0)
 
 

@@ -186,7 +186,7 @@ def test_a_file_repeats_what_drafts(head: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"task": "arithmetic", "head": str(head), "drafter": ["eagle", "ngram"]}))
     found = read_run_file(file)
-    assert (found.head, found.drafter) == ((str(head),), ("eagle", "ngram"))
+    assert (found.job["head"], found.job["drafter"]) == ((str(head),), ("eagle", "ngram"))
 
 
 def test_options_of_the_target_are_not_for_its_head(head: Path, tmp_path: Path) -> None:

@@ -9,20 +9,17 @@ from typing import Any, cast
 import pytest
 
 from fsd_calib import calibrate
-from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest
+from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.source import OwnEngineSource
-from fsd_calib.measuring.fresh_process import in_fresh_process
-from fsd_calib.measuring.timing_job import run_job
+from fsd_calib.engines.own import OwnEngine, OwnEngineSource
+from fsd_calib.measuring.timing_job import in_fresh_process, run_job
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.model_options import Loading
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 from support.models import tiny_calibration
 from support.models.tiny_pair import saved
 
@@ -72,7 +69,7 @@ def test_fresh_processes_load_models_in_the_same_way(models: tuple[Path, Path]) 
     decoder = SpeculativeDecoder.from_pretrained(*models, model_kwargs=loading.target, draft_model_kwargs=loading.draft)
     request = TimingRequest("careful", Sources(models[0], models[1:], loading=loading))
     with open_session(OwnEngine(decoder, TASK), TASK, RunConfig()) as session:
-        timer = Timer(session, Goal(0.7), request)
+        timer = Timer(session, Goal(min_acc=0.7), request)
         job = timer._job([session.configuration("sd", 2), FUZZY], session.tuning.problems[:12], 1, 1.0)
     assert in_fresh_process(run_job, job).of(FUZZY).value > 0
     with pytest.raises(UsageError, match="the models or library versions have changed since the calibration"):

@@ -13,17 +13,15 @@ import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.policy_families import check_policies, shapes
+from fsd_calib.config import Goal, SearchSpace
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
-from fsd_decoding.config import DecodingConfig
-from fsd_decoding.policies.rounds import RoundState
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
@@ -178,7 +176,7 @@ class Nameless(ScalePolicy):
         ("poetry", "threshold_policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
         (("schedule", 3), "threshold_policy is 3; it must be one of constant, schedule"),
         ([["entropy"]], "threshold_policy is ['entropy']; it must be one of constant, schedule"),
-        ((), "threshold_policy is empty; give one or more of constant"),
+        ((), "threshold_policy is (); give one or more"),
         (EntropyScaled(0.1, 2.0, "last"), "EntropyScaled(of='last') cannot be replayed"),
         (Switch.after_sentence(Constant(0.1), Constant(0.2)), "Switch cannot be replayed"),
         (PER_PROMPT, "PerPrompt does not know this task's prompts"),
@@ -204,7 +202,9 @@ def test_what_can_be_calibrated_is_let_through() -> None:
 def test_a_constant_of_ones_own_moves_nothing() -> None:
     nothing: Any = None  # that a constant does not ask for
     assert shapes([Constant(0.3), "constant"], nothing, nothing, nothing) == {None: None}
-    decoding = DecodingConfig("fsd", "js", draft_length=4, stop_policy="auto", threshold_policy=Constant(0.3))
+    decoding = SearchSpace(
+        rule="fsd", divergence="js", draft_length=4, predictor="auto", threshold_policy=Constant(0.3)
+    )
     Calibration(TASK, *far_apart(), Goal(min_acc=0.5), decoding)
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.report.console import print_report
-from fsd_calib.report.summary import notes
+from fsd_calib.report.figures import notes
 from fsd_calib.report.verdict import verdict
 from fsd_calib.tasks import Problem, Task
 from fsd_calib.tasks.split import parts_of
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.profile.curve import CurvePoint
+from fsd_decoding.profile.content import CurvePoint
 from support.calibration.fixed_speeds import fix_costs, fix_speeds
 from support.calibration.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
 from support.calibration.reports import one_line, paper, text_of

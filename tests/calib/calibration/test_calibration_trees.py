@@ -12,14 +12,13 @@ from transformers import PreTrainedModel
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, TreeShape, calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.recertify import decoding_of, setting_of
+from fsd_calib.config import Goal, SearchSpace
 from fsd_calib.engines.base import Limits
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_common.errors import UsageError
-from fsd_decoding.config import DecodingConfig
-from fsd_decoding.observers.drafted_trees import DraftedTrees
+from fsd_decoding.observers.token_sources import DraftedTrees
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
 from support.messages import usage_error
@@ -80,19 +79,19 @@ def test_chains_and_several_shapes_are_searched_and_certified_together(
 def test_a_setting_of_trees_is_certified_as_such() -> None:
     found = profile({"tree": {"top_k": 2, "nodes": 4}})
     assert setting_of(found).tree == SMALL
-    assert decoding_of(found).tree == SMALL
+    assert decoding_of(found).tree == (SMALL,)
     assert "trees of 4 nodes, top 2" in str(setting_of(found))
 
 
 @pytest.mark.parametrize("tree", ["chain", ["chain"], (None,)], ids=str)
 def test_chains_may_be_named_and_are_no_trees(tree: Any) -> None:
-    calibration = Calibration("arithmetic", "a", "b", Goal(min_acc=0.9), DecodingConfig(tree=tree))
+    calibration = Calibration("arithmetic", "a", "b", Goal(min_acc=0.9), SearchSpace(tree=tree))
     assert calibration._space == Calibration("arithmetic", "a", "b", Goal(min_acc=0.9))._space
-    assert DecodingConfig(tree=("chain", SMALL)) == DecodingConfig(tree=(None, SMALL))
+    assert SearchSpace(tree=("chain", SMALL)) == SearchSpace(tree=(None, SMALL))
     message = usage_error(
         lambda: calibrate("arithmetic", "a", "b", min_acc=0.9, tree=tree, engine="vllm", device="cpu")
     )
-    assert "--device" in message  # not that of trees
+    assert "leave device out" in message  # not that of trees
 
 
 def test_a_configuration_is_read_back_from_json() -> None:
@@ -110,7 +109,7 @@ def test_vllm_is_told_that_it_drafts_no_trees() -> None:
     ("settings", "named"),
     [
         ({"tree": "3,16"}, "tree is '3,16'; write a shape as TreeShape(top_k=2, nodes=6)"),
-        ({"tree": (None, 4)}, "tree is 4; write a shape as TreeShape(top_k=2, nodes=6)"),
+        ({"tree": (None, 4)}, "tree is (None, 4); write a shape as TreeShape(top_k=2, nodes=6)"),
         ({"tree": {"top_k": 2, "nodes": 6}}, "tree is {'top_k': 2, 'nodes': 6}; write a shape as"),
         pytest.param({"tree": iter([SMALL])}, "tree is <list_iterator object", id="an iterator"),
         ({"tree": ()}, "tree is (); write a shape as"),

@@ -12,18 +12,14 @@ import pytest
 from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.calibration import output_folder, prepare
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Plan
-from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import load_model
-from fsd_decoding.workers import planning
-from fsd_decoding.workers.model_workers import open_workers
-from fsd_decoding.workers.planning import Capacity
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers import model_workers
+from fsd_decoding.workers.model_workers import Capacity, Sources, open_workers
 from support.calibration.fixed_speeds import fix_speeds
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -106,10 +102,10 @@ def test_the_plan_is_of_the_workers_that_there_are(
     monkeypatch.setattr(prepare, "_costs", lambda *_: CostModel(0.2, 1.0, 0.01))
 
     def planned(cores: int) -> Plan:
-        monkeypatch.setattr(planning, "cores", lambda: cores)  # a worker each, if it came to that
+        monkeypatch.setattr(model_workers, "cores", lambda: cores)  # a worker each, if it came to that
         out, cache, state = (tmp_path / name for name in ("out", "cache", "state"))
         config = RunConfig(batch_size=8, device="cpu", dtype="float64", out=out, cache=cache, state=state)
-        decoding = DecodingConfig(divergence="js", draft_length=2)
+        decoding = SearchSpace(divergence="js", draft_length=2)
         calibration = Calibration(tiny_calibration.task(240), *models, Goal(min_acc=0.7), decoding, config)
         with output_folder.made(out):
             output_folder.claim(out, calibration)  # as a run that is to go on, whose timings are kept
@@ -131,7 +127,7 @@ def test_workers_are_spread_over_as_many_gpus_as_there_are(
     workers: int, gpus: int, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with eight."""
-    monkeypatch.setattr(planning, "gpu_ids", lambda sources: tuple("01234567"))
+    monkeypatch.setattr(model_workers, "gpu_ids", lambda sources: tuple("01234567"))
     sources = Sources(str(models[0]), (str(models[1]),))
     with open_workers(workers, None, sources, Capacity(1000, 8)) as opened:
         assert opened is not None

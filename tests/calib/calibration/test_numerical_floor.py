@@ -11,14 +11,12 @@ from scipy.stats import beta
 
 from fsd_calib import calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import judge, note
-from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.certification.floor import Floor
+from fsd_calib.certification.bounds import Floor
+from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.report.plan import pilot_summary
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.profile.parts import NumericalChurn
 from support.models import tiny_calibration
 from support.models.tiny_models import VOCABULARY, word_tokenizer
@@ -68,7 +66,7 @@ def test_a_goal_that_is_surely_finer_than_the_floor_is_refused_with_the_figure()
     with pytest.raises(UsageError, match=r"9 of 256, at least 1\.8% \(95% confidence\)") as refused:
         said(Goal(min_acc=0.98), 9, 256)
     assert "\n" not in str(refused.value)
-    for way_out in ("--dtype float32", "lower --min-acc", "--explore"):
+    for way_out in ("dtype float32", "lower min_acc", "or explore"):
         assert way_out in str(refused.value)
     assert len(said(Goal(min_acc=0.975), 9, 256)) == 1  # .0225 is within what the floor may be
     assert said(Goal(min_acc=0.95), 9, 256) == []
@@ -96,7 +94,7 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
         target, draft = coarse_pair(size)
         return Calibration(
             tiny_calibration.task(240), target, draft, Goal(min_acc=min_acc),
-            DecodingConfig(divergence="js", draft_length=(2, 4)), RunConfig(cache=tmp_path),
+            SearchSpace(divergence="js", draft_length=(2, 4)), RunConfig(cache=tmp_path),
             word_tokenizer(),
         )  # fmt: skip
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.output_folder import (
     MARK,
     NOT_CERTIFIED,
@@ -21,10 +20,9 @@ from fsd_calib.calibration.output_folder import (
     own_folder,
     save,
 )
-from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.calibration.saved_run import save_run
+from fsd_calib.calibration.run_file import save_run
+from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_common.errors import UsageError
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.fixed_speeds import fix_speeds
@@ -39,7 +37,7 @@ OTHER_GOAL = replace(ASKED, goal=Goal(min_acc=0.95))
 
 
 def changed(**fields: Any) -> Calibration:
-    return replace(ASKED, config=replace(ASKED.config, **fields))
+    return replace(ASKED, config=ASKED.config.changed(**fields))
 
 
 def test_the_first_run_has_the_tasks_folder_and_others_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -71,8 +69,8 @@ def test_a_profile_of_unknown_origin_keeps_its_folder(tmp_path: Path) -> None:
         replace(ASKED, goal=Goal(min_acc=0.9, explore=True)),
         replace(ASKED, task="csqa"),
         replace(ASKED, draft=["Qwen/Qwen2.5-0.5B", NGram()]),
-        replace(ASKED, decoding=DecodingConfig(divergence="tv")),
-        replace(ASKED, decoding=DecodingConfig(seed=1)),
+        replace(ASKED, decoding=SearchSpace(divergence="tv")),
+        replace(ASKED, decoding=SearchSpace(seed=1)),
         changed(limit=100),
         changed(data="mine.jsonl"),
         changed(system="Answer briefly."),
@@ -87,7 +85,7 @@ def test_what_changes_the_result_is_another_run(other: Calibration) -> None:
 def test_how_a_run_is_scheduled_timed_and_stored_is_no_other_run() -> None:
     same = changed(batch_size=4, workers=2, timing="careful", cache="c", state="s", out="o", storage="x.log")
     assert identity_of(same) == identity_of(ASKED)
-    listed = replace(ASKED, draft=["Qwen/Qwen2.5-0.5B"], decoding=DecodingConfig(rule=("fsd-coupled",)))
+    listed = replace(ASKED, draft=["Qwen/Qwen2.5-0.5B"], decoding=SearchSpace(rule=("fsd-coupled",)))
     assert identity_of(listed) == identity_of(ASKED)
 
 
@@ -95,8 +93,8 @@ def test_a_profile_of_another_run_is_refused_by_what_it_is_of(tmp_path: Path) ->
     save(profile(), tmp_path, ASKED)
     check_own(tmp_path, ASKED)
     message = usage_error(lambda: check_own(tmp_path, OTHER_GOAL))
-    assert message.startswith(f"--out {str(tmp_path)!r} holds a profile of another run (task arithmetic, ")
-    assert message.endswith("retention 0.98, certified-faster); give another --out, or --replace to write over it")
+    assert message.startswith(f"out {str(tmp_path)!r} holds a profile of another run (task arithmetic, ")
+    assert message.endswith("retention 0.98, certified-faster); give another out, or replace to write over it")
     check_own(tmp_path, replace(OTHER_GOAL, config=RunConfig(replace=True)))
 
 
@@ -170,7 +168,7 @@ def test_a_plan_leaves_no_folder(tmp_path: Path) -> None:
     target, draft = far_apart()
     settings = RunConfig(out=tmp_path / "out", cache=tmp_path / "cache", state=tmp_path / "state")
     asked = Calibration(
-        tiny_calibration.task(240), target, draft, Goal(min_acc=0.5), DecodingConfig(divergence="js", draft_length=4),
+        tiny_calibration.task(240), target, draft, Goal(min_acc=0.5), SearchSpace(divergence="js", draft_length=4),
         settings, word_tokenizer(),
     )  # fmt: skip
     asked.plan()
@@ -188,7 +186,7 @@ def test_calibrations_in_python_obey(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert first.certificate.certified
     assert (out / MARK).exists()
     page = (out / "report.html").read_bytes()
-    with pytest.raises(UsageError, match=r"holds a profile of another run \(task tiny, .*give another --out"):
+    with pytest.raises(UsageError, match=r"holds a profile of another run \(task tiny, .*give another out"):
         tiny_calibration.run_surely(out, cache, explore=True, replace=False)
     explored = tiny_calibration.run_surely(out, cache, explore=True, replace=True)
     assert explored.outcome == "untested"

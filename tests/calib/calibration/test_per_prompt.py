@@ -18,7 +18,7 @@ from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Constant, Min, PerPrompt, policy_named
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.policies.per_prompt import PROMPT_FACTS, PromptFacts
+from fsd_decoding.policies.shapes import PROMPT_FACTS, PromptFacts
 from fsd_decoding.policies.threshold import ScalePolicy
 from support.calibration.simulated_worlds import problems
 from support.models.tiny_models import word_tokenizer

@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.in_turn import in_turn
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, setting_of
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.attempt_ledger import attempt_level
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.config import Goal, RunConfig
+from fsd_calib.engines.own import OwnEngine
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.profile.parts import EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import SLOWER, profile
@@ -41,8 +40,8 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def certification(folder: Path, found: ThresholdProfile, **run: Any) -> Calibration:
     settings: dict[str, Any] = {"out": folder / "out", "cache": folder, "state": folder, "timing": "none", **run}
     return Calibration(
-        tiny_calibration.task(240), *far_apart(), Goal(0.5, serve_batch=8), decoding_of(found), RunConfig(**settings),
-        word_tokenizer(), fixed=found,
+        tiny_calibration.task(240), *far_apart(), Goal(min_acc=0.5, serve_batch=8), decoding_of(found),
+        RunConfig(**settings), word_tokenizer(), fixed=found,
     )  # fmt: skip
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
-from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.certification.ledger_file import Run
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.tasks import Problem
 from fsd_collectors.replay.cost import CostModel

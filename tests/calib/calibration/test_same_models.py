@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fsd_calib import calibrate
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_common.progress.lines import Lines
+from fsd_calib.config import RunConfig
+from fsd_calib.engines.own import OwnEngine
+from fsd_common.progress.chosen import Lines
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import family_id
 from support.models import tiny_calibration

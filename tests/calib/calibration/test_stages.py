@@ -7,7 +7,7 @@ from dataclasses import replace
 from fsd_calib.calibration.plan import Paces, Plan, planned_steps
 from fsd_calib.calibration.stages import best_so_far, decided, stages_of
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search.history import FinishedTrial
+from fsd_calib.search.objective import FinishedTrial
 from fsd_common.progress.base import Stage
 
 SETTING = Configuration("fsd-coupled", "js", 5, 0.25)

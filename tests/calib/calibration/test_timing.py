@@ -16,27 +16,26 @@ import pytest
 import torch
 
 from fsd_calib import ThresholdProfile, adaptive, calibrate
-from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Paces
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest, Way
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
-from fsd_calib.report.timing import timing_note
+from fsd_calib.report.figures import timing_note
 from fsd_calib.tasks import Problem, Task
 from fsd_collectors.split import Part
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import Sources
 from support.calibration.fixed_speeds import fix_costs
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -83,7 +82,10 @@ def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run",
     given = task or tiny_calibration.task(60)
     with open_session(OwnEngine(decoder, given), given, RunConfig(progress=Notes())) as session:
         yield Timer(
-            session, Goal(0.7, serve_batch=streams), TimingRequest(way, Sources(models[0], models[1:])), PerRound()
+            session,
+            Goal(min_acc=0.7, serve_batch=streams),
+            TimingRequest(way, Sources(models[0], models[1:])),
+            PerRound(),
         )
 
 
@@ -287,7 +289,7 @@ def test_a_setting_by_itself_is_timed_until_there_is_an_interval(
 ) -> None:
     with timer(models, tiny_calibration.task(200)) as made:
         machine = Machine(monkeypatch, {FUZZY: 2.0})
-        found = replace(made, seconds=1000.0, goal=Goal(0.7, confidence=confidence)).time_here(FUZZY, None)
+        found = replace(made, seconds=1000.0, goal=Goal(min_acc=0.7, confidence=confidence)).time_here(FUZZY, None)
     assert found is not None
     assert found.bounded
     assert (decodings + 1) * 1.5 < machine.now < (decodings + 1) * 2.5  # one warms up
@@ -432,11 +434,11 @@ def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
     ):
         TimingRequest("careful", Sources(models[0], (loaded,)))
     TimingRequest("run", Sources(loaded, (loaded,)))
-    with pytest.raises(UsageError, match="--timing is 'twice'; it must be one of run, careful, none"):
+    with pytest.raises(UsageError, match="timing is 'twice'; it must be one of run, careful, none"):
         TimingRequest("twice", Sources(models[0], models[1:]))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="--min-speed is 60, and only timing shows whether that is reached"):
+    with pytest.raises(UsageError, match="min_speed is 60, and only timing shows whether that is reached"):
         TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_speed=60.0))
-    TimingRequest("none", Sources(models[0], models[1:])).check(Goal(0.7))
+    TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_acc=0.7))
 
 
 # Whole calibrations
@@ -491,5 +493,5 @@ def test_ways_that_cannot_be_are_refused_before_the_work(models: tuple[Path, Pat
     target, draft = (load_model(place, "cpu", None) for place in models)
     with pytest.raises(UsageError, match="the target is a loaded LlamaForCausalLM"):
         calibrated((target, draft), tokenizer=word_tokenizer(), timing="careful")
-    with pytest.raises(UsageError, match="--min-speed is 60"):
+    with pytest.raises(UsageError, match="min_speed is 60"):
         calibrated((Path("no"), Path("where")), min_acc=None, min_speed=60.0, timing="none")

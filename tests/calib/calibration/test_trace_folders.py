@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fsd_calib.calibration.baseline import traces_along_target
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.config import RunConfig
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.tasks.base import Problem, Task
-from fsd_collectors.collection import run_facts
+from fsd_collectors.collection import run
 from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.sampling import Sampling
@@ -96,7 +96,7 @@ def test_what_is_not_the_models_or_the_data_leaves_traces_as_they_are(
     """The data's place and name, and versions that rows do not depend on; unfinished traces are compared, too."""
     elsewhere = replace(TASK, source="/other/path.jsonl", name="other")
     with monkeypatch.context() as earlier:
-        earlier.setattr(run_facts, "version", lambda name: "0.1" if name in ("fsd-calib", "pyarrow") else version(name))
+        earlier.setattr(run, "version", lambda name: "0.1" if name in ("fsd-calib", "pyarrow") else version(name))
         earlier.setattr("platform.python_version", lambda: "3.12.0")
         if finished:
             traced(tmp_path, 4)
@@ -128,7 +128,7 @@ def test_greedy_traces_are_the_same_under_any_seed(tmp_path: Path) -> None:
 
 def test_versions_that_rows_depend_on_have_traces_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(run_facts, "version", lambda name: "0.1" if name == "torch" else version(name))
+        earlier.setattr(run, "version", lambda name: "0.1" if name == "torch" else version(name))
         interrupted(tmp_path, 4)
         first = traced(tmp_path, 4)
     assert traced(tmp_path, 4)[0] != first[0]

@@ -12,7 +12,7 @@ from fsd_common.errors import UsageError
 from fsd_data import pair_paths
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.model_options import USUAL
-from fsd_decoding.prompt_tokens import prompt_tokens
+from fsd_decoding.text import prompt_tokens
 
 TASK = load_task("arithmetic", limit=20)
 

@@ -10,9 +10,9 @@ import pytest
 from fsd_calib.calibration.walked_rounds import walked_rounds
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt, Limits
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_collectors.replay.walks import Walked
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_pair import tiny_decoder
 
 NAMES = ("js", "tv")

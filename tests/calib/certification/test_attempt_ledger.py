@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
-from fsd_calib.certification.ledger_file import Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger, Run, attempt_level
 from fsd_common.errors import UsageError
 from support.calibration.ledgers import OTHERS, OURS, Numbered, open_attempt, problems_with
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, multinomial
 
-from fsd_calib.certification.exact_test import FEW, exact_p_values
 from fsd_calib.certification.outcomes import Outcomes
-from fsd_calib.certification.score_test import p_value, p_values
+from fsd_calib.certification.score_test import FEW, exact_p_values, p_value, p_values
 
 FLIPS = [(lost, gained) for lost, gained in product(range(FEW), repeat=2) if lost + gained < FEW]
 

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.engine_sequence import EngineSequence
-from fsd_calib.certification.holdout import Holdout, TuningRecord
-from fsd_calib.certification.ledger_file import Run
+from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds

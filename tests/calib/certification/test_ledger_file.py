@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger
-from fsd_calib.certification.ledger_file import Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_common.errors import UsageError
 from support.calibration.ledgers import OURS, open_attempt, problems_with
 from support.child_processes import kill, remaining_messages, start_process

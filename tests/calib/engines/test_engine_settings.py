@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsd_calib import calibrate
-from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_calib.engines.vllm.loading import EngineArguments
 from fsd_common.errors import UsageError
 from fsd_data import pair_paths
 from support.models import tiny_calibration
@@ -62,9 +62,9 @@ def test_room_for_what_is_decoded_is_required() -> None:
         ({"predictor": "auto"}, "cannot end drafts by a predictor"),
         ({"threshold_policy": "per-prompt"}, "cannot follow policy 'per-prompt'"),
         ({"rule": "fsd"}, "can follow fsd-sd and fsd-coupled, and the rule is 'fsd'"),
-        ({"timing": "careful"}, "leave --timing careful out"),
-        ({"compile": "capture"}, "leave --compile out"),
-        ({"device": "cpu"}, "leave --device out"),
+        ({"timing": "careful"}, "leave timing careful out"),
+        ({"compile": "capture"}, "leave compile out"),
+        ({"device": "cpu"}, "leave device out"),
         ({"temperature": 0.001}, "samples at temperature 0.01 or above"),
         ({"model_kwargs": {"quantization": "torchao-int8wo"}}, "leave the options of loading out"),
     ],
@@ -88,6 +88,6 @@ def test_loaded_models_are_refused() -> None:
 
 def test_other_engines_and_arguments_without_vllm_are_refused() -> None:
     with pytest.raises(UsageError, match="engine is 'sglang'; it must be one of fsd-calib, vllm"):
-        calibrate("arithmetic", *PAIR, min_acc=0.9, engine="sglang")  # type: ignore[arg-type]
+        calibrate("arithmetic", *PAIR, min_acc=0.9, engine="sglang")
     with pytest.raises(UsageError, match="engine_args are for engine 'vllm', and engine is 'fsd-calib'"):
         calibrate("arithmetic", *PAIR, min_acc=0.9, engine_args={"tensor_parallel_size": 2})

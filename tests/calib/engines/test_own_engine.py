@@ -9,7 +9,7 @@ import pytest
 from conformance.engines import EngineConformance
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.tasks.base import Task
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.engines.round_fit import fit
+from fsd_calib.engines.base import fit
 
 SECONDS = st.floats(1e-5, 1.0)
 

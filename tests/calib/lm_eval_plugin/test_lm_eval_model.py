@@ -21,7 +21,7 @@ from fsd_calib.lm_eval_plugin.model import FsdLM
 from fsd_calib.tasks import load_task
 from fsd_data import head_path, pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drafts import info_of, kind_of
 from fsd_decoding.profile.parts import ModelInfo

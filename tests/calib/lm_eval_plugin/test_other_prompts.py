@@ -11,8 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
 from fsd_calib import load_task
-from fsd_calib.lm_eval_plugin.model import FsdLM
-from fsd_calib.lm_eval_plugin.prompts import departure
+from fsd_calib.lm_eval_plugin.model import FsdLM, departure
 from support.calibration.harness_tasks import write_task
 from support.calibration.profiles import profile
 from support.calibration.prompt_cases import CASES

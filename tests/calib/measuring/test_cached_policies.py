@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.tasks import Task

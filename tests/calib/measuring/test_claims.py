@@ -16,11 +16,11 @@ import torch
 
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.measuring import claims
+from fsd_calib.engines.own import OwnEngine
+from fsd_calib.measuring import result_cache
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
-from fsd_calib.storage.processes import this_process
+from fsd_calib.storage import this_process
 from fsd_calib.tasks import Task
 from support.calibration.cached_results import KEY, QUERY, key, result
 from support.child_processes import kill, start_process
@@ -81,7 +81,7 @@ def claimed_elsewhere(path: Path, number: int = 1) -> None:
 def test_claims_of_another_machine_last_while_it_makes_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "_SILENT", 0.5)
+    monkeypatch.setattr(result_cache, "_SILENT", 0.5)
     with ResultCache(tmp_path / "cache") as store:
         for number in range(1, 8):
             claimed_elsewhere(tmp_path / "cache", number)

@@ -19,8 +19,7 @@ import torch
 
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.engines.own.source import source_of
+from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import Batch, EngineWorkers, decode_batch
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.measurement import Seeds
@@ -33,9 +32,17 @@ from fsd_decoding.loading import load_model
 from fsd_decoding.model_options import Loading
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.workers import model_workers, models
-from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
-from fsd_decoding.workers.planning import Capacity, cluster_share, cores, gpu_ids, worker_gpus, workers_for
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.model_workers import (
+    Capacity,
+    ModelWorkers,
+    Sources,
+    cluster_share,
+    cores,
+    gpu_ids,
+    open_workers,
+    worker_gpus,
+    workers_for,
+)
 from support import worker_tasks
 from support.models.tiny_pair import saved
 from support.models.tiny_task import tiny_task
@@ -245,7 +252,7 @@ def test_loaded_models_are_decoded_by_this_process(decoder: SpeculativeDecoder, 
 def test_by_default_there_is_one_for_each_core_that_has_work_and_memory(
     sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fsd_decoding.workers.planning.cores", lambda: 6)
+    monkeypatch.setattr("fsd_decoding.workers.model_workers.cores", lambda: 6)
     gigabyte = 1 << 30
     assert workers_for(None, sources, Capacity(1000, 32)) == 1  # it is unknown what they need
     assert workers_for(None, sources, Capacity(1000, 32, gigabyte)) == 6
@@ -282,9 +289,9 @@ def test_a_cluster_is_like_the_process_that_it_decodes_for(monkeypatch: pytest.M
     with pytest.raises(UsageError, match="the device is cuda, and the Ray cluster has no GPUs"):
         cluster_share(None, [(8, 0)], "cuda")
     for default in ("cpu", "cuda"):
-        monkeypatch.setattr("fsd_decoding.workers.planning.default_device", lambda default=default: default)
+        monkeypatch.setattr("fsd_decoding.workers.model_workers.default_device", lambda default=default: default)
         assert cluster_share(None, [(8, 2 * (default == "cuda"))], None).gpus == (default == "cuda")
-    monkeypatch.setattr("fsd_decoding.workers.planning.default_device", lambda: "cpu")
+    monkeypatch.setattr("fsd_decoding.workers.model_workers.default_device", lambda: "cpu")
     with pytest.raises(UsageError, match="the Ray cluster has 2 GPUs and this process none"):
         cluster_share(None, [(8, 2)], None)
 
@@ -313,7 +320,7 @@ def test_processes_that_do_not_share_gpus_leave_the_first_to_the_one_that_starts
 
 def test_models_under_a_device_map_see_all_gpus_and_have_no_workers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr("fsd_decoding.workers.planning.default_device", lambda: "cuda")
+    monkeypatch.setattr("fsd_decoding.workers.model_workers.default_device", lambda: "cuda")
     spread = Sources("target", ("draft",), loading=Loading.of({"device_map": "auto"}, None))
     assert gpu_ids(spread) == ()
     assert workers_for(None, spread, Capacity(1000, 32, 1, 1 << 40)) == 1

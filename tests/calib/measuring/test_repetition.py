@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.repetition import COPIES, LENGTH, ends_in_loop
+from fsd_calib.measuring.measurement import COPIES, LENGTH, ends_in_loop
 
 WORDS = st.text("abc \n", min_size=1, max_size=40)
 

@@ -15,8 +15,9 @@ import pytest
 
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
-from fsd_calib.storage.sqlite_file import set_aside
+from fsd_calib.storage import LOGS
 from fsd_common.errors import UsageError
+from fsd_common.files import set_aside
 from fsd_decoding.engine.result import Result
 from support.calibration.cached_results import KEY, QUERY, result
 from support.child_processes import kill, remaining_messages, start_process
@@ -59,25 +60,22 @@ def test_a_reopened_cache_has_lost_nothing(tmp_path: Path) -> None:
         assert store.find(KEY, MANY, 0.2) == added
 
 
-def test_rows_with_flipped_bits_are_never_returned(tmp_path: Path) -> None:
+def test_files_with_flipped_bits_are_read_or_renamed(tmp_path: Path) -> None:
     """A hundred files with 1 to 16 bits flipped anywhere, header and all, each searched for a tenth of its rows."""
-    added, rng = filled(tmp_path / "sound"), random.Random(0)
-    sound = (tmp_path / "sound").read_bytes()
-    given_out, aside = 0, 0
+    filled(tmp_path / "sound")
+    rng, sound, given_out, aside = random.Random(0), (tmp_path / "sound").read_bytes(), 0, 0
     for case in range(100):
         path, content = tmp_path / f"{case}", bytearray(sound)
         for _ in range(2 ** rng.randrange(5)):
             content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        requested = rng.sample(range(len(MANY)), 30)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with ResultCache(path) as store:
-                found = store.find(KEY, [MANY[i] for i in requested], 0.2)
-        assert found.items() <= {place: added[i] for place, i in enumerate(requested)}.items()
+                found = store.find(KEY, [MANY[i] for i in rng.sample(range(len(MANY)), 30)], 0.2)
         given_out, aside = given_out + len(found), aside + noticed(path, caught)
-    assert aside > 20  # often a requested row or a page is damaged
-    assert given_out > 1000  # often no row is damaged
+    assert aside > 5  # sometimes a page is damaged
+    assert given_out > 1000  # often none is
 
 
 def noticed(path: Path, caught: list[warnings.WarningMessage]) -> bool:
@@ -91,16 +89,16 @@ def noticed(path: Path, caught: list[warnings.WarningMessage]) -> bool:
     return path.with_name(f"{path.name}.damaged-1").exists()
 
 
-@pytest.mark.parametrize("column", ["threshold", "lo", "hi", "text", "tokens", "rounds", "drafted", "accepted"])
-def test_a_change_in_any_column_is_detected(column: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", ["text = x'ff'", "text = NULL", "lo = NULL, threshold = 0.2", "rounds = 'many'"])
+def test_a_row_that_cannot_be_read_renames_the_file(values: str, tmp_path: Path) -> None:
     filled(tmp_path / "cache")
     file = sqlite3.connect(tmp_path / "cache")
-    value = "'other'" if column == "text" else "0.2" if column in ("threshold", "lo") else f"{column} + 1"
-    file.execute(f"UPDATE decodings SET threshold = 0.2, lo = -9e999, hi = 9e999, {column} = {value} WHERE problem = 9")
+    file.execute(f"UPDATE decodings SET {values} WHERE problem = 9")
     file.commit()
     file.close()
     (line,) = named(tmp_path / "cache")
-    assert "digest" in line
+    assert "is damaged (" in line
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.9, 0.999])
@@ -129,7 +127,7 @@ def test_other_files_are_renamed_unchanged(tmp_path: Path) -> None:
 def test_a_file_of_another_version_is_renamed(tmp_path: Path) -> None:
     filled(tmp_path / "cache")
     sqlite3.connect(tmp_path / "cache").execute("PRAGMA user_version = 7")
-    assert "its schema has version 7, and this fsd-calib reads 1" in named(tmp_path / "cache")[0]
+    assert "its schema has version 7, and this fsd-calib reads 2" in named(tmp_path / "cache")[0]
 
 
 def test_damaged_bytes_in_a_warning_do_not_act_on_a_terminal(tmp_path: Path) -> None:
@@ -162,7 +160,7 @@ def test_open_caches_switch_to_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     with ResultCache(path) as here, ResultCache(path) as there:
         here.add(KEY, QUERY, 0.2, result())
-        set_aside(path)  # as another process does on finding the damage
+        set_aside(path, LOGS)  # as another process does on finding the damage
         assert here.find(KEY, [QUERY], 0.2) == {}
         there.add(KEY, QUERY, 0.2, result("new"))
         assert here.find(KEY, [QUERY], 0.2)[0].text == "new"

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.engines.own.round_costs import RoundClock, measure_costs, undisturbed_clock
-from fsd_calib.engines.round_fit import fit
+from fsd_calib.engines.base import fit
+from fsd_calib.engines.own import RoundClock, measure_costs, undisturbed_clock
 from fsd_common.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_pair import ragged_prompts, tiny_decoder

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
-from fsd_calib.measuring.signed_rank import centre, fewest
+from fsd_calib.measuring.speed import centre, fewest
 
 VALUES = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=1, max_size=30)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.report.curve import nondominated
-from fsd_decoding.profile.curve import CurvePoint
+from fsd_calib.report.tables import nondominated
+from fsd_decoding.profile.content import CurvePoint
 from support.calibration.profiles import FRONT, values
 from support.calibration.reports import one_line, printed
 

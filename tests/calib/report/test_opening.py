@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsd_calib.report.figures import main_figures
-from fsd_calib.report.opening import figures_sheet, front_sheet, plain_sentence, verdict_section
+from fsd_calib.report.page import figures_sheet, front_sheet, plain_sentence, verdict_section
 from support.calibration.profiles import (
     ANSWERS,
     FAST_ENOUGH,

@@ -17,7 +17,7 @@ import torch
 from fsd_calib import Telemetry, ThresholdProfile, calibrate
 from fsd_calib.cli import report as report_app
 from fsd_calib.cli.console import run
-from fsd_calib.report.charts.draft_alone import Room, draft_alone
+from fsd_calib.report.charts import Room, draft_alone
 from fsd_calib.report.page import run_page
 from fsd_calib.report.record import RunRecord
 from fsd_calib.report.rows import rows
@@ -30,7 +30,7 @@ from fsd_common.pages.markdown import markdown
 from fsd_common.pages.page import html
 from fsd_common.pages.themes import plain
 from fsd_common.terminal import visible
-from fsd_decoding.profile.digest import digest_of
+from fsd_decoding.profile.io import digest_of
 from support.browsers import PHONE, Looked, chromium
 from support.calibration.damage import ACTING, NUMBERS, edited, leaves
 from support.calibration.profiles import profile

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.report.opening import plain_sentence
+from fsd_calib.report.page import plain_sentence
 from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
 from support.calibration.profiles import LOSSLESS, NOT_TIMED, UNCERTIFIED, UNKNOWN, profile

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.acquisition import Prospects, SettingGrid
-from fsd_calib.search.candidates import choose_sequence, expected_speed, simulate_passes
-from fsd_calib.search.history import Observation
-from fsd_calib.search.pass_model import PassModel
-from fsd_decoding.trees.shape import TreeShape
+from fsd_calib.search.max_speed import choose_sequence, expected_speed, simulate_passes
+from fsd_calib.search.objective import Observation
+from fsd_calib.search.surrogate import PassModel
+from fsd_decoding.tree_shape import TreeShape
 
 PASS_MODEL = PassModel(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
 LOSSLESS = 100.0

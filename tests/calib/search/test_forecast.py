@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search import sensitivity
+from fsd_calib.measuring.measurement import flips, plausible_flips, with_gains, with_losses
 from fsd_calib.search.forecast import ReplayForecast
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import CostModel, quantiles, replay
@@ -69,17 +69,17 @@ def test_shifted_outcomes_change_so_many_problems(problems: int) -> None:
     world = World(count=200, middle=6)
     fuzzy, target = world.evaluator().measure(Configuration("fsd", "js", 3, 0.99)), world.target()
     lost = int((target.correct & ~fuzzy.correct).sum())
-    assert sensitivity.worse(fuzzy, target, problems).correct.sum() == fuzzy.correct.sum() - problems
-    better = sensitivity.better(fuzzy, target, problems)
+    assert with_losses(fuzzy, target, problems).correct.sum() == fuzzy.correct.sum() - problems
+    better = with_gains(fuzzy, target, problems)
     assert better.correct.sum() == fuzzy.correct.sum() + problems
     assert (target.correct & ~better.correct).sum() == max(lost - problems, 0)
-    assert sensitivity.flips(fuzzy, target) == (fuzzy.correct != target.correct).sum()
+    assert flips(fuzzy, target) == (fuzzy.correct != target.correct).sum()
 
 
 def test_plausible_flips_are_exact_on_the_whole_part_and_wide_for_few_flips() -> None:
-    assert sensitivity.plausible_flips(7, 1000, 1000, 2.5) == (0, 0)
-    assert sensitivity.plausible_flips(0, 128, 10**9, 2.5) == (7, 0)
-    more, fewer = sensitivity.plausible_flips(100, 128, 10**9, 2.5)
+    assert plausible_flips(7, 1000, 1000, 2.5) == (0, 0)
+    assert plausible_flips(0, 128, 10**9, 2.5) == (7, 0)
+    more, fewer = plausible_flips(100, 128, 10**9, 2.5)
     assert fewer < 25 < more < 30
 
 

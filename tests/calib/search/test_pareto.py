@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.forecast import speed_at
-from fsd_calib.search.history import FinishedTrial, History
+from fsd_calib.search.objective import FinishedTrial, History
 from fsd_calib.search.pareto import (
     SELECTABLE,
     FrontPoint,

@@ -15,9 +15,8 @@ from fsd_calib.search.forecast import least_share_reaching, speed_at
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront, nondominated
-from fsd_calib.search.search import SearchResult, freeze, search
+from fsd_calib.search.search import SearchResult, freeze, race, search
 from fsd_calib.search.space import Space, logit, same_family
-from fsd_calib.search.trial import race
 from fsd_common.progress.base import Silent
 from fsd_decoding.adaptive import Schedule
 from support.calibration.simulated_worlds import HIGHEST, LOWEST, Formula, World, keep_accuracy
@@ -123,9 +122,9 @@ def test_a_race_stops_early_and_decides_as_the_whole_part_would() -> None:
         for at in range(-1, 9):
             fuzzy = Configuration("fsd-coupled", "js", 6)
             fuzzy = fuzzy.at(Formula().threshold(fuzzy, at))
-            result = race(evaluator, fuzzy, target, keep_accuracy(world), Formula(), lambda done: None)
-            decoded.append(result.paired.fuzzy.problems)
-            wrong += (result.assessment.shortfall <= 0) != passes(world, fuzzy)
+            assessment, paired = race(evaluator, fuzzy, target, keep_accuracy(world), Formula(), lambda done: None)
+            decoded.append(paired.fuzzy.problems)
+            wrong += (assessment.shortfall <= 0) != passes(world, fuzzy)
         assert decoded[-1] == 128
         assert 1000 in decoded
     assert wrong <= 2

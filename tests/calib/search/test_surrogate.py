@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.certification.power import power
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search.pass_model import PassModel
-from fsd_calib.search.surrogate import Points, Posterior, Surrogate
+from fsd_calib.search.surrogate import PassModel, Points, Posterior, Surrogate
 
 PASS_MODEL = PassModel(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
 ARM = Configuration("fsd-coupled", "js", 8)

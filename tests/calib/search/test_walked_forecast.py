@@ -7,11 +7,11 @@ import pytest
 
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt, Limits
 from fsd_calib.engines.configuration import Configuration
-from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.search.walked_forecast import WalkedForecast
+from fsd_calib.engines.own import OwnEngine
+from fsd_calib.search.forecast import WalkedForecast
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.walks import Walked, Walks
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_pair import tiny_decoder
 
 COSTS = CostModel(1.0, 2.0, 0.0)

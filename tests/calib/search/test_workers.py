@@ -13,10 +13,10 @@ import pytest
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from fsd_calib.search import workers
+from fsd_calib.search import sampler
+from fsd_calib.search.sampler import KEY, Workers, fail_dead_trials, heartbeats
 from fsd_calib.search.study import open_journal
-from fsd_calib.search.workers import KEY, Workers, fail_dead_trials, heartbeats
-from fsd_calib.storage.processes import this_process
+from fsd_calib.storage import this_process
 
 HERE: dict[str, Any] = this_process()
 DEAD: dict[str, Any] = HERE | {"process": 2**22 + 1}  # beyond the largest id
@@ -46,7 +46,7 @@ def test_trials_of_dead_processes_are_failed_and_no_others() -> None:
 
 def test_a_silent_trial_is_ignored_but_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_SILENT", "_UNNAMED"):
-        monkeypatch.setattr(workers, name, 0.3)
+        monkeypatch.setattr(sampler, name, 0.3)
     study, seen = study_of(HERE, ELSEWHERE, None), Workers()
     assert running(study, seen) == [0, 1, 2]
     time.sleep(0.4)
@@ -58,7 +58,7 @@ def test_a_silent_trial_is_ignored_but_not_failed(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_a_trial_with_heartbeats_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Through a journal, as another machine would see it."""
-    monkeypatch.setattr(workers, "_SILENT", 1.0)
+    monkeypatch.setattr(sampler, "_SILENT", 1.0)
     journals = [open_journal(tmp_path / "study.log") for _ in range(2)]
     trial = optuna.create_study(storage=journals[0], study_name="study").ask()
     trial.set_user_attr(KEY, ELSEWHERE)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.storage.processes import Watch, is_alive, this_process
+from fsd_calib.storage import Watch, is_alive, this_process
 from lib.common.forked_programs import environment
 from support.child_processes import start_process
 
-LOOK = "import json, sys; from fsd_calib.storage.processes import is_alive; print(is_alive(json.loads(sys.argv[1])))"
+LOOK = "import json, sys; from fsd_calib.storage import is_alive; print(is_alive(json.loads(sys.argv[1])))"
 INTRODUCE = """
 import json, sys
-from fsd_calib.storage.processes import this_process
+from fsd_calib.storage import this_process
 print(json.dumps(this_process()), flush=True)
 sys.stdin.read()
 """

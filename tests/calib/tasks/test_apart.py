@@ -90,7 +90,7 @@ def test_threads_get_their_own_verdicts() -> None:
 
 
 def test_a_grader_that_does_not_exist_is_refused() -> None:
-    refusing = Apart("fsd_calib.tasks.yaml_task.grading:own_function", ("/nowhere/task.yaml", "nowhere.same"))
+    refusing = Apart("fsd_calib.tasks.yaml_task:own_function", ("/nowhere/task.yaml", "nowhere.same"))
     for _ in range(2):
         with pytest.raises(UsageError, match=r"nowhere\.same cannot be imported"):
             refusing("a", "b")
@@ -205,7 +205,7 @@ def test_an_expression_that_backtracks_is_wrong() -> None:
 
 def test_a_filter_of_lm_eval_that_backtracks_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval")
-    monkeypatch.setattr("fsd_calib.tasks.harness.metric._SECONDS", 1.0)
+    monkeypatch.setattr("fsd_calib.tasks.harness._SECONDS", 1.0)
     filters = [{"name": "end", "filter": [{"function": "regex", "regex_pattern": "#### (?:a|aa)*(\\d+)$"},
                                           {"function": "take_first"}]}]  # fmt: skip
     task = load_task(f"lm-eval:{write_task(tmp_path, changes={'filter_list': filters})}")

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fsd_calib.calibration.run_file import read_run_file
-from fsd_calib.tasks import load_task
-from fsd_calib.tasks.sources import rows
+from fsd_calib.tasks import load_task, rows
 from lib.attacks.hostile_yaml import BOMB, HOSTILE, TASK
 from support.messages import usage_error
 

@@ -12,8 +12,8 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from fsd_calib.tasks import Task, load_task
-from fsd_calib.tasks.harness import source
-from fsd_calib.tasks.harness.chat import chat_renderer
+from fsd_calib.tasks import harness as source
+from fsd_calib.tasks.harness import chat_renderer
 from support.calibration.harness_tasks import EXACT_MATCH, problems, write_rows, write_task
 from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_calib.tasks.base import Example
-from fsd_calib.tasks.near_duplicates import BOUND, near_duplicates
-from fsd_calib.tasks.split import Parts, parts_of
+from fsd_calib.tasks.split import BOUND, Parts, near_duplicates, parts_of
 from fsd_collectors.split import content_key
 from support.calibration.task_files import task_of
 from support.paths import GSM8K

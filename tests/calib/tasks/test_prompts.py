@@ -16,10 +16,9 @@ from tokenizers.processors import TemplateProcessing
 from fsd_calib.tasks import Task, load_task
 from fsd_data.problems import part_of
 from fsd_data.tokenizer import build_tokenizer
-from fsd_decoding.profile.chat_template import render_chat
-from fsd_decoding.profile.prompt import PromptForm, PromptInfo, literal
-from fsd_decoding.profile.rendering import PromptRenderer, request_of
-from fsd_decoding.prompt_tokens import prompt_tokens
+from fsd_decoding.profile.parts import PromptForm, PromptInfo, literal
+from fsd_decoding.profile.rendering import PromptRenderer, render_chat, request_of
+from fsd_decoding.text import prompt_tokens
 from support.calibration.profiles import profile
 from support.calibration.task_files import (
     CLOCK,

@@ -15,13 +15,11 @@ import pytest
 import torch
 
 from fsd_calib import Telemetry, together
-from fsd_calib.telemetry.charts import MAX_STEPS, downsample
-from fsd_calib.telemetry.observer import COLUMNS
+from fsd_calib.telemetry import COLUMNS, MAX_STEPS, downsample
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.policies.rounds import RoundOutcome, RoundState
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
 from support.models.tiny_models import llama, word_tokenizer
 from support.paths import DOCS
 

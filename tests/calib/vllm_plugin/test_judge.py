@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Verification
-from fsd_calib.vllm_plugin.judged import Judged
-from fsd_calib.vllm_plugin.rejection_rule import accept_at, accept_certainly
+from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, accept_at, accept_certainly
 from fsd_common.errors import UsageError
+from fsd_decoding import tensors
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.divergence import DIVERGENCES, divergence, entropy
-from fsd_decoding.kernels import dispatch
 
 VOCABULARY, LENGTH = 7, 3
 
@@ -170,7 +168,7 @@ def test_kernels_find_the_same_in_place_and_by_copies(
     step, _ = verification(order, [LENGTH, LENGTH])
     policy = EntropyScaled(1.0, slope=2.0, of="target")
     plain = Judge(drafts, name, policy)(step, [0.3, 0.1])
-    monkeypatch.setattr(dispatch, "INTERPRETED", True)
+    monkeypatch.setattr(tensors, "INTERPRETED", True)
     fused = Judge(drafts, name, policy)(step, [0.3, 0.1])
     assert plain is not None
     assert fused is not None

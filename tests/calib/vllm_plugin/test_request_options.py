@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
-from fsd_calib.vllm_plugin.settings import ServeSettings
+from fsd_calib.vllm_plugin.settings import EXACT, ServeSettings, requested_threshold
 from fsd_common.errors import UsageError
 
 

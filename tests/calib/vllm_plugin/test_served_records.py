@@ -19,9 +19,7 @@ from transformers import AutoTokenizer
 from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
-from fsd_calib.vllm_plugin.telemetry.record_manifest import EngineFacts, manifest_of
-from fsd_calib.vllm_plugin.telemetry.record_tables import Served, tables_of
-from fsd_calib.vllm_plugin.telemetry.records import Records
+from fsd_calib.vllm_plugin.telemetry.records import EngineFacts, Records, Served, manifest_of, tables_of
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import ServedText, Texts
 from fsd_collectors.collection.measures import Measures

@@ -13,8 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from fsd_calib.vllm_plugin.telemetry.counters import Counters
-from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN, export_counters
+from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN, Counters, export_counters
 from support.calibration.profiles import profile
 
 

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import Layout
-from fsd_calib.vllm_plugin.judged import JudgedTokens
+from fsd_calib.vllm_plugin.judge import JudgedTokens
 from fsd_calib.vllm_plugin.running_requests import RunningRequest, RunningRequests, describe
-from fsd_calib.vllm_plugin.telemetry.acceptance import Acceptance
-from fsd_calib.vllm_plugin.telemetry.counters import Counters, read_counters
+from fsd_calib.vllm_plugin.telemetry.metrics import Acceptance, Counters, read_counters
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Step, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import ServedText, Texts
-from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
-from fsd_decoding.profile.settings import coverage_of
+from fsd_decoding.profile.following import WINDOW, Drift, coverage_of, expected_range
 from support.calibration.profiles import profile
 from support.models.tiny_models import word_tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsd_decoding.acceptance.rules import RULES, rule_named
+from fsd_decoding.acceptance import RULES, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.observers.round_record import RoundRecord

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
-from fsd_decoding.acceptance.proposal import Criterion, Logits, Proposal
-from fsd_decoding.acceptance.rules import RULES, rule_named
+from fsd_decoding.acceptance import RULES, Criterion, Logits, Proposal, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.observers.round_record import RoundRecord

@@ -18,7 +18,7 @@ from fsd_data import pair_paths
 from fsd_decoding.adaptive import DivergenceBudget, Schedule
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.parts import PolicyInfo
 from support.calibration.profiles import UNCERTIFIED, profile
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related

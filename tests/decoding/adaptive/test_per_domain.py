@@ -22,7 +22,7 @@ from fsd_decoding.adaptive import (
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.calibration.profiles import profile
 from support.messages import usage_error
 from support.models.tiny_models import llama

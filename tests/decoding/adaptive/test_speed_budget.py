@@ -22,7 +22,7 @@ from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.calibration.budget_world import Law, Point, profile_of, simulate
 from support.calibration.profiles import FRONT, UNCERTIFIED, profile
 from support.messages import usage_error

@@ -16,10 +16,8 @@ from torch import Tensor
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import Drafter, DraftSource
-from fsd_decoding.drafters.model import ModelDrafter
-from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.drafters.ngram_corpus import NGramCorpus
-from fsd_decoding.models.runner import ModelRunner
+from fsd_decoding.drafters.ngram import NGram, NGramCorpus
+from fsd_decoding.models.runner import ModelDrafter, ModelRunner
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import values
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer

@@ -13,8 +13,7 @@ from safetensors.numpy import load, save
 
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.drafters.ngram_corpus import NGramCorpus
+from fsd_decoding.drafters.ngram import NGram, NGramCorpus
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
 TEXTS = [[2, 3, 4, 2, 3, 5], [4, 2, 3, 4], [7]]
@@ -65,7 +64,7 @@ def test_the_most_frequent_followers_are_kept() -> None:
 
 
 def _hash_of(token: int) -> torch.Tensor:
-    from fsd_decoding.drafters.ngram_corpus import context_term
+    from fsd_decoding.drafters.ngram import context_term
 
     return context_term(torch.tensor([token]), 1)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.dense_heads import dense_q
 from support.models.tiny_heads import HEADS
 from support.models.tiny_models import llama, word_tokenizer

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.checkpoint import save_head
-from fsd_decoding.eagle.head import Eagle3Head
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.drafters.eagle import Eagle, save_head
+from fsd_decoding.drafters.eagle_head import Eagle3Head
+from fsd_decoding.tree_shape import TreeShape
 from support.messages import usage_error
 from support.models.tiny_heads import CONFIG, FILES, HEADS, KNOWN, LAYERS, eagle3, eagle3_files, sharpened, written
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer

@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result

@@ -14,8 +14,8 @@ from torch import Tensor
 from fsd_common.errors import NumericalError, OutOfMemoryError, UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine import kv_pool
-from fsd_decoding.graphs import recent
-from fsd_decoding.graphs.capture import Captured
+from fsd_decoding.graphs import callers
+from fsd_decoding.graphs.capture import CapturingCaller
 from lib.gpu.tape import Tape
 from support.models.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, free_caches
 from support.models.tiny_pair import related, tiny_decoder
@@ -168,7 +168,7 @@ def test_a_model_is_checked_again_before_its_caches_are_reused() -> None:
 def test_other_temperatures_need_graphs_but_no_more_memory_for_results(
     captured: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent, "MOST", 8)
+    monkeypatch.setattr(callers, "MOST", 8)
     results = []
 
     def decode() -> None:
@@ -176,7 +176,7 @@ def test_other_temperatures_need_graphs_but_no_more_memory_for_results(
             for _ in range(2):
                 captured.generate(PROMPTS[:4], 12, 0.5 + n / 10)
             (caches,) = free_caches(captured)
-            assert isinstance(caches.call, Captured)
+            assert isinstance(caches.call, CapturingCaller)
             assert 0 < len(caches.call) <= 8
             results.append(len(caches.call._results))
 

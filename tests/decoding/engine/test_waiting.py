@@ -14,19 +14,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.acceptance.rules import RULES, Rule
+from fsd_decoding.acceptance import RULES, Criterion, Rule
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.batch import Request
-from fsd_decoding.engine import verify
 from fsd_decoding.engine.draft import Steps, StepsAhead
 from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
-from fsd_decoding.engine.settings import Settings
-from fsd_decoding.observers.recorder import Recorder
+from fsd_decoding.engine.rounds import Decided, EngineSettings
+from fsd_decoding.observers.round_log import Recorder
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.stop_policies import Unsure
 from support.models.tiny_heads import eagle3
 from support.models.tiny_models import VOCABULARY, llama
@@ -94,23 +92,23 @@ CASES = [(how, rule, sampling) for how in HOW for rule in RULES if fits(how, RUL
 @pytest.mark.parametrize(("how", "rule", "sampling"), thinned(CASES, every=4))
 def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
-    settings = Settings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])
+    settings = EngineSettings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])
     assert_one_look_a_round(Models(target, draft, VOCABULARY), settings, monkeypatch)
 
 
-def assert_one_look_a_round(models: Models, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_one_look_a_round(models: Models, settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything runs on a device without values, refills included; the one read per round returns made-up values."""
     looks = itertools.count()
 
-    def fake(packed: Tensor, drafts: int) -> verify.Decided:
+    def fake(packed: Tensor, drafts: int) -> Decided:
         rows = len(packed)
         next(looks)
-        return verify.Decided(
+        return Decided(
             emitted=[[7] * (drafts + 1)] * rows, drafted=[drafts] * rows, accepted=[drafts] * rows, whole=[True] * rows,
             finite_logits=[True] * rows, valid_bounds=[True] * rows, spared=[[]] * rows, refused=[[]] * rows,
         )  # fmt: skip
 
-    monkeypatch.setattr(verify.Decided, "of", fake)
+    monkeypatch.setattr(Decided, "of", fake)
     caches = KVCachePool(False).acquire(models, 6, 4, 64, settings.rule.drafts, graphs=True)
     with NoBlockingCopies():  # type: ignore[no-untyped-call]
         rounds = list(Engine(caches, settings).rounds(requests()))
@@ -121,8 +119,8 @@ def assert_one_look_a_round(models: Models, settings: Settings, monkeypatch: pyt
 def test_a_round_of_an_eagle_head_synchronises_once(tree: TreeShape | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target = llama(seed=0, layers=8)
     head = eagle3(target).to(META)
-    given = Settings(RULES["fsd-coupled"], Criterion(), SAMPLINGS["sampled"], frozenset(), 0, tree=tree)
-    assert_one_look_a_round(Models(target.to(META), head, VOCABULARY, deepest=3), given, monkeypatch)
+    given = EngineSettings(RULES["fsd-coupled"], Criterion(), SAMPLINGS["sampled"], frozenset(), 0, tree=tree)
+    assert_one_look_a_round(Models(target.to(META), head, VOCABULARY, draft_length=3), given, monkeypatch)
 
 
 class RecordingSideStream:

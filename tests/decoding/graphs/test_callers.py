@@ -11,7 +11,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
-from fsd_decoding.graphs.callers import Graphs
+from fsd_decoding.graphs.callers import CompiledCaller
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_models import FAMILIES, random_model, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
@@ -53,7 +53,7 @@ def test_captured_rounds_give_the_same_results(
 def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
     """Other prompts, thresholds, seeds and ids need no other graph."""
     graphs = captured._pool._call
-    assert isinstance(graphs, Graphs)
+    assert isinstance(graphs, CompiledCaller)
     decode(captured, "fsd-coupled", 0.8)
     compiled_before = len(graphs)
     torch._dynamo.utils.counters.clear()

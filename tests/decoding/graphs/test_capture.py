@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_collectors.collection.measures import HiddenStates
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance import RULES
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine import kv_pool
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from lib.gpu.tape import Tape
 from support.models.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, count_graphs
 from support.models.stop_policies import Unsure

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsd_decoding.graphs.callers import Eager, GraphKey, Graphs
-from fsd_decoding.graphs.capture import Captured
+from fsd_decoding.graphs.callers import CompiledCaller, EagerCaller, GraphKey
+from fsd_decoding.graphs.capture import CapturingCaller
 from lib.gpu.tape import Tape
 
 
@@ -34,7 +34,7 @@ def test_a_tape_is_as_strict_as_a_graph(read: str) -> None:
 @pytest.mark.parametrize("read", READS)
 def test_a_step_that_reads_values_is_called_directly(read: str) -> None:
     """It is detected at the first call, or fails at capture: a CPU's lists and arrays are read without a trace."""
-    call = Captured(Eager(), Tape())
+    call = CapturingCaller(EagerCaller(), Tape())
 
     def step(values: Tensor) -> Tensor:
         READS[read](values)
@@ -62,14 +62,14 @@ def test_a_replay_reads_the_captured_addresses() -> None:
 
 
 def test_draft_steps_are_not_compiled_each() -> None:
-    whole = Captured(Graphs("eager"), Tape())
+    whole = CapturingCaller(CompiledCaller("eager"), Tape())
     assert whole.uncompiled is not whole
     assert whole.uncompiled.uncompiled is whole.uncompiled
 
 
 @pytest.mark.parametrize("index", [torch.tensor([1, 0]), torch.tensor([[0], [1]])])
 def test_gathering_reads_no_values(index: Tensor) -> None:
-    call = Captured(Eager(), Tape())
+    call = CapturingCaller(EagerCaller(), Tape())
     for n in range(3):
         values = torch.tensor([n, n + 1])
         assert torch.equal(call(GraphKey("k", 0), lambda values: values[index] * 1, values), values[index])
@@ -89,7 +89,7 @@ class Adding:
 
 
 def test_a_step_runs_once_per_call() -> None:
-    adding, call = Adding(), Captured(Eager(), Tape())
+    adding, call = Adding(), CapturingCaller(EagerCaller(), Tape())
     for n in range(1, 6):
         (actual,) = call(GraphKey("k", 0), adding.step, [torch.full((2,), 10.0 * n)], 1.0)
         assert actual.tolist() == [11.0 * n] * 2
@@ -97,7 +97,7 @@ def test_a_step_runs_once_per_call() -> None:
 
 
 def test_results_of_one_shape_share_memory_at_every_reach() -> None:
-    adding, call = Adding(), Captured(Eager(), Tape())
+    adding, call = Adding(), CapturingCaller(EagerCaller(), Tape())
     first, second, other = (
         call(GraphKey(kind, reach), adding.step, [torch.zeros(2)], 1.0)[0]
         for kind, reach in (("k", 64), ("k", 128), ("l", 64))
@@ -109,7 +109,7 @@ def test_out_of_memory_is_raised() -> None:
     def full(launch: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    adding, call = Adding(), Captured(Eager(), full)
+    adding, call = Adding(), CapturingCaller(EagerCaller(), full)
     call(GraphKey("k", 0), adding.step, [torch.zeros(2)], 1.0)
     with pytest.raises(torch.OutOfMemoryError):
         call(GraphKey("k", 0), adding.step, [torch.zeros(2)], 1.0)
@@ -117,5 +117,5 @@ def test_out_of_memory_is_raised() -> None:
 
 @pytest.mark.parametrize("needed", [1, 63, 64, 65, 1000, 1024, 1025, 4100, 131_072])
 def test_at_most_an_eighth_of_the_slots_is_unused(needed: int) -> None:
-    size = Captured(Eager(), Tape()).size(needed)
+    size = CapturingCaller(EagerCaller(), Tape()).size(needed)
     assert needed <= size <= max(needed + 63, 1.125 * needed)

@@ -11,8 +11,8 @@ import pytest
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine import kv_pool
-from fsd_decoding.graphs import recent
-from fsd_decoding.graphs.callers import Graphs
+from fsd_decoding.graphs import callers
+from fsd_decoding.graphs.callers import CompiledCaller
 from lib.gpu.tape import Tape
 from support.models.captured_decoders import assert_same_results, captured_copy, count_graphs
 from support.models.tiny_models import word_tokenizer
@@ -55,7 +55,7 @@ def test_models_are_freed_where_their_decoder_goes_on_with_others(graphs: str) -
 
 @pytest.mark.slow
 def test_graphs_beyond_the_bound_are_dropped_with_one_warning(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "MOST", 3)
+    monkeypatch.setattr(callers, "MOST", 3)
     plain = tiny_decoder()
     ours = captured_copy(plain)
 
@@ -67,7 +67,7 @@ def test_graphs_beyond_the_bound_are_dropped_with_one_warning(graphs: str, monke
         decode()
     if graphs == "compiled":
         assert len(caught) == 1
-        assert isinstance(ours._pool._call, Graphs)
+        assert isinstance(ours._pool._call, CompiledCaller)
         assert len(ours._pool._call) == 3
     else:
         assert count_graphs(ours) <= 3 * 2  # a batch that shrinks has a set of its own

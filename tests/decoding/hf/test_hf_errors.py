@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from fsd_common.errors import NumericalError, UsageError
-from fsd_decoding.models.compatibility import cache_argument
+from fsd_decoding.models.forward import cache_argument
 from support.models.hf_pair import (
     DRAFT,
     LOSSLESS,

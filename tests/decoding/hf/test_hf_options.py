@@ -23,10 +23,9 @@ from transformers import (
 from fsd_common.errors import UsageError
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.hf.checks import check_draft
-from fsd_decoding.hf.generate import FsdGenerateOutput
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.hf import FsdGenerateOutput, check_draft
+from fsd_decoding.tree_shape import TreeShape
 from support.messages import usage_error
 from support.models.hf_pair import (
     DRAFT,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.hf.generate import fsd_generate
+from fsd_decoding.hf import fsd_generate
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import UNCERTIFIED, profile

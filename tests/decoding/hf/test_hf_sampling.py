@@ -27,7 +27,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from fsd_decoding.hf.sampling import sampling_for
+from fsd_decoding.hf import sampling_for
 from support.models.hf_pair import (
     TARGET,
     Fours,

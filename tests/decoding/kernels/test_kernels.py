@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fsd_calib import SpeculativeDecoder
-from fsd_decoding import noise
+from fsd_decoding import kernels, noise, tensors
 from fsd_decoding.divergence import (
     DIVERGENCES,
     DistributionPair,
@@ -27,7 +27,6 @@ from fsd_decoding.divergence import (
     log_softmax,
     unchecked_divergences,
 )
-from fsd_decoding.kernels import dispatch
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
@@ -35,10 +34,7 @@ from support.paths import ROOT
 from support.thinning import thinned
 
 pytest.importorskip("triton", reason="kernels are written in Triton, which is not installed")
-from fsd_decoding.kernels import divergences as divergences_kernel
-from fsd_decoding.kernels import scan as scan_kernel
-from fsd_decoding.kernels.divergences import compare
-from fsd_decoding.kernels.scan import Race, scan
+from fsd_decoding.kernels import compare, scan
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # NumPy's, about infinities
 
@@ -141,7 +137,7 @@ def test_in_fp64_a_race_is_decided_by_differences_below_fp32(ahead: float) -> No
     temperature, row = 0.7, torch.full((1, 1, 5000), -torch.inf, dtype=torch.float64, device=DEVICE)
     row[0, 0, 4444] = 3.0
     row[0, 0, 17] = 3.0 + temperature * (luck[4444] - luck[17] + ahead)
-    assert scan(row, Race.of(temperature, keys, positions, noise.Stream.TOKEN)).choice.item() == (
+    assert scan(row, temperature, noise.words(keys, positions, noise.Stream.TOKEN)).choice.item() == (
         17 if ahead > 0 else 4444
     )
 
@@ -154,9 +150,9 @@ def test_the_race_picks_the_token_that_sampling_draws(width: int, dtype: torch.d
     keys = noise.problem_keys(7, [1, 2]).to(DEVICE)
     positions = torch.arange(8, device=DEVICE).reshape(2, 4)
     for temperature in (0.3, 1.0, 2.5):
-        race = Race.of(temperature, keys, positions, noise.Stream.TOKEN)
+        words = noise.words(keys, positions, noise.Stream.TOKEN)
         drawn = Sampling(temperature).draw(wide / temperature, keys, positions)
-        assert torch.equal(scan(target, race).choice, drawn)
+        assert torch.equal(scan(target, temperature, words).choice, drawn)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -218,9 +214,9 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return counted
 
-    monkeypatch.setattr(dispatch, "INTERPRETED", DEVICE == "cpu")
-    monkeypatch.setattr(scan_kernel, "scan", counting("scan", scan_kernel.scan))
-    monkeypatch.setattr(divergences_kernel, "compare", counting("compare", divergences_kernel.compare))
+    monkeypatch.setattr(tensors, "INTERPRETED", DEVICE == "cpu")
+    monkeypatch.setattr(kernels, "scan", counting("scan", kernels.scan))
+    monkeypatch.setattr(kernels, "compare", counting("compare", kernels.compare))
     return calls
 
 
@@ -286,10 +282,10 @@ def test_compiled_graphs_launch_kernels(monkeypatch: pytest.MonkeyPatch) -> None
         usual.target, usual.draft, usual.tokenizer, threshold=0.1, draft_length=3, compile="capture"
     )
     expected = usual.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
-    monkeypatch.setattr(dispatch, "INTERPRETED", DEVICE == "cpu")
-    scans, compares = CountedKernel(scan_kernel._scan), CountedKernel(divergences_kernel._compare)
-    monkeypatch.setattr(scan_kernel, "_scan", scans)
-    monkeypatch.setattr(divergences_kernel, "_compare", compares)
+    monkeypatch.setattr(tensors, "INTERPRETED", DEVICE == "cpu")
+    scans, compares = CountedKernel(kernels._scan), CountedKernel(kernels._compare)
+    monkeypatch.setattr(kernels, "_scan", scans)
+    monkeypatch.setattr(kernels, "_compare", compares)
     actual = compiled.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
     assert [(r.tokens, r.rounds, r.accepted) for r in actual] == [(r.tokens, r.rounds, r.accepted) for r in expected]
     rounds = max(r.rounds for r in actual)
@@ -299,12 +295,12 @@ def test_compiled_graphs_launch_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="here Triton works")
 def test_where_triton_fails_there_is_one_warning_and_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_works", {})
+    monkeypatch.setattr(tensors, "_works", {})
     lacking = "(CUDA|NVIDIA)"  # a build of torch without CUDA says the one, a machine without a driver the other
     with pytest.warns(UserWarning, match=f"Triton does not work on cuda:0, so decoding is slower: .*{lacking}"):
-        dispatch.probe_triton(torch.device("cuda", 0))
-    dispatch.probe_triton(torch.device("cuda", 0))
-    assert dispatch._works == {0: False}
+        tensors.probe_triton(torch.device("cuda", 0))
+    tensors.probe_triton(torch.device("cuda", 0))
+    assert tensors._works == {0: False}
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from fsd_decoding.models.attention import grouped_attention
+from fsd_decoding.models.forward import grouped_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SLOTS, SIZE = 96, 32

@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fsd_decoding import hub
 from fsd_decoding.loading import load_model
-from fsd_decoding.models import checkpoint_files, fingerprint, known_digests
+from fsd_decoding.models import fingerprint
+from fsd_decoding.models import weights_digest as digests
 from fsd_decoding.models.fingerprint import family_id, model_fingerprint
 from fsd_decoding.models.weights_digest import weights_digest
 
@@ -37,14 +38,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(type(one).__name__)
         return weights_digest(one)
 
-    monkeypatch.setattr(known_digests, "weights_digest", read)
+    monkeypatch.setattr(digests, "weights_digest", read)
     return seen
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint whose files may be as new as they are here."""
-    monkeypatch.setattr(checkpoint_files, "_COARSEST_CLOCK", 0)
+    monkeypatch.setattr(digests, "_COARSEST_CLOCK", 0)
     model().save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 

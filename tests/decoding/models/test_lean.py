@@ -16,13 +16,12 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_collectors.collection.measures import HiddenStates
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from fsd_decoding.models import lean_choice
-from fsd_decoding.models.lean_choice import choose, packed_bytes
-from fsd_decoding.models.lean_forward import LeanModel
+from fsd_decoding.models import lean as lean_module
+from fsd_decoding.models.lean import LeanModel, choose, packed_bytes
 from fsd_decoding.models.runner import ModelRunner
 from support.models.tiny_models import FAMILIES, SMALL, VOCABULARY, WINDOW, llama, random_model, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related
@@ -380,7 +379,7 @@ def test_wrapped_linear_layers_are_called() -> None:
 def test_weights_of_large_models_are_not_copied(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pair_of(case)
     packed = tokens(SpeculativeDecoder(*pair, word_tokenizer()), **SETTINGS[-1])
-    monkeypatch.setattr(lean_choice, "PACKED_BYTES", 1000)
+    monkeypatch.setattr(lean_module, "PACKED_BYTES", 1000)
     large = copy.deepcopy(pair)
     assert not any(lean is None or lean.packed for lean in (choose(model).lean for model in large))
     assert tokens(SpeculativeDecoder(*large, word_tokenizer()), **SETTINGS[-1]) == packed
@@ -394,7 +393,7 @@ def test_copies_are_counted_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed_bytes(model) == packed_bytes(llama(1).to("meta")) == copied > 0
     assert packed_bytes(llama(1, tie_word_embeddings=True)) == copied
     assert packed_bytes(random_model(FAMILIES["gpt2"], 1)) == 0
-    monkeypatch.setattr(lean_choice, "PACKED_BYTES", sum(weight.nbytes for weight in model.parameters()) - 1)
+    monkeypatch.setattr(lean_module, "PACKED_BYTES", sum(weight.nbytes for weight in model.parameters()) - 1)
     assert packed_bytes(model) == 0
 
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from fsd_common.errors import UsageError
-from fsd_decoding.models.compatibility import CACHE_ARGUMENTS, cache_argument
-from fsd_decoding.models.lean_choice import choose
-from fsd_decoding.models.lean_forward import ARCHITECTURES
+from fsd_decoding.models.forward import CACHE_ARGUMENTS, cache_argument
+from fsd_decoding.models.lean import ARCHITECTURES, choose
 from fsd_decoding.models.runner import ModelRunner
 from support.models.exact_softmax import use_exact_softmax
 from support.models.tiny_models import CONTEXT, FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model

@@ -10,7 +10,7 @@ import pytest
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fsd_decoding.loading import load_model
-from fsd_decoding.models.rope_types import unknown_rope_type
+from fsd_decoding.models.forward import unknown_rope_type
 from support.messages import usage_error
 from support.models.tiny_models import llama
 

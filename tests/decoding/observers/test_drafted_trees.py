@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.observers.drafted_trees import DraftedTrees
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.observers.token_sources import DraftedTrees
+from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
 PROMPTS = ragged_prompts(7)

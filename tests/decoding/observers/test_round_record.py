@@ -12,7 +12,7 @@ from scipy.stats import entropy
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES, divergence
-from fsd_decoding.observers.recorder import Recorder
+from fsd_decoding.observers.round_log import Recorder
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_models import llama, word_tokenizer
 
@@ -67,7 +67,7 @@ def test_a_recorder_keeps_the_rounds_divergences(
     names = [*DIVERGENCES, "js@5"]
     recorders = Recorder(names), Recorder(names)
     decoder.generate(PROMPTS, 20, batch_size=2, observer=recorders[0])
-    monkeypatch.setattr("fsd_decoding.observers.recorder._PENDING", 1)
+    monkeypatch.setattr("fsd_decoding.observers.round_log._PENDING", 1)
     decoder.generate(PROMPTS, 20, batch_size=2, observer=recorders[1])
     many, single = (recorder.columns() for recorder in recorders)
     for name, column in many.items():

@@ -32,7 +32,7 @@ from fsd_decoding.adaptive import (
     Switch,
     policy_named,
 )
-from fsd_decoding.policies.registry import KNOWN
+from fsd_decoding.policies.composed import KNOWN
 from fsd_decoding.policies.threshold import ThresholdPolicy
 
 SHAPES: dict[str, Callable[[], Any]] = {  # Any: a type checker cannot see which compositions are shapes

@@ -31,8 +31,7 @@ from fsd_decoding.adaptive import (
     Switch,
     policy_named,
 )
-from fsd_decoding.policies.rounds import RoundState
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 
 
 class Budget(Plain):
@@ -150,16 +149,16 @@ def test_every_hook_of_the_parts_is_called() -> None:
 
 def test_a_composed_policy_listens_if_a_part_does() -> None:
     deaf = Min(rise(), EntropyScaled(0.2, 1.0))
-    assert not deaf.listens
-    assert not Switch(deaf, rise(), when=lambda state: state.emitted > 10).listens
+    assert not deaf.reads_outcomes
+    assert not Switch(deaf, rise(), when=lambda state: state.emitted > 10).reads_outcomes
 
     class Curious(EntropyScaled):
         def observe(self, outcome: Any) -> None:
             pass
 
     for part in (Counting(), Curious(0.2, 1.0), EntropyScaled(0.2, 1.0, "last")):
-        assert Min(deaf, Max(rise(), part)).listens
-    assert Min(deaf, Switch.after_sentence(rise(), deaf)).listens
+        assert Min(deaf, Max(rise(), part)).reads_outcomes
+    assert Min(deaf, Switch.after_sentence(rise(), deaf)).reads_outcomes
 
 
 class Telling(Plain):
@@ -214,7 +213,7 @@ def test_what_one_part_computes_of_a_round_the_others_find(monkeypatch: pytest.M
         computed += 1
         return entropy(logits)
 
-    monkeypatch.setattr("fsd_decoding.policies.rounds.entropy", counting)
+    monkeypatch.setattr("fsd_decoding.policies.threshold.entropy", counting)
     policy = Min(Max(EntropyScaled(0.1, 2.0), EntropyScaled(0.2, 1.0)), EntropyScaled(0.3, 3.0), Plain())
     policy.thresholds(Texts(range(3), 0.1).round())
     assert computed == 1

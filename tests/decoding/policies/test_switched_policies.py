@@ -26,8 +26,8 @@ from fsd_decoding.adaptive import (
     Min,
     Switch,
 )
-from fsd_decoding.policies.rounds import RoundState
-from fsd_decoding.policies.switch import FirstSentenceEnded
+from fsd_decoding.policies.composed import FirstSentenceEnded
+from fsd_decoding.policies.threshold import RoundState
 from support.models.tiny_models import word_tokenizer
 
 
@@ -92,7 +92,7 @@ class _Drafted:
 
 
 def _memory() -> Any:
-    from fsd_decoding.policies.rounds import RowMemory
+    from fsd_decoding.policies.threshold import RowMemory
 
     return RowMemory(1, torch.device("cpu"))
 

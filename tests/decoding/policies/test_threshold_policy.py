@@ -16,9 +16,8 @@ from conformance.threshold_policies import DRAFTS, NEW, PROMPTS, counted, decode
 from fsd_common.errors import ThresholdError, UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import NewRequests, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
 from support.models.tiny_models import EOS
 
 FUZZY = ("fsd", "fsd-sd", "fsd-coupled")

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from fsd_decoding.profile.chat_template import rejects_system, template_digest
-from fsd_decoding.profile.prompt import QUESTION, Message, PromptForm, PromptInfo, WorkedExample
-from fsd_decoding.profile.rendering import PromptRenderer
+from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample
+from fsd_decoding.profile.rendering import PromptRenderer, rejects_system, template_digest
 from support.calibration.task_files import GEMMA, LLAMA, QWEN, THINKING, tokenizer_of
 
 PLAIN = "Question: {{ question }}\nAnswer:"

@@ -10,7 +10,7 @@ import pytest
 from fsd_decoding.config import CallOverrides, DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.sampling import SETTINGS, Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.calibration.profiles import FAST_ENOUGH, SLOWER, UNCERTIFIED, UNTESTED
 from support.messages import usage_error
 from support.models.followed_pair import (

@@ -18,7 +18,7 @@ from fsd_decoding.adaptive import (
 )
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile import settings
+from fsd_decoding.profile import following
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.messages import usage_error
 from support.models.followed_pair import (
@@ -86,7 +86,7 @@ def test_a_policy_of_a_profile_says_what_differs_from_it(policy: Any) -> None:
 
 
 def test_the_early_stop_of_a_domain_is_part_of_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "early_stop", lambda *_: _OneStep())
+    monkeypatch.setattr(following, "early_stop", lambda *_: _OneStep())
     plain = SpeculativeDecoder(*PAIR, word_tokenizer(), divergence=followed().divergence)
     policy = PerDomain({"sums": followed(LONG), "tales": 0.5, "unused": followed(LONG)}, ["sums", "tales", "sums"])
     ways = {"domain 'sums': stop_policy is None instead of 'one step': " + DOES_NOT_APPLY: None, None: _OneStep()}
@@ -115,7 +115,7 @@ class _OneStep(StopPolicy):
 def test_a_stop_policy_is_not_used_under_rules_it_does_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile's early stop is for fuzzy rules."""
     policy = _OneStep()
-    monkeypatch.setattr(settings, "early_stop", lambda *_: policy)
+    monkeypatch.setattr(following, "early_stop", lambda *_: policy)
     by_transformers(fsd_rule="sd")
     assert policy.calls == 0
     assert load(rule="sd").generate(PROMPTS, NEW)

@@ -14,14 +14,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.acceptance import Criterion, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.hf.generate import fsd_generate
+from fsd_decoding.hf import fsd_generate
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
-from fsd_decoding.profile.coverage import Coverage, DecodingSetting
-from fsd_decoding.profile.draft_shapes import Drafts, DraftsByRule
-from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
+from fsd_decoding.profile.following import (
+    WINDOW,
+    Coverage,
+    DecodingSetting,
+    Drafts,
+    DraftsByRule,
+    Drift,
+    expected_range,
+)
 from fsd_decoding.profile.parts import AcceptanceInfo, ModelInfo
 from fsd_decoding.sampling import Sampling
 from support.calibration.profiles import FAST_ENOUGH, FRONT, TOO_SLOW, UNCERTIFIED, UNTESTED

@@ -17,14 +17,12 @@ from fsd_collectors.replay.simulation import replay
 from fsd_common.errors import NumericalError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from fsd_predictors.features.features import FEATURES
-from fsd_predictors.features.share_scale import Knots, ShareScale
+from fsd_predictors.features import FEATURES
+from fsd_predictors.share_scale import Knots, ShareScale
 from fsd_predictors.stopping.baselines import AdaEdl, Confidence, FixedLength, Heuristic, Svip
 from fsd_predictors.stopping.in_loop import EarlyStop
 from fsd_predictors.stopping.in_replay import InReplay
-from fsd_predictors.stopping.rates import Rates
-from fsd_predictors.stopping.rule import StoppingRule
-from fsd_predictors.stopping.throughput import Throughput
+from fsd_predictors.stopping.rule import Rates, StoppingRule, Throughput
 from support.models.tiny_models import continuations, llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.traces.memory_traces import MemoryTraces

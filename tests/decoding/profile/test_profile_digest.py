@@ -13,7 +13,7 @@ import pytest
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.per_domain import PerDomain
 from fsd_decoding.adaptive.speed_budget import SpeedBudget
-from fsd_decoding.profile.settings import profile_config
+from fsd_decoding.profile.following import profile_config
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import FAST_ENOUGH, FRONT, UNCERTIFIED, UNTESTED, profile, values
 

@@ -15,12 +15,11 @@ from fsd_calib.report.verdict import verdict
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import EntropyScaled, Min, Schedule, policy_named
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.hf.generate import fsd_generate
+from fsd_decoding.hf import fsd_generate
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.policies.threshold import ScalePolicy
-from fsd_decoding.profile.drift import WINDOW
-from fsd_decoding.profile.parts import ModelInfo
-from fsd_decoding.profile.policy import PolicyInfo, brief
+from fsd_decoding.profile.following import WINDOW
+from fsd_decoding.profile.parts import ModelInfo, PolicyInfo, brief
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import TOO_SLOW, profile, values
 from support.messages import usage_error

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.curve import CurvePoint, arm_of
+from fsd_decoding.profile.content import CurvePoint, arm_of
 from fsd_decoding.profile.selection import Choice, PointSelector
 from support.calibration.profiles import FRONT, UNTESTED, profile, values
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.digest import digest_of
+from fsd_decoding.profile.io import digest_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.calibration.profiles import UNCERTIFIED, values
 from support.messages import usage_error
 from support.models.followed_pair import DOES_NOT_APPLY, NEW, PROMPTS, by_transformers, followed, load, warned

@@ -13,7 +13,7 @@ import pytest
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_models import EOS, FAMILIES, random_model, word_tokenizer
 from support.models.tiny_pair import disturb, ragged_prompts, related, tiny_decoder
 from support.plain_trees import PlainTrees

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.batch import Batch, Request
-from fsd_decoding.drafters.model import ModelDrafter
-from fsd_decoding.engine.tree_rounds import verify_tree
-from fsd_decoding.models.runner import ModelRunner
+from fsd_decoding.engine.rounds import verify_tree
+from fsd_decoding.models.runner import ModelDrafter, ModelRunner
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.growth import Growth, draft_tree
-from fsd_decoding.trees.shape import TreeShape
-from fsd_decoding.trees.tree import Tree
+from fsd_decoding.tree_shape import TreeShape
+from fsd_decoding.trees import Growth, Tree, draft_tree
 from support.models.exact_softmax import use_exact_softmax
 from support.models.tiny_models import FAMILIES, VOCABULARY, random_model
 from support.models.tiny_pair import ragged_prompts

@@ -13,7 +13,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Constant, DivergenceBudget, EntropyScaled, Min, Schedule, Switch
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.tree_shape import TreeShape
 from support.models.hf_pair import Fours
 from support.models.stop_policies import Unsure
 from support.models.tiny_models import VOCABULARY

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_decoding.workers.batches import batch_sizes
+from fsd_decoding.workers.pool import batch_sizes
 
 
 @given(st.integers(0, 5000), st.integers(1, 64), st.integers(1, 16))

@@ -19,9 +19,8 @@ import pytest
 
 from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.workers import backends
-from fsd_decoding.workers.backends import RayWorkers
+from fsd_decoding.workers.backends import RayWorkers, cluster_nodes, connected
 from fsd_decoding.workers.pool import WorkerPool
-from fsd_decoding.workers.ray_cluster import cluster_nodes, connected
 from fsd_decoding.workers.serving import Served
 from support import worker_tasks
 from support.ray_clusters import local_cluster
@@ -188,7 +187,7 @@ def test_a_node_that_starts_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatc
 OWN_CLUSTER = """
 import os, subprocess, sys
 import psutil
-from fsd_decoding.workers.ray_cluster import connected
+from fsd_decoding.workers.backends import connected
 
 for turn in range(2):
     with connected("local") as ray:

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from fsd_calib.calibration import prepare
-from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_facts import Pace, Timings
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
 from fsd_calib.search.space import Space

@@ -15,7 +15,7 @@ from fsd_calib.cli.console import leave, reply
 from fsd_calib.report.console import print_report
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
-from fsd_common.progress.lines import Lines
+from fsd_common.progress.chosen import Lines
 from fsd_predictors.training.api import train as train_predictor
 from support.models.tiny_calibration import far_apart, run
 from support.traces.tiny_traces import TOKENIZER, tiny_traces

@@ -15,7 +15,7 @@ import yaml
 
 from fsd_calib import ThresholdProfile, load_task
 from fsd_calib.tasks import Task
-from fsd_calib.tasks.prompts import STEP_BY_STEP
+from fsd_calib.tasks.asking import STEP_BY_STEP
 from fsd_data import pair_paths
 from fsd_data.problems import generate
 from fsd_decoding.loading import load_model, load_tokenizer

@@ -3,7 +3,7 @@ calibration's time and decides nothing that tests look at."""
 
 from __future__ import annotations
 
-from fsd_calib.engines.own import round_costs
+from fsd_calib.engines import own as round_costs
 
 
 def measure_few_rounds() -> None:

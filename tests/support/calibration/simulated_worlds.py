@@ -18,8 +18,8 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.search.max_speed import MaxSpeed
-from fsd_calib.search.pass_model import PassModel
 from fsd_calib.search.space import logit
+from fsd_calib.search.surrogate import PassModel
 from fsd_calib.tasks import Problem
 from fsd_collectors.replay import CostModel
 

@@ -11,10 +11,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from fsd_calib.tasks import Task, load_task
-from fsd_calib.tasks.asking import Asking
+from fsd_calib.tasks.asking import Asking, WorkedExamples
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.graders import same_number
-from fsd_calib.tasks.prompts import WorkedExamples
 from fsd_data.problems import GeneratedProblem, generate
 from fsd_data.tokenizer import build_tokenizer
 from support.messages import usage_error

@@ -9,7 +9,7 @@ import pytest
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine import kv_pool
-from fsd_decoding.graphs.capture import Captured
+from fsd_decoding.graphs.capture import CapturingCaller
 from support.models.tiny_pair import ragged_prompts
 
 NEW = 40
@@ -23,7 +23,7 @@ def captured_copy(decoder: SpeculativeDecoder, draft: Any = None) -> Speculative
 
 def count_graphs(decoder: SpeculativeDecoder) -> int:
     """Returns how many steps were captured in the decoder's free caches."""
-    return sum(len(caches.call) for caches in free_caches(decoder) if isinstance(caches.call, Captured))
+    return sum(len(caches.call) for caches in free_caches(decoder) if isinstance(caches.call, CapturingCaller))
 
 
 def free_caches(decoder: SpeculativeDecoder) -> list[kv_pool.PooledCaches]:

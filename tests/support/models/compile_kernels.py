@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from fsd_decoding.kernels import divergences, scan
+from fsd_decoding import kernels
 
 _SIZES = ("places", "vocabulary", "size")
 _DIVERGENCES = ("JS", "AG", "KL_QP", "KL_PQ", "TV", "SQUARES")
@@ -35,23 +35,23 @@ def compile_kernel(
     compile(source, target=GPUTarget("cuda", sm, 32))
 
 
-def compile_scan(kind: str, races: bool, sm: int) -> None:
+def compile_scan(kind: str, draws: bool, sm: int) -> None:
     accumulated = "fp64" if kind == "fp64" else "fp32"
     floats = ("largest", "total", "weighted", "second_largest", "won", "temperature")
     words = dict.fromkeys(("top", "choice", "first", "second"), "i32")
-    constants = {"RACES": races, "INNER": getattr(tl, f"float{accumulated[2:]}"), "BLOCK": scan.BLOCK}
+    constants = {"DRAWS": draws, "INNER": getattr(tl, f"float{accumulated[2:]}"), "BLOCK": kernels.BLOCK}
     pointers = {"logits": kind, **dict.fromkeys(floats, accumulated), **words}
-    compile_kernel(scan._scan, pointers, (*_SIZES, "row_stride", "place_stride"), constants, sm)
+    compile_kernel(kernels._scan, pointers, (*_SIZES, "row_stride", "place_stride"), constants, sm)
 
 
 def compile_compare(kind: str, sm: int) -> None:
     accumulated = "fp64" if kind == "fp64" else "fp32"
     outputs = dict.fromkeys(("target_normaliser", "draft_normaliser", "sums"), accumulated)
     strides = ("target_row", "target_place", "draft_row", "draft_place")
-    constants = {"COLUMNS": len(_DIVERGENCES), "INNER": getattr(tl, f"float{accumulated[2:]}"), "BLOCK": scan.BLOCK}
+    constants = {"COLUMNS": len(_DIVERGENCES), "INNER": getattr(tl, f"float{accumulated[2:]}"), "BLOCK": kernels.BLOCK}
     constants |= dict.fromkeys(_DIVERGENCES, True)
     pointers = {"target": kind, "draft": kind, **outputs}
-    compile_kernel(divergences._compare, pointers, (*_SIZES, *strides), constants, sm)
+    compile_kernel(kernels._compare, pointers, (*_SIZES, *strides), constants, sm)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from fsd_decoding.eagle.head import Eagle1Head
+from fsd_decoding.drafters.eagle_head import Eagle1Head
 from support.models.tiny_heads import CONFIG
 from support.models.tiny_models import VOCABULARY
 

@@ -10,10 +10,9 @@ import torch
 
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.hf.generate import fsd_generate
+from fsd_decoding.hf import fsd_generate
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
-from fsd_decoding.profile.parts import ModelInfo
-from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.parts import ModelInfo, PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import profile
 from support.models.tiny_models import word_tokenizer

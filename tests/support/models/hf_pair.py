@@ -13,7 +13,7 @@ from transformers import (
     StoppingCriteria,
 )
 
-from fsd_decoding.hf.generate import fsd_generate
+from fsd_decoding.hf import fsd_generate
 from support.models.tiny_models import VOCABULARY, llama
 
 NEW = 16
@@ -85,7 +85,7 @@ class Fours:
 
     def keep(self, rows: Sequence[int]) -> None: ...
 
-    def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
+    def logits(self, tokens: Tensor, lengths: Tensor, step: int, kv_length: int) -> Tensor:
         return 9.0 * torch.nn.functional.one_hot(torch.full((len(lengths), 1), 4), VOCABULARY).double()
 
 

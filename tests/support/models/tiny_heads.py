@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from fsd_decoding.eagle.head import Eagle1Head, Eagle3Head, EagleHead
+from fsd_decoding.drafters.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from support.models.tiny_models import SMALL, VOCABULARY
 
 CONFIG = LlamaConfig(**SMALL | {"max_position_embeddings": 128})

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import ROUNDS_BACK
-from fsd_collectors.store.tables import schemas
+from fsd_collectors.store.shard_file import schemas
 from fsd_collectors.store.writing import TraceWriter
 
 _MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60, "quantization": None, "attention": "sdpa",

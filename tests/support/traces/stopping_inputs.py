@@ -12,9 +12,7 @@ import torch
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result
-from fsd_predictors.features.draft_distribution import MEASURED, measure
-from fsd_predictors.features.features import NO_HISTORY, Array, Drafted, RoundContext
-from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.features import MEASURED, NO_HISTORY, Array, Drafted, RoundContext, TokenKinds, measure
 from fsd_predictors.stopping.rule import Kept, Round
 from support.models.tiny_models import EOS, word_tokenizer
 from support.traces.memory_traces import MemoryTraces

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.tasks.sandbox import filter as system_calls
-from fsd_calib.tasks.sandbox.filter import system_call_filter
+from fsd_calib.tasks.sandbox import command as system_calls
+from fsd_calib.tasks.sandbox.command import system_call_filter
 from fsd_calib.tasks.sandbox.run import run_python
 from support.sandboxes import skip_without_sandbox
 

@@ -1,0 +1,358 @@
+"""EAGLE heads from a folder or hub id, in the key layouts of EAGLE and SpecForge; other layouts are refused by name.
+
+A head is `config.json` beside `model.safetensors` or `pytorch_model.bin`. Facts about the layouts were read in
+SafeAILab/EAGLE (`eagle/model/cnets.py`, `cnets1.py`) and sgl-project/SpecForge
+(`specforge/modeling/draft/llama3_eagle.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+
+from fsd_common.errors import UsageError, in_one_line
+from fsd_common.files import atomic_write, check_regular, read_regular
+from fsd_common.strict_json import parse
+from fsd_decoding.drafters.eagle_head import Eagle1Head, Eagle3Head, EagleHead, Rotation
+from fsd_decoding.hub import SMALL_FILES, fetch_files
+from fsd_decoding.models.forward import unknown_rope_type
+from fsd_decoding.models.runner import vocabulary_size
+
+LAYERS = "target_hidden_states"
+"""Entry of `config.json`: which of the target's hidden states are read, as indices into transformers'."""
+
+_CONFIG, _SAFE, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The content of a head's files.
+
+    Args:
+        name: the folder or hub id, for messages.
+        values: the entries of `config.json`.
+        weights: tensors by name, on the CPU.
+        revision: commit on the hub; None: of a folder.
+    """
+
+    name: str
+    values: dict[str, Any]
+    weights: dict[str, Tensor]
+    revision: str | None = None
+
+    @classmethod
+    def read(cls, source: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+        """Reads a folder or hub id.
+
+        Args:
+            source: the folder or hub id.
+            revision: branch, tag or commit on the hub; None: the main branch.
+
+        Raises:
+            UsageError: a file is missing or damaged.
+        """
+        name = os.fspath(source)
+        if revision is not None and Path(source).exists():
+            raise UsageError(
+                f"EAGLE head {name!r}: its revision is {revision!r}, and a local folder has none; leave the revision "
+                "out, or give a hub id"
+            )
+        fetched = fetch_files("EAGLE head", name, (*SMALL_FILES, _SAFE, _PICKLED), revision)
+        folder = fetched or Path(source)
+        return cls(name, _values(folder, name), _weights(folder, name), None if fetched is None else fetched.name)
+
+    def error(self, what: str) -> UsageError:
+        """Returns a `UsageError` about this head: what is wrong with it, and the way out."""
+        return UsageError(f"EAGLE head {self.name!r}: {what}")
+
+
+def files_of(head: Eagle3Head) -> dict[str, bytes]:
+    """Returns the files of a head in EAGLE-3's layout, by name; `Eagle` loads the folder that holds them.
+
+    The ids of its tokens are stored as EAGLE does: `d2t` holds their distances from the head's own numbers, and `t2d`
+    says of each of the target's tokens whether it is among them.
+    """
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    known, vocabulary = weights.pop("known"), head.vocabulary
+    flags = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, known, True)
+    weights |= {"d2t": known - torch.arange(len(known)), "t2d": flags}
+    values = head.config.to_diff_dict() | {
+        "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(known), LAYERS: list(head.target_layers),
+    }  # fmt: skip
+    return {_SAFE: save(weights), _CONFIG: json.dumps(values, indent=2).encode() + b"\n"}
+
+
+def save_head(head: Eagle3Head, folder: Path) -> None:
+    """Writes the files of a head; see `files_of`.
+
+    Args:
+        head: the head.
+        folder: where to; it is made if it is not there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files_of(head).items():
+        with atomic_write(folder / name) as file:
+            file.write(content)
+
+
+def _values(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        values = parse(read_regular(folder / _CONFIG).decode())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"EAGLE head {name!r}: {_CONFIG} cannot be read: {in_one_line(error)}; give the folder of a head"
+        ) from error
+    if not isinstance(values, dict):
+        raise UsageError(f"EAGLE head {name!r}: {_CONFIG} is not a JSON object; give the folder of a head")
+    return values
+
+
+def _weights(folder: Path, name: str) -> dict[str, Tensor]:
+    file = next((folder / each for each in (_SAFE, _PICKLED) if (folder / each).exists()), None)
+    if file is None:
+        raise UsageError(f"EAGLE head {name!r} has neither {_SAFE} nor {_PICKLED}; give the folder of a head")
+    try:
+        if file.name == _SAFE:
+            return dict(load(read_regular(file)))
+        check_regular(file)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        loaded = None  # PyTorch's message is advice to run the code that the file holds
+    except Exception as error:  # what readers raise of damaged files is of all kinds
+        raise UsageError(
+            f"EAGLE head {name!r}: {file.name} cannot be read: {in_one_line(error)}; fetch it anew"
+        ) from error
+    if not isinstance(loaded, dict) or not all(map(_is_plain, loaded, loaded.values())):
+        raise UsageError(
+            f"EAGLE head {name!r}: {file.name} must hold dense tensors by name and nothing else, and does not; "
+            f"fetch it anew, or save its tensors as {_SAFE}"
+        )
+    return loaded
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    """Whether an entry is a tensor that has its numbers in memory, by a name."""
+    dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+    return isinstance(name, str) and dense and not value.is_quantized and not value.is_meta
+
+
+_FIRST_LAYER = "layers.0."
+_FOREIGN = {  # whose layout it is, by the beginning of a key that only it has
+    "verifier_": "speculators",
+    "medusa_head": "Medusa",
+    "layers.0.input_layernorm": "ModelOpt, or another head whose layer has a norm before attention",
+    "layers.1.": "a head of several layers",
+    "fc_norm": "SpecForge with fc_norm",
+}
+_ANOTHER = "give the head that was trained for this target"
+_OTHER_WAYS = {  # entries of config.json that change what a head computes, and the only value that is supported
+    "norm_output": True,
+    "norm_before_fc": False,
+    "norm_before_residual": False,
+    "fc_norm": False,
+}
+
+
+@dataclass(frozen=True)
+class Eagle:
+    """An EAGLE head by folder or hub id, which is loaded once its target is.
+
+    Args:
+        source: a folder or hub id with `config.json` and `model.safetensors` or `pytorch_model.bin`.
+        revision: branch, tag or commit on the hub; None: the main branch.
+    """
+
+    source: str | os.PathLike[str]
+    revision: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The hub id, or the absolute path of a folder, so that a profile finds it from anywhere."""
+        path = Path(self.source)
+        return str(path.resolve()) if path.exists() else os.fspath(self.source)
+
+    def load(self, target: Any) -> EagleHead:
+        """Loads the head for a loaded target, in the target's dtype and on its device.
+
+        Args:
+            target: a loaded causal LM.
+
+        Raises:
+            UsageError: there is no head, it has another layout, or it does not fit the target.
+        """
+        found = Checkpoint.read(self.source, self.revision)
+        _refuse_foreign(found)
+        _check_hidden(found, target)
+        head = (_eagle3 if is_eagle3(found) else _eagle1)(found, target)
+        head = head.to(target.device, target.dtype).eval()
+        with told(found):
+            Rotation(head.config, 1, next(head.parameters()))  # as its drafter will make
+        head.name, head.revision = self.name, found.revision
+        return head
+
+
+def is_eagle3(found: Checkpoint) -> bool:
+    """Whether a head is of EAGLE-3, by the name of its layer."""
+    return any(key.startswith("midlayer.") for key in found.weights)
+
+
+def _refuse_foreign(found: Checkpoint) -> None:
+    """Refuses, by a UsageError, layouts that are known and not supported."""
+    for part, whose in _FOREIGN.items():
+        if key := next((key for key in found.weights if key.startswith(part)), None):
+            raise found.error(f"it holds {key!r}, as {whose} does, which is not supported; give one in EAGLE's layout")
+    if "speculators_model_type" in found.values:
+        raise found.error("its layout is that of speculators, which is not supported; give one in EAGLE's layout")
+    for entry, supported in _OTHER_WAYS.items():
+        if found.values.get(entry, supported) != supported:
+            raise found.error(
+                f"{entry} is {found.values[entry]!r:.40} in its config.json, and only {supported} is supported; give "
+                "another head"
+            )
+
+
+def _check_hidden(found: Checkpoint, target: Any) -> None:
+    """Refuses, by a UsageError, a head for hidden states of another size than the target's."""
+    wanted, own = target.config.get_text_config().hidden_size, found.values.get("hidden_size")
+    for entry in (own, found.values.get("target_hidden_size", own)):
+        if entry != wanted:
+            raise found.error(
+                f"it is for hidden states of {entry!r:.40} components, and the target's have {wanted}; {_ANOTHER}"
+            )
+
+
+def _eagle1(found: Checkpoint, target: Any) -> EagleHead:
+    """EAGLE-1 and EAGLE-2: `fc`, one layer, and perhaps a copy of the target's embeddings."""
+    weights = {key.removeprefix(_FIRST_LAYER): value for key, value in found.weights.items()}
+    weights.pop("embed_tokens.weight", None)
+    with told(found), torch.device("meta"):
+        head = Eagle1Head(llama_config(found), target, bias="fc.bias" in weights)
+    _fill(found, head, weights)
+    return head
+
+
+def _eagle3(found: Checkpoint, target: Any) -> EagleHead:
+    """EAGLE-3, of EAGLE and SpecForge alike."""
+    vocabulary, weights = vocabulary_size(target), dict(found.weights)
+    output = weights.get("lm_head.weight")
+    if output is not None and output.dim() != 2:
+        raise found.error(f"'lm_head.weight' is of {tuple(output.shape)}, and must have two dimensions; fetch it anew")
+    known = _known(found, weights, 0 if output is None else len(output), vocabulary)
+    order = known.argsort()
+    if output is not None:
+        weights["lm_head.weight"] = output[order]
+    embeddings = None if "embed_tokens.weight" in weights else target.get_input_embeddings()
+    with told(found), torch.device("meta"):
+        head = Eagle3Head(llama_config(found), _layers(found, target), len(known), embeddings, vocabulary)
+    _fill(found, head, weights | {"known": known[order]})
+    return head
+
+
+def _known(found: Checkpoint, weights: dict[str, Tensor], drafted: int, vocabulary: int) -> Tensor:
+    """The target's ids of the head's tokens: numbers in the head, plus the distances in `d2t`; `t2d` must agree."""
+    offsets, flags = weights.pop("d2t", None), weights.pop("t2d", None)
+    if offsets is None and drafted != vocabulary:
+        raise found.error(
+            f"it drafts {drafted} tokens of the target's {vocabulary}, and has no 'd2t' that says which; {_ANOTHER}"
+        )
+    if offsets is not None and offsets.shape != (drafted,):
+        raise found.error(f"'d2t' is of {tuple(offsets.shape)}, and 'lm_head.weight' has {drafted} rows; fetch it anew")
+    known = torch.arange(drafted) + (0 if offsets is None else offsets.to(torch.int64))
+    if outside := known[(known < 0) | (known >= vocabulary)].tolist():
+        raise found.error(f"'d2t' names token {outside[0]}, and the target's last is {vocabulary - 1}; {_ANOTHER}")
+    if known.unique().numel() != drafted:
+        raise found.error("'d2t' names a token twice; fetch it anew")
+    if flags is not None and not torch.equal(flags.nonzero().flatten(), known.sort().values):
+        raise found.error("'d2t' and 't2d' name different tokens; fetch it anew")
+    return known
+
+
+def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
+    """Which hidden states are read: those that config.json says, or what goes into layers 2, L/2 and L - 3."""
+    count, said = target.config.get_text_config().num_hidden_layers, found.values.get(LAYERS)
+    if said is not None:
+        if not isinstance(said, list) or not said or not all(type(n) is int and 0 <= n < count for n in said):
+            raise found.error(
+                f"{LAYERS} is {said!r:.60} in its config.json; it must list numbers from 0 to {count - 1}"
+            )
+        return tuple(said)
+    engines = found.values.get("eagle_config") or {}
+    if not isinstance(engines, dict):
+        raise found.error(f"eagle_config is {engines!r:.40} in its config.json; it must be an object, or be left out")
+    if ambiguous := engines.get("eagle_aux_hidden_state_layer_ids"):
+        raise found.error(
+            f"its config.json names layers {ambiguous!r:.60}, and engines differ in whether that is what goes into a "
+            f'layer or comes out; add "{LAYERS}", indices into transformers\' hidden_states'
+        )
+    if count < 6:
+        raise found.error(
+            f"the target has {count} layers, and a head that does not name others reads what goes into layers 2, L/2 "
+            f'and L - 3, which takes 6; add "{LAYERS}" to its config.json'
+        )
+    return 2, count // 2, count - 3
+
+
+def llama_config(found: Checkpoint) -> LlamaConfig:
+    """The sizes of the head's layer and its rotary encoding, from config.json."""
+    others = ("architectures", "model_type", LAYERS)
+    if unknown := unknown_rope_type(found.values):
+        raise found.error(unknown)
+    activation = found.values.get("hidden_act", "silu")
+    if not isinstance(activation, str) or activation not in ACT2FN:
+        raise found.error(
+            f"hidden_act is {activation!r:.40} in its config.json; it must be one of transformers' activations, such "
+            "as 'silu'"
+        )
+    return LlamaConfig(**{key: value for key, value in found.values.items() if key not in others})
+
+
+@contextmanager
+def told(found: Checkpoint) -> Iterator[None]:
+    """A context that makes something of config.json, whose errors become a UsageError about the head."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # what transformers and PyTorch raise of wrong values is of all kinds
+        raise found.error(
+            f"no Llama layer can be made of its config.json: {in_one_line(error)} ({type(error).__name__}); correct "
+            "it, or give another head"
+        ) from error
+
+
+def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor]) -> None:
+    """Gives a head without memory, of the meta device, its weights.
+
+    Sizes in config.json may be anything, so nothing is allocated before shapes are compared.
+
+    Raises:
+        UsageError: a key is missing or left over, or of another shape or kind, or its numbers are not finite.
+    """
+    wanted = head.state_dict()
+    for key in sorted(wanted.keys() | weights.keys()):
+        if key not in weights:
+            raise found.error(f"{key!r} is missing; fetch it anew, or give one in EAGLE's layout")
+        if key not in wanted:
+            raise found.error(f"it holds {key!r}, which EAGLE's layout does not have; give one in that layout")
+        if wanted[key].shape != weights[key].shape:
+            raise found.error(
+                f"{key!r} is of {tuple(weights[key].shape)}, and {tuple(wanted[key].shape)} follows from its "
+                f"config.json and the target; {_ANOTHER}"
+            )
+        if wanted[key].is_floating_point() != weights[key].is_floating_point():
+            raise found.error(f"{key!r} is of {str(weights[key].dtype).removeprefix('torch.')}; fetch it anew")
+        if not weights[key].float().isfinite().all():
+            raise found.error(f"{key!r} has numbers that are not finite; fetch it anew")
+    head.load_state_dict(dict(weights), assign=True)

@@ -1,1 +1,0 @@
-"""EAGLE draft heads: a layer that drafts from the target's own hidden states."""

@@ -1,1 +1,0 @@
-"""Trees of drafted tokens, of which one forward pass of the target judges all paths."""

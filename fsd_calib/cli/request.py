@@ -1,0 +1,202 @@
+"""What `fsd-calibrate` is asked for: the options on the command line, over those of a file or of a profile.
+
+Nothing here imports torch, so that mistakes show at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsd_calib.cli.drafters import AUTO_TREES, Drafters
+from fsd_calib.cli.family import Given
+from fsd_calib.cli.options import check_place, check_sources, folder_name, named_task
+from fsd_calib.config import AUTO, KINDS, TASK_NAMES, Goal, RunConfig, SearchSpace
+from fsd_calib.search.storage_url import check_storage
+from fsd_common.errors import UsageError
+from fsd_common.settings import listed
+from fsd_decoding.model_options import Loading
+from fsd_decoding.tree_shape import read_shape
+from fsd_decoding.workers.backends import check_answers
+from fsd_predictors import files as predictor_files
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.run_file import RunFile
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+@dataclass(frozen=True)
+class Request:
+    """All options of a calibration, and where some come from. What is on the command line goes before the file.
+
+    Attributes:
+        given: the options on the command line, by the names of fields.
+        loading: how models are loaded by options of the command line.
+        subjects: of --subjects.
+        file: of --config; None: there is none.
+
+    Raises:
+        UsageError: a value breaks a rule, or options contradict each other.
+    """
+
+    given: Given
+    loading: Loading
+    subjects: str | None = None
+    file: RunFile | None = None
+
+    def __post_init__(self) -> None:
+        if self.certify is None:
+            return
+        searched = {*SearchSpace.model_fields, *KINDS, "drafter", "storage"} - {"seed", "min_acc"}
+        if name := next((name for name in self.given if name in searched), None):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--certify takes the profile's own setting and searches nothing; leave {option} out")
+        self.certified  # noqa: B018  raises UsageError
+
+    @property
+    def certify(self) -> Path | None:
+        """The profile whose setting is certified; None: one is searched."""
+        path = self._first("certify")
+        return None if path is None else Path(path)
+
+    @cached_property
+    def certified(self) -> ThresholdProfile | None:
+        """The same, loaded."""
+        if self.certify is None:
+            return None
+        from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+        return ThresholdProfile.load(self.certify)
+
+    @property
+    def task(self) -> str:
+        """The task by name. UsageError: none is given."""
+        task = self._first("task") or (None if self.certified is None else self.certified.task)
+        if task is None:
+            raise UsageError(f"Missing option '--task': give one of {TASK_NAMES}, or --certify with a profile")
+        return named_task(task, self.subjects)
+
+    @property
+    def target(self) -> str | None:
+        """The target that is given, or that of the profile; None: it is the task's default."""
+        target: str | None = self._first("target")
+        return target or (None if self.certified is None else self.certified.target.id)
+
+    @property
+    def target_and_drafts(self) -> tuple[str, list[Any]]:
+        """Target and drafts: those given, those of the profile, or the task's default pair."""
+        if self.certified is not None and not (self.drafters.models or self.drafters.heads):
+            from fsd_decoding.profile.drafts import draft_of
+
+            return self.target or self.certified.target.id, [draft_of(self.certified.draft)]
+        return self.drafters.with_target(self.task, self.target)
+
+    @property
+    def drafters(self) -> Drafters:
+        """What drafts: the drafts and heads that are given, or else the file's. UsageError: options contradict."""
+        given, revision = self.given, self.loaded.draft.revision
+        models, heads, named = (given.get(name) or () for name in ("draft", "head", "drafter"))
+        if models or heads or self.file is None:
+            return Drafters(models, heads, named, revision)
+        of_file = self.file.job
+        asked = Drafters((), (), named or of_file.get("drafter") or ())
+        models = of_file.get("draft") if asked.takes("model") else None
+        heads = of_file.get("head") if asked.takes("eagle") else None
+        return Drafters(models or (), heads or (), asked.named, revision)
+
+    @property
+    def loaded(self) -> Loading:
+        """How models are loaded."""
+        run = self._of_file("run")
+        usual = Loading.of(run.get("model_kwargs"), run.get("draft_model_kwargs"))
+        return Loading(self.loading.target.over(usual.target), self.loading.draft.over(usual.draft))
+
+    @property
+    def goal(self) -> Goal:
+        """What is to be reached."""
+        usual: Mapping[str, Any] = self._of_file("goal")
+        if (found := self.certified) is not None:
+            usual = {"acc": found.certificate.acc, **usual}
+            if not any(usual.get(kind) for kind in KINDS):
+                usual = {"min_acc": found.certificate.wanted, **usual}
+        return Goal.over(usual, dict(self.given))
+
+    @property
+    def space(self) -> SearchSpace:
+        """What is searched, where no setting is certified."""
+        usual = {"tree": tuple(map(read_shape, AUTO_TREES))} if self.drafters.auto else {}
+        return SearchSpace.over(usual | self._of_file("decoding"), dict(self.given))
+
+    @property
+    def seed(self) -> int:
+        """Of problems and sampling."""
+        usual = 0 if self.certified is None else self.certified.seed
+        return int(self.given.get("seed", self._of_file("decoding").get("seed", usual)))
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """What decodes; several certify one setting in turn."""
+        return tuple(listed(self.given.get("engine", self._of_file("run").get("engine", RunConfig().engine))))
+
+    @property
+    def run(self) -> RunConfig:
+        """How it is run. UsageError: an engine is unknown, too."""
+        for engine in self.engines:
+            RunConfig.over({}, {"engine": engine})
+        engine = "vllm" if "vllm" in self.engines else self.engines[0]
+        kwargs = {"model_kwargs": self.loaded.target, "draft_model_kwargs": self.loaded.draft}
+        return RunConfig.over(self._of_file("run") | kwargs, self.given | {"engine": engine})
+
+    @property
+    def usual_folder(self) -> Path:
+        """Where the first such calibration is written if nothing says where."""
+        # One engine's profile does not replace another's, nor a certified setting or an estimate a searched one.
+        of_engine = "-vllm" if self.engines == ("vllm",) else ""  # of several each has a folder of its own in it
+        kind = "-certified" * (self.certify is not None) + "-explored" * self.goal.explore
+        return Path("fsd-profile") / (folder_name(self.task) + of_engine + kind)
+
+    def check(self) -> None:
+        """Raises UsageError where anything that shows without torch is wrong."""
+        self.goal  # noqa: B018
+        run, drafters = self.run, self.drafters
+        if self.certified is None:
+            self._check_searched(drafters)
+        check_place(run.device, run.dtype)
+        check_sources({"model": [self.target, *drafters.models], "head": drafters.heads}, run.path("data"))
+        _check_folders({"--cache": run.path("cache"), "--state": run.path("state")})
+        check_storage(run.storage)
+        if run.ray is not None:
+            check_answers(run.ray)
+
+    def _check_searched(self, drafters: Drafters) -> None:
+        space = SearchSpace.over(self._of_file("decoding"), dict(self.given))  # without the trees of --drafter auto
+        if drafters.auto and (space.predictor is not None or space.moving):
+            other = "--predictor" if space.predictor is not None else "--threshold-policy"
+            raise UsageError(
+                f"--drafter auto and {other} are both given, and {other} goes with chains of draft models alone; leave "
+                "one of the two out"
+            )
+        drafters.check_pair(self.task, self.target)
+        if space.predictor is not None and str(space.predictor) != AUTO:
+            predictor_files.read(Path(space.predictor))
+
+    def _first(self, name: str) -> Any:
+        """A field of `Job`."""
+        return self.given.get(name) or (None if self.file is None else self.file.job.get(name))
+
+    def _of_file(self, section: str) -> dict[str, Any]:
+        return {} if self.file is None else dict(getattr(self.file, section).given)
+
+
+def _check_folders(folders: Mapping[str, Path | None]) -> None:
+    """Raises UsageError where something else than a folder is in the way of one that an option names."""
+    for option, folder in folders.items():
+        way = () if folder is None else (folder, *folder.parents)
+        found = next((each for each in way if each.exists()), None)
+        if found is not None and not found.is_dir():
+            raise UsageError(
+                f"{option} is {str(folder)!r}, and {str(found)!r} is no folder; choose another, or remove it"
+            )

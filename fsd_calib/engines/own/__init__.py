@@ -1,1 +1,0 @@
-"""Our own engine, `fsd_decoding`, in this process and in workers."""

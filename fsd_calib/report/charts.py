@@ -1,0 +1,577 @@
+"""The charts of a run, each with the data that it shows: settings, trials, and where the effort went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
+
+from fsd_calib.engines.configuration import DRAFT_ALONE
+from fsd_calib.report.figures import pace_axis, sd_draft_length
+from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
+from fsd_calib.report.rows import COUPLED, DRAFT, SD, TARGET, Row, series_of
+from fsd_common.formatting import NONE, bound, duration, in_trees, pace, pace_between, percent, threshold, tokens
+from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
+from fsd_common.pages.themes import SERIES, SHAPES
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.tree_shape import TreeShape
+
+HOVER = ("setting", "T", "L", "divergence", "policy", "retention", "accuracy", "tokens/round", "accepted", "tokens/s",
+         "measured on")  # fmt: skip
+_RING = 420  # area of the ring around the chosen setting
+_PADDING = 0.08  # of an axis, beyond the values
+
+
+def hover(row: Row, speed: str | None = None) -> dict[str, str]:
+    """Returns the fields of `HOVER`, as text. `speed`: None: the forecast, if there is any."""
+    retention = percent(row.retention)
+    if row.low is not None and row.high is not None:
+        retention += f" ({percent(row.low)} to {percent(row.high)})"
+    if row.lower_bound is not None:
+        retention += f", certificate ≥ {bound(row.lower_bound)}"
+    forecast = NONE if row.forecast is None else f"{pace(row.forecast)}, forecast"
+    return {
+        "setting": row.rule if row.drafts else row.series,
+        "T": threshold(row.threshold), "L": f"{row.draft_length}{in_trees(row.tree)}" if row.drafts else NONE,
+        "divergence": row.divergence if row.threshold is not None else NONE,
+        "policy": "constant T" if row.policy is None else str(row.policy),
+        "retention": retention, "accuracy": percent(row.accuracy), "tokens/round": pace(row.tokens_per_round, 2),
+        "accepted": percent(row.accepted), "tokens/s": speed or forecast,
+        "measured on": f"{row.problems:,} {row.source} problems",
+    }  # fmt: skip
+
+
+def hovering() -> list[Spec]:
+    """Returns the encoding of what hovering shows."""
+    return [{"field": name.replace(".", "\\."), "title": name, "type": "nominal"} for name in HOVER]
+
+
+def series(names: Sequence[str], found: Sequence[Row]) -> Spec:
+    """Returns the encodings of series by colour and shape.
+
+    Args:
+        names: Those that the chart shows.
+        found: All rows of the run, so that a series looks the same in every chart.
+    """
+    looks = _looks(list(dict.fromkeys([*series_of(found), *names])))
+    colours, shapes = zip(*(looks[name] for name in names), strict=True)
+    return by_series("color", "series", names, colours) | by_series("shape", "series", names, shapes)
+
+
+def _looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and shape of every series of a run."""
+    looks = {
+        TARGET: ("@ink", "square"),
+        DRAFT: ("@quiet", "triangle-down"),
+        SD: ("@second", "diamond"),
+        COUPLED: ("@seventh", "cross"),
+    }
+    colours = [colour for colour in SERIES if colour not in ("@second", "@seventh")]
+    shapes = [shape for shape in SHAPES if shape not in ("square", "triangle-down", "diamond", "cross")]
+    free = cycle(zip(colours, cycle(shapes), strict=False))
+    return looks | dict(zip((name for name in names if name not in looks), free, strict=False))
+
+
+def ring(x: Spec, y: Spec) -> Spec:
+    """Returns the layer of a ring around the chosen setting; before its mark, so that this is what hovering meets."""
+    return {
+        "transform": [{"filter": "datum.chosen"}],
+        "mark": {
+            "type": "point",
+            "filled": False,
+            "size": _RING,
+            "stroke": "@ink",
+            "strokeWidth": 2,
+            "shape": "circle",
+        },
+        "encoding": {"x": x, "y": y},
+    }
+
+
+def level(at: float, label: str, dash: Sequence[int] = (5, 4), left: bool = False) -> list[Spec]:
+    """Returns the layers of a horizontal line and its label, at its right end unless at its `left`."""
+    place = {"x": {"value": 6}} if left else {"x": {"value": "width"}}
+    align = "left" if left else "right"
+    data = {"values": [{"at": at, "label": label}]}
+    y = {"field": "at", "type": "quantitative"}
+    return [
+        {"data": data, "mark": {"type": "rule", "strokeDash": list(dash), "color": "@quiet"}, "encoding": {"y": y}},
+        {
+            "data": data,
+            "mark": {
+                "type": "text",
+                "align": align,
+                "baseline": "top",  # 98 % is too close to the target's line for a label above it
+                "dy": 4,
+                "color": "@quiet",
+                "fontSize": 11.5,
+            },
+            "encoding": {"y": y, **place, "text": {"field": "label"}},
+        },
+    ]
+
+
+def levels(profile: ThresholdProfile, left: bool = False) -> list[Spec]:
+    """Returns the lines of a chart of retention: the target's accuracy, and what was requested."""
+    wanted = profile.certificate.wanted
+    lines = level(100.0, "", (1, 3))  # the axis says what 100 is
+    if wanted is not None and profile.certificate.acc == "retention" and wanted != 1:
+        lines += level(100 * wanted, f"requested: {100 * wanted:g}%", left=left)
+    return lines
+
+
+def padded_range(retentions: Sequence[float], profile: ThresholdProfile) -> list[float]:
+    """Returns the ends of an axis of retention, in percent, which shows all of these and the lines of `levels`."""
+    wanted = profile.certificate.wanted if profile.certificate.acc == "retention" else None
+    ends = [*retentions, 1.0, *([] if wanted is None else [wanted])]
+    low, high = min(ends), max(ends)
+    pad = _PADDING * max(high - low, 0.02)
+    return [max(100 * (low - pad), 0.0), 100 * (high + pad)]
+
+
+def retention_axis(found: Sequence[Row], profile: ThresholdProfile) -> Spec:
+    """Returns the encoding of retention on the vertical axis, which shows all of intervals and bounds."""
+    ends = [end for row in found for end in (row.retention, row.low, row.high, row.lower_bound) if end is not None]
+    scale = {"domain": padded_range(ends, profile), "zero": False, "nice": False}
+    title = "retention (% of the target's accuracy)"
+    return {"field": "kept", "type": "quantitative", "title": title, "scale": scale}
+
+
+def kept(row: Row) -> dict[str, Any]:
+    """Returns the fields of a row's retention in percent."""
+    ends = {} if row.low is None or row.high is None else {"low": 100 * row.low, "high": 100 * row.high}
+    return {"kept": 100 * row.retention, "series": row.series, "chosen": row.chosen, **ends}
+
+
+def intervals(x: Spec, y: Spec, colour: Spec, opacity: float = 0.45) -> Spec:
+    """Returns the layer of the intervals of retention."""
+    return {
+        "transform": [{"filter": "isValid(datum.low)"}],
+        "mark": {"type": "rule", "opacity": opacity, "strokeWidth": 1.5},
+        "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour},
+    }
+
+
+_LABEL = "format(1 - datum.value, datum.value < 0.001 ? '.2%' : datum.value < 0.01 ? '.1%' : '.0%')"
+_TICKS = [0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005]  # shares rejected
+
+
+def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> Chart | None:
+    """Returns the chart of the profile's divergence; None: nothing was measured of it under a threshold."""
+    shown = [row for row in found if row.threshold is not None and row.divergence == profile.divergence]
+    if not shown:
+        return None
+    values = [
+        {**kept(row), **hover(row), "chosen": row.chosen and _last(row, shown), "at": row.threshold,
+         "certification": row.source == "certification",
+         "bound": None if row.lower_bound is None else 100 * row.lower_bound,
+         "shown": "" if row.lower_bound is None else f"≥ {bound(row.lower_bound)}"}
+        for row in shown
+    ]  # fmt: skip
+    most = max(row.threshold or 0.0 for row in shown)
+    scale = {"domain": [0, 1.05 * most or 1.0], "nice": False}
+    x = quantitative("at", f"threshold T on {profile.divergence}", scale=scale)
+    y, looks = retention_axis(shown, profile), series(series_of(shown), found)
+    layers = [
+        *levels(profile), intervals(x, y, looks["color"]), *_bounds(x, y),
+        ring(x, y),
+        {"transform": [{"filter": "!datum.certification"}],
+         "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 75, "fill": "@paper"},
+         "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
+        {"transform": [{"filter": "datum.certification"}],
+         "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+         "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
+    ]  # fmt: skip
+    tested = [row for row in shown if row.lower_bound is not None]
+    words = (f"{row.name}: {percent(row.retention)}, at least {bound(row.lower_bound)}" for row in tested)
+    alt = (
+        f"Retention at {len(shown)} measured thresholds on {profile.divergence}, with intervals; on the certification "
+        f"part: {'; '.join(words) or 'nothing'}."
+    )
+    return Chart("threshold", alt, layered(values, layers))
+
+
+def _last(row: Row, shown: Sequence[Row]) -> bool:
+    """Whether it is the row of its setting to point at: of the certification part where there is one."""
+    return row.source == "certification" or not any(r.chosen and r.source == "certification" for r in shown)
+
+
+def _bounds(x: Spec, y: Spec) -> list[Spec]:
+    """The certificate's lower bounds: a thick line from the measured retention down to a tick and its number."""
+    tested = [{"filter": "isValid(datum.bound)"}]
+    low = y | {"field": "bound"}
+    label = {"type": "text", "align": "left", "baseline": "top", "dx": -10, "dy": 6, "fontWeight": 600}
+    tick = {"type": "tick", "thickness": 3, "size": 18, "color": "@ink", "orient": "horizontal"}
+    return [
+        {"transform": tested, "mark": {"type": "rule", "strokeWidth": 3, "color": "@ink"},
+         "encoding": {"x": x, "y": low, "y2": {"field": "kept"}}},
+        {"transform": tested, "mark": tick, "encoding": {"x": x, "y": low}},
+        {"transform": tested, "mark": label, "encoding": {"x": x, "y": low, "text": {"field": "shown"}}},
+    ]  # fmt: skip
+
+
+def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
+    """Returns the chart of all divergences on one scale; None: the search tried nothing."""
+    by_setting = {(row.rule, row.divergence, row.draft_length, row.tree, row.threshold): row
+                  for row in found if row.source == "tuning"}  # fmt: skip
+    pairs = [(trial, by_setting.get(_key(trial))) for trial in record.trials]
+    shown = [(trial, row) for trial, row in pairs if row is not None]
+    if not shown:
+        return None
+    values = [
+        {**kept(row), **hover(row), "rejected": 1 - trial.share, "share": f"{trial.share:.2%}"} for trial, row in shown
+    ]
+    rows = [row for _, row in shown]
+    rejected = [1 - trial.share for trial, _ in shown]
+    axis = {"values": _TICKS, "labelExpr": _LABEL}
+    x = quantitative(
+        "rejected", "drafted tokens with D ≤ T, along the target's text", axis=axis,
+        scale={"type": "log", "reverse": True, "nice": False, "domain": [min(rejected) / 1.2, max(rejected) * 1.2]},
+    )  # fmt: skip
+    y, looks = retention_axis(rows, profile), series(series_of(rows), found)
+    shared = {"field": "share", "title": "D ≤ T for", "type": "nominal"}
+    points = {
+        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
+        "encoding": {"x": x, "y": y, **looks, "tooltip": [shared, *hovering()]},
+    }
+    layers = [*levels(profile), intervals(x, y, looks["color"]), ring(x, y), points]
+    alt = "Retention against the share of drafted tokens that T accepts: " + "; ".join(
+        f"{trial.divergence} {trial.share:.1%}: {percent(row.retention)}" for trial, row in shown
+    )
+    return Chart("share", alt, layered(values, layers))
+
+
+def _key(trial: Trial) -> tuple[str, str, int, TreeShape | None, float | None]:
+    return trial.rule, trial.divergence, trial.draft_length, trial.tree, trial.threshold
+
+
+_WIDER = 1.7  # times the fastest setting's speed: a chart this wide still leaves room for the settings
+_INSIDE = 0.04  # of the axis of retention: how far from the edge a mark stands that lies beyond it
+
+
+class Room(NamedTuple):
+    """What the settings of a chart take: the highest speed, and the ends of the axis of retention in percent."""
+
+    fastest: float
+    low: float
+    high: float
+
+
+def draft_alone(found: Sequence[Row], record: RunRecord | None, room: Room) -> dict[str, Any] | None:
+    """Returns the fields of the mark; None: the draft alone was not timed, or not measured."""
+    measured = None if record is None else record.draft_alone
+    row = next((row for row in found if row.rule == DRAFT_ALONE), None)
+    if measured is None or row is None or measured.speed is None or measured.speed_interval is None:
+        return None
+    fields = kept(row) | hover(row, f"{pace_between(measured.speed, measured.speed_interval)}, timed")
+    fields |= {"speed": measured.speed, "front": False, "timed": True, "name": "draft alone", "label": "draft"}
+    slow, fast = measured.speed_interval
+    right, below = fast > _WIDER * room.fastest, min(fields["kept"], fields.get("low", 100.0)) < room.low
+    if not right:
+        fields |= {"slow": slow, "fast": fast}
+    if not right and not below:
+        return fields
+    fields.pop("low", None)
+    if right:
+        fields["speed"] = _WIDER * room.fastest
+    if below:
+        fields["kept"] = room.low + _INSIDE * (room.high - room.low)
+    arrow = "↘" if right and below else "→" if right else "↓"
+    return fields | {"label": f"draft {percent(row.retention)} {arrow}"}
+
+
+_SPEED_HEIGHT = 380
+_RIGHT = 0.7  # of the fastest: on a phone there is no room for a label beyond
+
+
+def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row], record: RunRecord | None = None) -> Chart:
+    """Returns the chart: settings that were timed with the clock's speed, the others with the forecast."""
+    timed = list(_timed(profile, found))
+    forecast = [row for row in found if row.source == "tuning" and row.threshold is not None and row.forecast]
+    values = [_speed_value(row) for row in forecast] + timed
+    shown = [*forecast, *(row for row in found if row.chosen or row.rule == "sd")]
+    y = retention_axis(shown, profile)
+    most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
+    draft = draft_alone(found, record, Room(most, *y["scale"]["domain"]))
+    if draft is not None:
+        values.append(draft)
+        most = max(most, draft["speed"])
+    names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
+    scale = {"domain": [0, 1.08 * most], "nice": False}
+    x = quantitative("speed", pace_axis(profile.speed.unit, [profile.speed.batch]), scale=scale)
+    looks = series(names, found)
+    spec = layered(values, [*levels(profile, left=True), *_speed_layers(x, y, looks, most)], _SPEED_HEIGHT)
+    return Chart("speed", _speed_alt(profile, [*timed, *([draft] if draft else [])], forecast), spec)
+
+
+def _speed_layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
+    colour = looks["color"]
+    return [
+        {
+            "transform": [{"filter": "datum.front"}],
+            "mark": {"type": "line", "color": "@quiet", "strokeDash": [6, 4], "strokeWidth": 1.5},
+            "encoding": {"x": x, "y": y, "order": {"field": "speed", "type": "quantitative"}},
+        },
+        intervals(x, y, colour, 0.4),
+        {
+            "transform": [{"filter": "isValid(datum.slow)"}],
+            "mark": {"type": "rule", "strokeWidth": 2},
+            "encoding": {"x": x | {"field": "slow"}, "x2": {"field": "fast"}, "y": y, "color": colour},
+        },
+        ring(x, y),
+        {
+            "transform": [{"filter": "!datum.timed"}],
+            "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 75, "fill": "@paper"},
+            "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()},
+        },
+        {
+            "transform": [{"filter": "datum.timed"}],
+            "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
+            "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()},
+        },
+        *_labels(x, y, most),
+    ]  # fmt: skip
+
+
+def _labels(x: Spec, y: Spec, most: float) -> list[Spec]:
+    """Returns the layers of labels: above the lossless marks, which can be close, and beside the chosen one."""
+    lossless, right = "datum.label === 'target' || datum.label === 'sd'", f"datum.speed > {_RIGHT * most}"
+    places = {lossless: {"align": "center", "dx": 0}, f"!({lossless}) && {right}": {"align": "right", "dx": -9},
+              f"!({lossless}) && !({right})": {"align": "left", "dx": 9}}  # fmt: skip
+    return [
+        {"transform": [{"filter": f"isValid(datum.label) && ({where})"}],
+         "mark": {"type": "text", "baseline": "bottom", "dy": -10, "fontWeight": 600, **place},
+         "encoding": {"x": x, "y": y, "text": {"field": "label"}}}
+        for where, place in places.items()
+    ]  # fmt: skip
+
+
+def _speed_value(row: Row) -> dict[str, Any]:
+    return {**kept(row), **hover(row), "speed": row.forecast, "front": row.front, "timed": False, "chosen": False}
+
+
+def _timed(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """The target, `sd` and the chosen setting, by the clock where they were timed."""
+    speed = profile.speed
+    for which, label, row in main_settings(profile, found):
+        value = getattr(speed, which)
+        ends = None if speed.intervals is None else getattr(speed.intervals, which)
+        words = f"{pace_between(value, ends)}, {'timed' if speed.timed else 'forecast'}"
+        between = {} if ends is None else {"slow": ends[0], "fast": ends[1]}
+        yield {
+            **kept(row), **hover(row, words), **between, "speed": value, "front": False, "timed": bool(speed.timed),
+            "label": label, "name": label,
+        }  # fmt: skip
+
+
+def main_settings(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[tuple[str, str, Row]]:
+    """Yields field, label and row of the settings of the profile's speeds, each on the certification part where it was
+    decoded there."""
+
+    def one(rule: str, length: int | None = None) -> Row | None:
+        same = [row for row in found if row.rule == rule and length in (None, row.draft_length)]
+        return max(same, key=lambda row: (row.source == "certification", row.problems), default=None)
+
+    chosen = [row for row in found if row.chosen]
+    best = max(chosen, key=lambda row: row.source == "certification", default=None)
+    own = "chosen" if profile.threshold is not None else "estimate"
+    for which, label, row in (
+        ("target", "target", one("target")), ("sd", "sd", one("sd", sd_draft_length(profile))), ("chosen", own, best)
+    ):  # fmt: skip
+        if row is not None:
+            yield which, label, row
+
+
+def _speed_alt(profile: ThresholdProfile, timed: Sequence[dict[str, Any]], forecast: Sequence[Row]) -> str:
+    main = (f"{value['name']}: retention {value['retention']}, {value['tokens/s']}" for value in timed)
+    return (
+        f"Points of retention against {profile.speed.unit}: {'; '.join(main)}; and {len(forecast)} settings of the "
+        f"search by their forecast speed, with a dashed line through those that no other beats. Series: "
+        f"{TARGET}, {SD}, and the fuzzy settings by divergence."
+    )
+
+
+_LENGTHS_HEIGHT = 240
+
+
+def tokens_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart:
+    """Returns the chart of tokens per round, below the most that there can be, L + 1."""
+    shown = _drafting(found)
+    values = [_length_value(row, row.tokens_per_round) for row in shown]
+    y = quantitative("of", "tokens per round", scale={"zero": True})
+    longest = max((row.draft_length for row in shown), default=1)
+    ceiling = [{"length": 1, "of": 2}, {"length": longest, "of": longest + 1}]
+    most: Spec = {
+        "data": {"values": ceiling},
+        "mark": {"type": "line", "strokeDash": [2, 3], "color": "@quiet", "strokeWidth": 1.5},
+        "encoding": {"x": _length(longest), "y": y},
+    }  # fmt: skip
+    replayed = [] if record is None else [(r, r.tokens_per_round) for r in record.replayed]
+    alt = "Tokens per round by draft length: " + _words(shown, [f"{row.tokens_per_round:.2f}" for row in shown])
+    return Chart("tokens", alt, layered(values, [most, *_length_layers(shown, found, replayed, y)], _LENGTHS_HEIGHT))
+
+
+def accepted_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart | None:
+    """Returns the chart of the share accepted; None: it is not known, as without a record."""
+    shown = [row for row in _drafting(found) if row.accepted is not None]
+    if not shown:
+        return None
+    values = [_length_value(row, 100 * (row.accepted or 0.0)) for row in shown]
+    y = quantitative("of", "% of drafted tokens accepted", scale={"domain": [0, 100]})
+    replayed = [] if record is None else [(r, 100 * r.accepted) for r in record.replayed]
+    alt = "Share of drafted tokens accepted by draft length: " + _words(shown, [f"{row.accepted:.1%}" for row in shown])
+    return Chart("accepted", alt, layered(values, _length_layers(shown, found, replayed, y), _LENGTHS_HEIGHT))
+
+
+def _drafting(found: Sequence[Row]) -> list[Row]:
+    """Rows that draft, on the tuning part, where all settings are."""
+    return [row for row in found if row.drafts and row.source == "tuning"]
+
+
+def _length(longest: int) -> Spec:
+    scale = {"domain": [0.5, longest + 0.5], "nice": False}
+    return quantitative("length", "draft length L", scale=scale, axis={"tickMinStep": 1, "format": "d"})
+
+
+def _length_layers(
+    shown: Sequence[Row], found: Sequence[Row], replayed: Sequence[tuple[Replayed, float]], y: Spec
+) -> list[Spec]:
+    x = _length(max((row.draft_length for row in shown), default=1))
+    line = [{"length": r.draft_length, "of": value, "name": "replay at the chosen T"} for r, value in replayed]
+    shown_by = [
+        {"field": "name", "type": "nominal", "title": "from"},
+        {"field": "length", "type": "nominal", "title": "L"},
+        {"field": "of", "type": "quantitative", "format": ".2f", "title": y["title"]},
+    ]
+    curve: Spec = {
+        "data": {"values": line},
+        "mark": {"type": "line", "color": "@quiet", "strokeWidth": 2, "point": {"color": "@quiet", "size": 22}},
+        "encoding": {"x": x, "y": y, "tooltip": shown_by},
+    }
+    points: Spec = {
+        "mark": {"type": "point", "filled": True, "size": 85, "opacity": 0.85},
+        "encoding": {"x": x, "y": y, **series(series_of(shown), found), "tooltip": hovering()},
+    }
+    return [curve, points] if line else [points]
+
+
+def _length_value(row: Row, of: float) -> dict[str, Any]:
+    return {**hover(row), "series": row.series, "length": row.draft_length, "of": of, "chosen": row.chosen}
+
+
+def _words(shown: Sequence[Row], figures: Sequence[str]) -> str:
+    return "; ".join(f"{row.name}: {figure}" for row, figure in zip(shown, figures, strict=True)) or "none"
+
+
+_SHOWN = ("trial", "verdict", "T", "L", "divergence", "policy", "retention", "lossless share", "tokens/s", "problems")
+
+
+def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
+    """Returns the chart; None: the search tried nothing."""
+    if not record.trials:
+        return None
+    values = [_trial_value(number, trial) for number, trial in enumerate(record.trials, 1)]
+    names = sorted({str(value["series"]) for value in values})
+    x = quantitative(
+        "number", "trial of the search", axis={"tickMinStep": 1, "format": "d"},
+        scale={"domain": [0.5, len(values) + 0.5], "nice": False},
+    )  # fmt: skip
+    scale = {
+        "domain": padded_range([trial.retention for trial in record.trials], profile),
+        "zero": False,
+        "nice": False,
+    }
+    y = quantitative("kept", "retention (% of the target's accuracy)", scale=scale)
+    looks = series(names, found)
+    tooltip = [{"field": name, "type": "nominal"} for name in _SHOWN if name in values[0]]
+    layers = [
+        *levels(profile),
+        {"mark": {"type": "line", "color": "@faint", "strokeWidth": 1.5}, "encoding": {"x": x, "y": y}},
+        {"transform": [{"filter": "!datum.feasible"}],
+         "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 80, "fill": "@paper"},
+         "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
+        {"transform": [{"filter": "datum.feasible"}],
+         "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
+         "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
+    ]  # fmt: skip
+    return Chart("trials", _trials_alt(record.trials), layered(values, layers, 280))
+
+
+def _trial_value(number: int, trial: Trial) -> dict[str, object]:
+    by = "" if trial.policy is None else f" by {trial.policy.name}"
+    return {
+        "number": number, "trial": str(number), "kept": 100 * trial.retention, "feasible": trial.feasible,
+        "series": f"{trial.divergence}{by}{in_trees(trial.tree)}", "T": threshold(trial.threshold),
+        "L": str(trial.draft_length),
+        "divergence": trial.divergence, "policy": "constant T" if trial.policy is None else str(trial.policy),
+        "retention": percent(trial.retention), "tokens/s": f"{pace(trial.speed)}, forecast",
+        "problems": f"{trial.problems:,} tuning problems",
+        "verdict": "meets the goal, as far as the search can tell" if trial.feasible else "does not meet the goal",
+    }  # fmt: skip
+
+
+def _trials_alt(done: Sequence[Trial]) -> str:
+    shown = (f"{n}: {t.divergence} at {threshold(t.threshold)}, {percent(t.retention)}" for n, t in enumerate(done, 1))
+    return f"Retention of {len(done)} trials in their order: {'; '.join(shown)}."
+
+
+_BAR = 34  # pixels of a step
+_BEGUN = ("made", "from the cache")
+
+
+def seconds_by_step(steps: Sequence[Step]) -> Chart:
+    """Returns the chart of seconds."""
+    values = [{"step": step.name, "seconds": step.seconds, "time": _time(step.seconds)} for step in steps]
+    y = _step(steps)
+    most = max((step.seconds for step in steps), default=0.0) or 1.0
+    scale = {"domain": [0, 1.25 * most], "nice": False}  # with room for a label, on a phone too
+    x = quantitative("seconds", "seconds", scale=scale)
+    bars: Spec = {
+        "mark": {"type": "bar", "color": "@first", "cornerRadiusEnd": 2},
+        "encoding": {"x": x, "y": y, "tooltip": [{"field": "step"}, {"field": "time"}]},
+    }
+    label: Spec = {
+        "mark": {"type": "text", "align": "left", "dx": 5, "color": "@ink"},
+        "encoding": {"x": x, "y": y, "text": {"field": "time"}},
+    }
+    alt = "Seconds by step: " + "; ".join(f"{value['step']} {value['time']}" for value in values)
+    return Chart("seconds", alt, layered(values, [bars, label], _BAR * len(steps)))
+
+
+def decodings_by_step(steps: Sequence[Step]) -> Chart:
+    """Returns the chart of decodings, made and taken from the cache."""
+    counted = [(step, step.work) for step in steps if step.work is not None]
+    values = [
+        {
+            "step": step.name,
+            "kind": kind,
+            "count": count,
+            "problems": f"{count:,}",
+            "tokens": tokens(emitted),
+            "order": i,
+        }
+        for step, work in counted
+        for i, (kind, count, emitted) in enumerate(
+            zip(_BEGUN, (work.decoded, work.reused), (work.decoded_tokens, work.reused_tokens), strict=True)
+        )
+    ]
+    bars: Spec = {
+        "mark": {"type": "bar"},
+        "encoding": {
+            "x": quantitative("count", "decodings of a problem", scale={"zero": True}),
+            "y": _step([step for step, _ in counted]),
+            **by_series("color", "kind", _BEGUN, ("@first", "@seventh")), "order": {"field": "order"},
+            "tooltip": [{"field": name} for name in ("step", "kind", "problems", "tokens")],
+        },
+    }  # fmt: skip
+    alt = "Decodings by step: " + "; ".join(f"{v['step']} {v['problems']} {v['kind']}" for v in values)
+    return Chart("decodings", alt, layered(values, [bars], _BAR * len(counted)))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def _step(steps: Sequence[Step]) -> Spec:
+    return {"field": "step", "type": "nominal", "title": None, "sort": [step.name for step in steps],
+            "axis": {"labelLimit": 110, "ticks": False, "domain": False, "grid": False}}  # fmt: skip

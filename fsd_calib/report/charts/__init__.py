@@ -1,1 +1,0 @@
-"""The charts of a run, each with the data that it shows."""

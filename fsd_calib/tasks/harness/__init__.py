@@ -1,1 +1,0 @@
-"""Tasks of an installed lm-evaluation-harness: their documents, prompts, filters and metrics."""

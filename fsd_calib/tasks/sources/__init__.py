@@ -1,1 +1,0 @@
-"""Where problems come from: files and the Hugging Face hub, as rows with named columns."""

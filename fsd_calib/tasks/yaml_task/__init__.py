@@ -1,1 +1,0 @@
-"""Tasks that a file in YAML describes: data, prompt, examples, extraction and grading, without code."""

@@ -1,1 +1,0 @@
-"""Training examples for models of acceptance, built from traces."""

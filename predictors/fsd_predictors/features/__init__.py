@@ -1,1 +1,0 @@
-"""Features of drafted tokens: one definition for training, replay and decoding."""

@@ -1,0 +1,335 @@
+"""Training rows for the models of acceptance, from traces along the target.
+
+Decoding is simulated over every completion, history included, at T < 0 and at thresholds drawn for each completion
+evenly in logit(u); each draft has a random length. There is one example of a_j for each drafted token that verification
+reached, all tokens before it being accepted, and one of b_{j+1} for each accepted token, labelled by the text's next
+row. Tokens after one that ends the text do not count: there b is false and the round gives no further examples. The row
+after a text's last one is not in the traces, so the last token is an example of b only where it ends the text.
+
+Only problems of the tuning part are used: a certificate must not rest on problems that the predictor was trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow.compute as pc
+
+from fsd_collectors.replay.blocks import Array, Block, Traces, blocks
+from fsd_collectors.replay.cases import Case, cases, check_lengths
+from fsd_collectors.replay.counting import STEPPED_ROWS
+from fsd_collectors.replay.rounds import (
+    DraftVerifier,
+    Lanes,
+    RoundPolicy,
+    Rounds,
+    RoundStarts,
+    lanes_of,
+    simulate_rounds,
+)
+from fsd_collectors.store import reading
+from fsd_common.errors import UsageError
+from fsd_predictors.features import (
+    COLUMNS,
+    FEATURES,
+    NO_HISTORY,
+    STATE,
+    TokenKinds,
+    drafted,
+    feature_values,
+    matrix,
+    round_context,
+    states_of,
+    updated_history,
+)
+from fsd_predictors.share_scale import ShareScale
+
+LEAST = 50  # problems: with fewer, the calibration and the evaluation are noise
+_TUNING = ("split", "==", "tuning")
+
+_SALT = b"fsd-calib/predictor/1\n"
+_CALIBRATION, _EVALUATION = 0.2, 0.2  # shares
+
+
+@dataclass(frozen=True)
+class ProblemSplit:
+    """Ids of the problems of each part; the parts are disjoint."""
+
+    training: tuple[int, ...]
+    calibration: tuple[int, ...]
+    evaluation: tuple[int, ...]
+
+
+def split_problems(traces: reading.Traces, limit: int | None = None) -> ProblemSplit:
+    """Splits the first `limit` tuning problems of the traces by a hash of their ids.
+
+    Raises:
+        UsageError: there are too few.
+    """
+    table = traces.to_pandas(["problem"], where=[_TUNING], table="completions")
+    ids = [int(each) for each in table["problem"].unique()[:limit]]
+    if len(ids) < LEAST:
+        raise UsageError(
+            f"the traces hold {len(ids)} problems of the tuning part{'' if limit is None else ' within --limit'}; a "
+            f"predictor needs at least {LEAST}, better 1000: collect more with fsd-collect"
+        )
+    ids.sort(key=lambda problem: hashlib.sha256(_SALT + str(problem).encode()).digest())
+    # shares of the sorted ids: exact even where there are few
+    first, second = round(len(ids) * (1 - _CALIBRATION - _EVALUATION)), round(len(ids) * (1 - _EVALUATION))
+    return ProblemSplit(tuple(ids[:first]), tuple(ids[first:second]), tuple(ids[second:]))
+
+
+def problem_filter(ids: Sequence[int]) -> list[tuple[str, str, Any]]:
+    """Returns the `where` of `Traces.batches` that selects the rows of these problems."""
+    return [("problem", "in", list(ids))]
+
+
+_KEY = "key"
+
+
+class Sample:
+    """Named tables of rows, of which the largest keeps at most `limit` rows.
+
+    `below` bounds the keys: groups whose key is not smaller need not be added any more.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.below = 1.0
+        self._limit = limit
+        self._tables: dict[str, list[Mapping[str, Array]]] = {}
+
+    def add(self, table: str, keys: Array, columns: Mapping[str, Array]) -> None:
+        """Adds rows to a table.
+
+        Args:
+            keys: (n,) keys of the rows' groups, in [0, 1).
+            columns: (n, …) each; the same names in every call.
+        """
+        parts = self._tables.setdefault(table, [])
+        parts.append({_KEY: keys, **columns})
+        if sum(len(part[_KEY]) for part in parts) > 2 * self._limit:
+            self._thin()
+
+    def columns(self, table: str) -> Mapping[str, Array]:
+        """Returns the kept rows of a table, with their keys."""
+        self._thin()
+        return self._tables[table][0]
+
+    def _thin(self) -> None:
+        whole = {table: _joined(parts) for table, parts in self._tables.items()}
+        for columns in whole.values():
+            if len(keys := columns[_KEY]) > self._limit:
+                self.below = min(self.below, float(np.partition(keys, self._limit)[self._limit]))
+        self._tables = {table: [_below(columns, self.below)] for table, columns in whole.items()}
+
+
+def _joined(parts: list[Mapping[str, Array]]) -> Mapping[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _below(columns: Mapping[str, Array], key: float) -> Mapping[str, Array]:
+    kept = columns[_KEY] < key
+    return columns if kept.all() else {name: column[kept] for name, column in columns.items()}
+
+
+CEILING = ("target_entropy", "target_varentropy", "target_top1", "target_top2")
+"""Features that no draft knows, of the position that is forecast: they bound what better features could gain."""
+
+Forecast = Literal["accepting", "next"]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """n examples of one forecast."""
+
+    forecast: Forecast
+    values: Array  # (n, features)
+    accepted: Array  # (n,) bool
+    at: Array  # (n,) row of the last drafted token
+    rounds: Array  # (n,) index of the example's round
+
+
+@dataclass(frozen=True)
+class ExampleMaker:
+    """Makes examples of rounds over a block; with `ceiling`, the columns `CEILING` follow the features."""
+
+    case: Case
+    block: Block
+    scale: ShareScale
+    kinds: TokenKinds
+    ceiling: bool = False
+
+    def __call__(self, rounds: Rounds, chosen: Array) -> Iterator[Examples]:
+        """Yields the examples of the rounds at indices `chosen` (c,), one step of the drafts after another."""
+        verified, going, step = rounds.verified, chosen, 0
+        while len(going := going[self._has_token(rounds, going, step)]):
+            starts, accepted = rounds.starts.select(going), verified.accepted[going] > step
+            values = self._values(starts, step)
+            at, ends = starts.rows + step, values[:, FEATURES.index("ends")] > 0
+            yield self._examples("accepting", values, accepted, at, at, going)
+            following = np.minimum(at + 1, starts.lanes.ends - 1)
+            next_accepted = ~ends & self._verifier.accepts(following, starts.lanes.thresholds)
+            kept = np.flatnonzero(accepted & (ends | (at + 1 < starts.lanes.ends)))
+            yield self._examples("next", values[kept], next_accepted[kept], at[kept], following[kept], going[kept])
+            going, step = going[accepted & ~ends], step + 1
+
+    @cached_property
+    def _verifier(self) -> DraftVerifier:
+        return DraftVerifier(self.case, self.block)
+
+    def _has_token(self, rounds: Rounds, chosen: Array, step: int) -> Array:
+        """Returns whether the draft of each chosen round has a token at this step, within the text."""
+        starts = rounds.starts
+        return (rounds.verified.drafted[chosen] > step) & (starts.rows[chosen] + step < starts.lanes.ends[chosen])
+
+    def _values(self, starts: RoundStarts, step: int) -> Array:
+        """Returns the features (n, features) of n rounds after this step."""
+        steps = [drafted(self.block.columns, starts.rows + i, self.kinds) for i in range(step + 1)]
+        return matrix(feature_values(steps, round_context(starts, self.scale)))
+
+    def _examples(
+        self, forecast: Forecast, values: Array, accepted: Array, at: Array, about: Array, rounds: Array
+    ) -> Examples:
+        if self.ceiling:
+            values = np.column_stack([values, *(self.block.columns[name][about] for name in CEILING)])
+        return Examples(forecast, values, accepted, at, rounds)
+
+
+_LOSSLESS = -1.0
+_LEAST = math.log(0.1 / 0.9)  # logit of the smallest share drawn: below it D accepts what is accepted anyway
+
+Thresholds = int | Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """n examples of a_j, `accepting`, and m of b_{j+1}, `next`.
+
+    The threshold's share, the divergence and the step are among the features.
+    """
+
+    accepting: Array  # (n, features)
+    accepted: Array  # (n,) bool
+    next: Array  # (m, features)
+    next_accepted: Array  # (m,) bool
+    problem: Array  # (n,) ids
+    next_problem: Array  # (m,) ids
+    hidden: Array | None  # (n, H) the draft's hidden state that gave the last q
+    next_hidden: Array | None  # (m, H)
+
+    def joined(self) -> Rows:
+        """Returns the rows as models read them: with the hidden states, where there are any, after the features."""
+        if self.hidden is None or self.next_hidden is None:
+            return self
+        accepting, following = (self.accepting, self.hidden), (self.next, self.next_hidden)
+        return replace(self, accepting=np.column_stack(accepting), next=np.column_stack(following))
+
+
+def training_rows(
+    traces: Traces,
+    rule: str,
+    scale: ShareScale,
+    kinds: TokenKinds,
+    *,
+    problems: Collection[int] | None = None,
+    most: int = 16,
+    thresholds: Thresholds = 6,
+    seed: int = 0,
+    limit: int = 300_000,
+    ceiling: bool = False,
+    hidden: bool = False,
+) -> Rows:
+    """Makes the training rows of the problems (all by default) for every divergence of the scale.
+
+    Args:
+        traces: traces along the target.
+        rule: a fuzzy acceptance rule.
+        scale: scale of T, whose divergences are used.
+        kinds: token kinds of the traces' tokenizer.
+        problems: ids of the problems to use.
+        most: length of the longest draft.
+        thresholds: number of thresholds drawn for each completion, or the thresholds by divergence; divergences not
+            named there are left out.
+        seed: seed of the thresholds, the draft lengths and the sample.
+        limit: maximum number of rows of each model; beyond it a random sample of whole rounds is kept.
+        ceiling: adds the features `examples.CEILING`.
+        hidden: adds the draft's hidden states, which the traces must hold.
+
+    Raises:
+        UsageError: the traces are not along the target, lack a divergence or hold no rows; the rule cannot be
+            replayed or has no threshold.
+    """
+    where = None if problems is None else pc.field("problem").isin(list(problems))
+    selected = _cases(traces, rule, scale, thresholds, where)
+    random, sample = np.random.default_rng(seed), Sample(limit)
+    extra = [*(CEILING if ceiling else ()), *([STATE] if hidden else ())]
+    columns = ["problem", *(name for case in selected for name in case.columns), *COLUMNS, *extra]
+    for block in blocks(traces, columns, where, STEPPED_ROWS):
+        carried = _carried(block)
+        for case in selected:
+            lanes = _lanes(case, block, scale, check_lengths([most]), thresholds, random)
+            _add(sample, ExampleMaker(case, block, scale, kinds, ceiling), lanes, carried, random)
+    a, b = sample.columns("accepting"), sample.columns("next")
+    return Rows(
+        a["values"], a["accepted"], b["values"], b["accepted"], a["problem"], b["problem"],
+        a.get("hidden"), b.get("hidden"),
+    )  # fmt: skip
+
+
+def _cases(traces: Traces, rule: str, scale: ShareScale, thresholds: Thresholds, where: Any) -> list[Case]:
+    if isinstance(thresholds, int) and thresholds < 1:
+        raise UsageError(f"thresholds={thresholds}; it must be a number of 1 or more, or thresholds by divergence")
+    names = scale.divergences if isinstance(thresholds, int) else tuple(thresholds)
+    for name in names:
+        scale.index(name)
+    selected = cases(traces, [rule], names, [_LOSSLESS], where)
+    if selected[0].divergence is None:
+        raise UsageError(f"rule {rule!r} has no threshold; train for a fuzzy rule, which is lossless at T < 0 too")
+    return selected
+
+
+def _lanes(
+    case: Case, block: Block, scale: ShareScale, most: Array, thresholds: Thresholds, random: np.random.Generator
+) -> Lanes:
+    """Returns a lane for every completion at each of its thresholds."""
+    assert case.divergence is not None
+    if isinstance(thresholds, int):
+        each = _draw_thresholds(case.divergence, thresholds, len(block.starts), scale, random)
+    else:
+        each = np.repeat(np.asarray(thresholds[case.divergence], np.float64)[:, None], len(block.starts), 1)
+    return replace(lanes_of(block, each[:, 0], most), thresholds=each.ravel())
+
+
+def _draw_thresholds(
+    divergence: str, count: int, completions: int, scale: ShareScale, random: np.random.Generator
+) -> Array:
+    """Draws thresholds (count, completions): T < 0, and one from each of count - 1 equal intervals of logit(u)."""
+    parts = (np.arange(count - 1)[:, None] + random.random((count - 1, completions))) / max(1, count - 1)
+    least, most = scale.ends(divergence)
+    least = min(max(least, _LEAST), most)
+    fuzzy = scale.thresholds_of(divergence, least + parts * (most - least))
+    return np.concatenate([np.full((1, completions), _LOSSLESS), fuzzy])
+
+
+def _add(
+    sample: Sample, maker: ExampleMaker, lanes: Lanes, carried: Mapping[str, Array], random: np.random.Generator
+) -> None:
+    """Adds the examples of all rounds over the lanes, each with the `carried` columns (rows, …) of its row."""
+    policy = RoundPolicy((), lambda starts: random.integers(1, starts.lanes.most + 1), NO_HISTORY, updated_history)
+    for rounds in simulate_rounds(maker.case, maker.block, lanes, policy):
+        keys = random.random(len(rounds.lanes))
+        for examples in maker(rounds, np.flatnonzero(keys < sample.below)):
+            columns = {"values": examples.values, "accepted": examples.accepted}
+            columns |= {name: column[examples.at] for name, column in carried.items()}
+            sample.add(examples.forecast, keys[examples.rounds], columns)
+
+
+def _carried(block: Block) -> dict[str, Array]:
+    states = states_of(block.columns)
+    return {"problem": block.columns["problem"]} | ({} if states is None else {"hidden": states})
