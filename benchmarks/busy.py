@@ -26,14 +26,12 @@ import numpy as np
 import torch
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import p_value
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.interleaved import measure_speeds
-from fsd_calib.report.figures import own_threshold
 from fsd_calib.tasks.base import Problem
 from fsd_common.progress.base import Silent
 from fsd_data import pair_paths
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.calibration.pool import Pool, PooledForecast
 from lib.common.claims import Claim, claims_table
@@ -102,27 +100,27 @@ def _run(seed: int, busy: int, size: Size, folder: Path) -> dict[str, Any]:
 
 def what_it_found(profile: ThresholdProfile, wanted: float) -> dict[str, Any]:
     """Returns what claims are made of; the threshold is the setting's, whether decoders follow it or not."""
-    intervals = profile.speed.intervals
+    intervals, chosen, sd = profile.speed.intervals, profile.chosen, profile.sd
     return {
         "outcome": profile.outcome, "p": _p(profile, wanted),
-        "level": profile.certificate.level, "divergence": profile.divergence, "threshold": own_threshold(profile),
-        "draft_length": profile.draft_length, "sd_draft_length": profile.sd_draft_length,
+        "level": profile.certificate.level, "divergence": chosen.divergence, "threshold": chosen.threshold,
+        "draft_length": chosen.draft_length, "sd_draft_length": None if sd is None else sd.draft_length,
         "over_sd": None if intervals is None else intervals.over_sd, "threads": profile.speed.threads,
     }  # fmt: skip
 
 
 def _p(profile: ThresholdProfile, wanted: float) -> float | None:
-    counts = profile.certificate
-    if not counts.problems or counts.lossless:
+    certificate = profile.certificate
+    if not certificate.problems or certificate.lossless:
         return None
-    return float(p_value(Outcomes(counts.both_right, counts.lost, counts.gained, counts.both_wrong), wanted))
+    return float(p_value(certificate.counts, wanted))
 
 
-def setting(found: dict[str, Any]) -> Configuration | None:
+def setting(found: dict[str, Any]) -> Setting | None:
     """Returns the setting of a run; None: nothing is certified."""
     if not certified(found):
         return None
-    return Configuration(RULE, found["divergence"], found["draft_length"], found["threshold"])
+    return Setting(RULE, found["divergence"], found["draft_length"], found["threshold"])
 
 
 def certified(found: dict[str, Any]) -> bool:
@@ -131,19 +129,19 @@ def certified(found: dict[str, Any]) -> bool:
 
 def true_speeds(runs: Sequence[dict[str, Any]], problems: int) -> list[float | None]:
     """Returns, for each run, how many times as fast as its `sd` its setting is, all timed in turns."""
-    pairs = [(setting(found), Configuration("sd", "js", found["sd_draft_length"])) for found in runs]
+    pairs = [(setting(found), Setting("sd", "js", found["sd_draft_length"])) for found in runs]
     timed = list(dict.fromkeys(one for chosen, sd in pairs if chosen for one in (chosen, sd)))
     speeds = tokens_per_second(timed, problems) if timed else {}
     return [speeds[chosen] / speeds[sd] if chosen else None for chosen, sd in pairs]
 
 
-def tokens_per_second(configurations: Sequence[Configuration], problems: int) -> dict[Configuration, float]:
+def tokens_per_second(configurations: Sequence[Setting], problems: int) -> dict[Setting, float]:
     """Times configurations in turns, with one stream and one thread."""
     torch.set_num_threads(1)
     pair = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
     task = load_task("arithmetic", seed=Pool.read().about["seed"], limit=problems, tokenizer=pair.tokenizer)
 
-    def emitted(configuration: Configuration, some: Sequence[Problem]) -> int:
+    def emitted(configuration: Setting, some: Sequence[Problem]) -> int:
         decoder = pair.with_config(rule=configuration.rule, divergence=configuration.divergence)
         arguments: dict[str, Any] = {} if configuration.threshold is None else {"threshold": configuration.threshold}
         results = decoder.generate(

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from fsd_calib.certification.power import power
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.split import CERTIFICATION_SHARE, tuning_and_certification
+from fsd_decoding.profile.setting import Setting
 from lib.calibration.pool import FOLDER, CountingPool, Pool, PooledForecast, Whole
 from lib.calibration.pooled_calibration import Spent, calibrate_on_pool, draw, level
 from lib.calibration.uncertified import Estimates, bisection, table, tpe
@@ -31,7 +31,7 @@ from lib.common.timing import Spread
 
 _CONFIDENCE = 0.95
 _WANTED = (0.97, 0.98, 0.99)
-_TABLE_ARM = Configuration("fsd-coupled", "js", 5)
+_TABLE_ARM = Setting("fsd-coupled", "js", 5)
 _POINTS = 200  # thresholds per arm, of the exhaustive sweep
 _LIKELY = 0.5  # probability of passing from which on a setting counts as certifiable
 
@@ -53,18 +53,18 @@ class Way:
     """What one way decoded in one calibration, and the setting it chose, if any."""
 
     spent: Spent
-    chosen: Configuration | None
+    chosen: Setting | None
 
 
 class Truth:
     """The true retention and speed of all settings, from an exhaustive sweep on all problems."""
 
     def __init__(self, pool: Pool, space: Space, forecast: PooledForecast, size: Size) -> None:
-        self.whole: Callable[[Configuration], Whole] = lru_cache(None)(lambda c: pool.whole(c, np.arange(size.pool)))
+        self.whole: Callable[[Setting], Whole] = lru_cache(None)(lambda c: pool.whole(c, np.arange(size.pool)))
         self._space, self._forecast, self._problems = space, forecast, size.certification
 
     @cached_property
-    def swept(self) -> list[Configuration]:
+    def swept(self) -> list[Setting]:
         """Settings of every arm, evenly spaced in logit(u), and the lossless one."""
         shares = np.linspace(self._forecast.lowest, self._forecast.highest, _POINTS)
         return [
@@ -108,7 +108,7 @@ def run_all(
         "certificate": Way(ours.certificate, ours.certified),
     }
 
-    def rival(name: str, some: Sequence[Problem], choose: Callable[[Estimates], Configuration | None]) -> None:
+    def rival(name: str, some: Sequence[Problem], choose: Callable[[Estimates], Setting | None]) -> None:
         decode = CountingPool(pool, reuse=False)
         estimates = Estimates(decode, some, wanted)
         alone = Spent.by(decode)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
+from fsd_decoding.profile.setting import Setting
 from lib.calibration import surfaces
 from lib.calibration.pool import FOLDER, TARGET, CountingPool, Pool, PooledForecast
 from lib.calibration.pooled_calibration import Spent, calibrate_on_pool
@@ -55,7 +55,7 @@ class Half:
     def __init__(self, pool: Pool, forecast: PooledForecast, space: Space, numbers: NDArray[np.intp]) -> None:
         self._pool, self._forecast, self._space, self.numbers = pool, forecast, space, numbers
 
-    def truth(self, configuration: Configuration) -> tuple[float, float]:
+    def truth(self, configuration: Setting) -> tuple[float, float]:
         """Returns retention and tokens/s."""
         whole = self._pool.whole(configuration, self.numbers)
         return whole.retention, whole.tokens_per_second

@@ -93,8 +93,7 @@ def measure(profile_file: Path, folder: Path, planned: Plan, fresh_problems: int
         if fresh_problems:
             retention = measure_retention(retained, unseen, contestants.target, contestants.fuzzy, profile)
     return {
-        "profile": {name: getattr(profile, name) for name in ("digest", "rule", "divergence", "threshold",
-                                                              "draft_length", "sd_draft_length")},
+        "profile": {"digest": profile.digest, "chosen": profile.chosen.values, "sd": profile.sd and profile.sd.values},
         "speeds": speeds, "retention": retention, "claims": vllm_claims(speeds, retention),
     }  # fmt: skip
 
@@ -133,7 +132,7 @@ def _of_speeds(speeds: Mapping[int, Mapping[str, Any]]) -> Iterator[Claim]:
 
 
 def _of_retention(found: Retention) -> Iterator[Claim]:
-    name = f"retention on {found.outcomes.problems} fresh problems served through the plugin"
+    name = f"retention on {found.outcomes.total} fresh problems served through the plugin"
     if found.wanted is not None:
         reached = found.lower_bound >= found.wanted
         yield Claim(name, f">= {found.wanted:g}", found.retention, found.lower_bound, reached)

@@ -22,10 +22,10 @@ from fsd_calib.calibration.prepare import Prepared, prepare
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_file import save_run
-from fsd_calib.calibration.save_pages import save_pages
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.calibration.to_profile import to_profile
+from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.holdout import EngineSequence
@@ -135,7 +135,7 @@ class Calibration:
         sequence: engines that certify it in turn, of which this is one; None: this one alone does.
 
     Raises:
-        UsageError: the configuration cannot be searched, or contradicts itself.
+        UsageError: the setting cannot be searched, or contradicts itself.
     """
 
     task: str | Task
@@ -297,7 +297,7 @@ class Calibration:
 
     @property
     def _first(self) -> DecodingConfig:
-        """The settings that all of the search's configurations share, with its first rule and divergence."""
+        """The configuration that all of the search's settings share, with its first rule and divergence."""
         space = self._space
         return DecodingConfig(
             rule=space.rules[0], divergence=space.divergences[0], sampling=self.decoding.sampling,

@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 
 from fsd_calib.calibration.session import Session
 from fsd_calib.engines.base import WantedTraces
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
@@ -28,6 +27,7 @@ from fsd_common.files import make_private_folder, private_lock
 from fsd_common.progress.base import Waiting
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.parts import NumericalChurn
+from fsd_decoding.profile.setting import Setting
 
 _ROUNDING = {"batch_size", "portion"}  # facts that move the numbers by rounding alone
 COMPARED = 256  # tuning problems on which target and lossless rule are compared before the search
@@ -63,7 +63,7 @@ class Baseline:
         )
 
 
-def measure_baseline(session: Session, lossless: Configuration, first: int) -> Baseline:
+def measure_baseline(session: Session, lossless: Setting, first: int) -> Baseline:
     """Measures target and lossless rule on the first tuning problems.
 
     Args:
@@ -72,7 +72,7 @@ def measure_baseline(session: Session, lossless: Configuration, first: int) -> B
     Raises:
         UsageError: the target solves none of them.
     """
-    alone = session.tuning.measure(session.configuration("target"), first)
+    alone = session.tuning.measure(session.setting("target"), first)
     if not alone.correct.any():
         raise UsageError(
             f"the target solves none of {alone.problems} {session.task.name} problems, so retention is "
@@ -165,7 +165,7 @@ def _cache_texts(traces: Traces, session: Session) -> None:
     """
     if session.engine.compile is True:
         return
-    problems, alone = {p.id: p for p in session.tuning.problems}, session.configuration("target")
+    problems, alone = {p.id: p for p in session.tuning.problems}, session.setting("target")
     columns = ["problem", "text", "tokens", "finish_reason", "rounds"]
     for row in traces.completions.to_table(columns=columns).to_pylist():
         result = Result(

@@ -11,13 +11,13 @@ from fsd_calib.calibration.predictor import EarlyStop
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.walked_rounds import walked_rounds
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.forecast import DraftForecasts, ReplayForecast, WalkedForecast
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import CostModel, sweep
 from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces
+from fsd_decoding.profile.setting import Drafting, Setting
 
 LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)
@@ -51,18 +51,18 @@ class TracedDrafts:
         }
         return DraftForecasts({**chains, **{drafting: self._walked(drafting) for drafting in self._untraced}})
 
-    def fastest_for_sd(self, forecast: DraftForecasts, count: int) -> tuple[Configuration, ...]:
+    def fastest_for_sd(self, forecast: DraftForecasts, count: int) -> tuple[Setting, ...]:
         """Returns the fastest `sd` settings over all drafts, shapes and draft lengths, the fastest first.
 
         Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
         """
-        speeds: dict[Configuration, float] = {}
+        speeds: dict[Setting, float] = {}
         longest = self.session.engine.longest_draft
         lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
         for draft, seen in self.traces.items():
             frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=self.costs[Drafting(draft)])
             for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
-                speeds[self.session.configuration("sd", int(length), draft)] = float(speed)
+                speeds[self.session.setting("sd", int(length), draft)] = float(speed)
         for drafting in self._untraced:
             for length in self.space.lengths(drafting.tree) if drafting.tree else lengths:
                 sd = self._lossless(drafting, length).under("sd")
@@ -93,8 +93,8 @@ class TracedDrafts:
                 advance(1)
         return WalkedForecast(walked, self.space.divergences, self.costs[drafting])
 
-    def _lossless(self, drafting: Drafting, length: int) -> Configuration:
-        return replace(self.session.configuration(LOSSLESS, length, drafting.draft), tree=drafting.tree)
+    def _lossless(self, drafting: Drafting, length: int) -> Setting:
+        return replace(self.session.setting(LOSSLESS, length, drafting.draft), tree=drafting.tree)
 
 
 def _spread(lengths: Collection[int]) -> tuple[int, ...]:

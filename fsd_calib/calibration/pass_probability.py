@@ -1,4 +1,4 @@
-"""The claim that a goal makes, and the probability that a configuration passes its test, estimated on tuning data."""
+"""The claim that a goal makes, and the probability that a setting passes its test, estimated on tuning data."""
 
 from __future__ import annotations
 

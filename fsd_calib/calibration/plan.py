@@ -174,7 +174,7 @@ def planned_steps(
         lossless: tuning problems that the lossless rule decodes.
         searched: decodings that the search is expected to take.
         likely, candidates: frozen candidates that are tested, as expected and at most.
-        timed: decodings that are timed: problems x configurations x repeats.
+        timed: decodings that are timed: problems x settings x repeats.
         timed_seconds: mean time of a timed decoding, at --serve-batch.
         counted: problems on which the tokens per round of the `sd` that timing chose are counted.
         graphs: seconds of making the graphs of all shapes of rounds; 0: rounds are called directly.

@@ -25,7 +25,6 @@ from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
 from fsd_calib.config import Compiling, Goal, RunConfig
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast
@@ -36,6 +35,7 @@ from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.profile.content import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.tree_shape import TreeShape
 
 _PILOT = 64  # problems
@@ -55,7 +55,7 @@ class Prepared:
     """The measurements that the search, the certificate and the timing start from.
 
     Args:
-        sds: the `sd` configurations (draft length and draft) that are fastest in replay, the fastest first.
+        sds: the `sd` settings (draft length and draft) that are fastest in replay, the fastest first.
         fixed: the setting to certify where none is searched.
         seconds: what the preparation took.
     """
@@ -65,33 +65,33 @@ class Prepared:
     space: Space
     facts: RunFacts
     forecast: DraftForecasts
-    sds: tuple[Configuration, ...]
+    sds: tuple[Setting, ...]
     timer: Timer
     plan: Plan
     config: RunConfig
     early_stop: EarlyStopInfo | None
-    fixed: Configuration | None = None
+    fixed: Setting | None = None
     seconds: float = 0.0
 
     @property
-    def alone(self) -> Configuration:
-        return self.session.configuration("target")
+    def alone(self) -> Setting:
+        return self.session.setting("target")
 
-    def costs_of(self, configuration: Configuration) -> RecordedCosts:
-        """Returns the costs of a round with the configuration's draft."""
-        return self.facts.costs[self.space.compared.index(configuration.drafting)]
+    def costs_of(self, setting: Setting) -> RecordedCosts:
+        """Returns the costs of a round with the setting's draft."""
+        return self.facts.costs[self.space.compared.index(setting.drafting)]
 
     @property
-    def lossless(self) -> Configuration:
+    def lossless(self) -> Setting:
         return self.sds[0].under(LOSSLESS)
 
     @cached_property
-    def sd(self) -> Configuration:
+    def sd(self) -> Setting:
         """The fastest `sd` by the clock of the run's first process, and no other one for the rest of the run."""
         if self.timer.request.way == "none" and self.facts.sd is None:
             return self.sds[0]  # a forecast, and no choice for a process of this run that times
         folder, progress = self.config.path("out"), self.session.progress
-        return Configuration.of(first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds).values, progress))
+        return Setting.of(first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds).values, progress))
 
 
 def prepare(
@@ -102,7 +102,7 @@ def prepare(
     predictor: str | os.PathLike[str] | None,
     config: RunConfig,
     timing: TimingRequest,
-    fixed: Configuration | None = None,
+    fixed: Setting | None = None,
 ) -> Prepared:
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
 
@@ -171,7 +171,7 @@ def _paces(pace: Pace, served: Paces) -> Paces:
     return Paces(pace.target, pace.lossless, pace.lossless * served.fuzzy / served.lossless)
 
 
-def _given(chosen: Chosen | None, fixed: Configuration | None, sequence: EngineSequence | None) -> dict[str, Any]:
+def _given(chosen: Chosen | None, fixed: Setting | None, sequence: EngineSequence | None) -> dict[str, Any]:
     """What determines the course of some calibrations only."""
     of_predictor = {} if chosen is None else {"predictor": chosen.predictor.fingerprint}
     of_setting = {} if fixed is None else {"fixed": fixed.values}
@@ -223,8 +223,8 @@ def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> T
 
 def _pace(session: Session, space: Space) -> Pace:
     """The pace of decoding, measured in this process, with rounds called as the session calls them."""
-    alone = partial(_decode_some, session, session.configuration("target"))
-    lossless = partial(_decode_some, session, session.configuration(LOSSLESS, _NEW_LENGTH, space.drafts[0]))
+    alone = partial(_decode_some, session, session.setting("target"))
+    lossless = partial(_decode_some, session, session.setting(LOSSLESS, _NEW_LENGTH, space.drafts[0]))
     with session.as_one_worker():
         first = seconds = seconds_of(lossless)
         if session.engine.compile:  # then that made graphs
@@ -252,8 +252,8 @@ def _shapes(space: Space, config: RunConfig) -> int:
     return len(space.compared) * (_OTHER_SHAPES + min(len(space.draft_lengths), config.trials))
 
 
-def _usual(session: Session, space: Space) -> Configuration:
-    return session.configuration(LOSSLESS, _USUAL_LENGTH, space.drafts[0])
+def _usual(session: Session, space: Space) -> Setting:
+    return session.setting(LOSSLESS, _USUAL_LENGTH, space.drafts[0])
 
 
 def _some(session: Session) -> Sequence[Problem]:
@@ -261,8 +261,8 @@ def _some(session: Session) -> Sequence[Problem]:
     return session.tuning.problems[: 2 * session.batch_size]
 
 
-def _decode_some(session: Session, configuration: Configuration) -> None:
-    session.decode.emitted(configuration, _some(session), session.batch_size)
+def _decode_some(session: Session, setting: Setting) -> None:
+    session.decode.emitted(setting, _some(session), session.batch_size)
 
 
 def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:

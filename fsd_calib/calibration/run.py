@@ -17,7 +17,6 @@ from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
@@ -29,6 +28,7 @@ from fsd_calib.search.search import freeze, record_recounts, search
 from fsd_calib.search.study import agreed
 from fsd_common.progress.base import ProgressEstimate
 from fsd_decoding.profile.content import CERTIFIED, Outcome, Work, follows, timed_outcome
+from fsd_decoding.profile.setting import Setting
 
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
 _FRONT = 8  # points bounded together at most: six, and two in reserve that certification problems may show dominated
@@ -92,9 +92,7 @@ def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     return _time(ready, decision, baseline, meter)
 
 
-def _certify_fixed(
-    ready: Prepared, fixed: Configuration, objective: Objective, baseline: Baseline, meter: Meter
-) -> Findings:
+def _certify_fixed(ready: Prepared, fixed: Setting, objective: Objective, baseline: Baseline, meter: Meter) -> Findings:
     """Returns what was found of one setting, chosen elsewhere, that is tested without a search."""
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
     meter.begin("certification")
@@ -111,19 +109,19 @@ class Decision:
         outcome: before the clock decides: of what passed its test `certified-speed-unknown`.
         chosen: what passed, else what is given as an estimate; None: the lossless rule.
         opened: the certification part; None: nothing was tested.
-        evidence: by tested configuration; of the target alone it is evidence on lossless decoding.
+        evidence: by tested setting; of the target alone it is evidence on lossless decoding.
         trials: of the search.
     """
 
     outcome: Outcome
-    chosen: Configuration | None = None
+    chosen: Setting | None = None
     opened: HoldoutAttempt | None = None
-    evidence: dict[Configuration, Evidence] = field(default_factory=dict)
+    evidence: dict[Setting, Evidence] = field(default_factory=dict)
     trials: Sequence[FinishedTrial] = ()
 
 
 def _time(ready: Prepared, decision: Decision, baseline: Baseline, meter: Meter) -> Findings:
-    """Times the target alone, `sd` at its best and the chosen configuration, and returns the findings."""
+    """Times the target alone, `sd` at its best and the chosen setting, and returns the findings."""
     meter.begin("timing")
     compared = [ready.alone, ready.sd, *([decision.chosen] if decision.chosen else [])]
     timed = ready.timer.time(compared, decision.opened)
@@ -140,8 +138,8 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     followed = follows(outcome, ends, certified=certified, lossless_meets=_lossless_meets(ready))
     (decision.opened or ready.session.tuning).measure(sd, COUNTED)
     ready.session.tuning.measure(sd, COUNTED)  # for its forecast
-    for configuration in (ready.alone, chosen):
-        ready.session.tuning.measure(configuration)
+    for setting in (ready.alone, chosen):
+        ready.session.tuning.measure(setting)
     single = ready.timer.time_single([*dict.fromkeys((ready.alone, sd, chosen))], decision.opened)
     meter.end()
     return Findings(
@@ -150,7 +148,7 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     )  # fmt: skip
 
 
-def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Configuration]) -> Outcome:
+def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Setting]) -> Outcome:
     """Returns the outcome after timing, which shows of a setting that would be followed how fast it is, if anything."""
     if decision.chosen is None or not speeds.timed:
         return decision.outcome
@@ -188,7 +186,7 @@ def _chance(ready: Prepared) -> Chance:
 
 def _search(
     ready: Prepared, objective: Objective, alone: Measurement, lossless: float, outlook: ProgressEstimate
-) -> tuple[list[Configuration], Sequence[FinishedTrial]]:
+) -> tuple[list[Setting], Sequence[FinishedTrial]]:
     """Returns the frozen candidates, the safest first, and the trials. Each attempt and goal has a study.
 
     Args:
@@ -206,22 +204,22 @@ def _search(
     if searched.untried:
         ready.session.progress.note(searched.untried)
     for trial in searched.trials:  # in an earlier process or by another worker too: the curve shows them all
-        session.measure(trial.configuration, trial.problems)
+        session.measure(trial.setting, trial.problems)
     own = freeze(searched, ready.space, session, alone, ready.forecast, objective)
     frozen = _agreed(ready, name, f"frozen after at most {ready.config.trials} trials", own)
-    for configuration in frozen:  # whether a test is worth it is judged by the whole part
-        session.measure(configuration)
+    for setting in frozen:  # whether a test is worth it is judged by the whole part
+        session.measure(setting)
     record_recounts(searched, session, alone, ready.forecast, ready.config.study_storage, name)
     return frozen, searched.trials
 
 
-def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Configuration]) -> list[Configuration]:
+def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Setting]) -> list[Setting]:
     """Returns what the first process of the study chose, which is this one's choice where that is the first."""
-    recorded = agreed(ready.config.study_storage, study, key, [configuration.values for configuration in own])
-    return [Configuration.of(values) for values in recorded]
+    recorded = agreed(ready.config.study_storage, study, key, [setting.values for setting in own])
+    return [Setting.of(values) for values in recorded]
 
 
-def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline) -> Decision:
+def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
     """Tests the rungs that are worth an attempt, if any, and decides."""
     rungs = [*_lossless_rung(ready), *_worth_testing(ready, objective, frozen, baseline)]
     if ready.goal.explore:
@@ -231,9 +229,7 @@ def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Configuratio
     return _test(ready, objective, rungs) if rungs else _nothing_to_test(ready, objective, frozen, baseline)
 
 
-def _explored(
-    ready: Prepared, objective: Objective, rungs: Sequence[Configuration], frozen: Sequence[Configuration]
-) -> Decision:
+def _explored(ready: Prepared, objective: Objective, rungs: Sequence[Setting], frozen: Sequence[Setting]) -> Decision:
     """Returns the setting that is estimated: the fastest that will probably pass, else the one nearest to the goal."""
     if isinstance(objective, ParetoFront):
         return Decision("front")
@@ -241,15 +237,13 @@ def _explored(
     return Decision("not-certified" if chosen is None else "untested", chosen)
 
 
-def _nothing_to_test(
-    ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline
-) -> Decision:
+def _nothing_to_test(ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
     if _needs_no_gain(ready) and not _faster(ready, frozen, baseline):
         return Decision("lossless")
     return Decision("too-slow" if isinstance(objective, MaxAccuracy) else "not-certified", next(iter(frozen), None))
 
 
-def _test(ready: Prepared, objective: Objective, rungs: Sequence[Configuration]) -> Decision:
+def _test(ready: Prepared, objective: Objective, rungs: Sequence[Setting]) -> Decision:
     opened = _open_holdout(ready, rungs)
     verdict = opened.decide(ready.session.progress)
     evidence = dict(zip(rungs, verdict.tested, strict=False))
@@ -261,41 +255,41 @@ def _test(ready: Prepared, objective: Objective, rungs: Sequence[Configuration])
 
 
 def _agreed_fastest(
-    ready: Prepared, objective: Objective, opened: HoldoutAttempt, passed: Sequence[Configuration]
-) -> Configuration:
-    """Returns the fastest of the certified configurations by the clock of the first process that timed them so."""
+    ready: Prepared, objective: Objective, opened: HoldoutAttempt, passed: Sequence[Setting]
+) -> Setting:
+    """Returns the fastest of the certified settings by the clock of the first process that timed them so."""
     own = ready.timer.fastest(_fastest(ready, passed))
     key = f"fastest of attempt {opened.attempt.number}, timing {ready.timer.request.way}"
     (first,) = _agreed(ready, study_name(ready, objective), key, [own])
     return first if first in passed else own  # a process with another ledger may have certified others
 
 
-def _fastest(ready: Prepared, passed: Sequence[Configuration]) -> list[Configuration]:
-    """Returns those of the jointly certified configurations that may be the fastest, by their forecasts."""
+def _fastest(ready: Prepared, passed: Sequence[Setting]) -> list[Setting]:
+    """Returns those of the jointly certified settings that may be the fastest, by their forecasts."""
     speeds = {c: ready.forecast.measured(ready.session.tuning.measure(c)) for c in passed if c != ready.alone}
     close = [c for c in speeds if speeds[c] >= _CLOSE * max(speeds.values())]
     return sorted(close, key=lambda c: -speeds[c])[:_CONTEST] or list(passed)
 
 
-def _bound_front(ready: Prepared, points: Sequence[Configuration]) -> Decision:
+def _bound_front(ready: Prepared, points: Sequence[Setting]) -> Decision:
     opened = _open_holdout(ready, points)
     return Decision("front", None, opened, dict(zip(points, opened.bound_all(ready.session.progress), strict=True)))
 
 
-def _open_holdout(ready: Prepared, frozen: Sequence[Configuration]) -> HoldoutAttempt:
+def _open_holdout(ready: Prepared, frozen: Sequence[Setting]) -> HoldoutAttempt:
     """Opens the certification part for these; the attempt is spent from here on."""
     claim = claim_of(ready.goal, ready.session.holdout.problems)
     return ready.session.holdout.open(frozen, ready.alone, claim, ready.goal.confidence, ready.facts.run)
 
 
-def _outcome(ready: Prepared, outcome: Outcome, best: Configuration) -> tuple[Outcome, Configuration | None]:
+def _outcome(ready: Prepared, outcome: Outcome, best: Setting) -> tuple[Outcome, Setting | None]:
     """Returns outcome and choice; where lossless decoding is the best, nothing fuzzy is chosen."""
     if best != ready.alone:
         return outcome, best
     return (outcome if outcome == "not-certified" else "lossless"), None
 
 
-def _lossless_rung(ready: Prepared) -> list[Configuration]:
+def _lossless_rung(ready: Prepared) -> list[Setting]:
     """Returns the target alone as the first rung, where an absolute accuracy is requested that it probably has.
 
     That is judged by tuning data, so that it may come first in the sequence. `sd` emits the target's distribution, so
@@ -310,8 +304,8 @@ def _lossless_rung(ready: Prepared) -> list[Configuration]:
 
 
 def _worth_testing(
-    ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline
-) -> list[Configuration]:
+    ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline
+) -> list[Setting]:
     """Returns the candidates with a chance to meet the goal; others would only spend an attempt."""
     if isinstance(objective, MaxSpeed):
         least = objective.wanted if ready.goal.explore else HOPELESS
@@ -323,13 +317,13 @@ def _worth_testing(
     return _faster(ready, frozen, baseline)
 
 
-def _faster(ready: Prepared, frozen: Sequence[Configuration], baseline: Baseline) -> list[Configuration]:
+def _faster(ready: Prepared, frozen: Sequence[Setting], baseline: Baseline) -> list[Setting]:
     """Returns the candidates that are faster than lossless decoding by their forecasts."""
     lossless = ready.forecast.measured(baseline.lossless)
     return [c for c in frozen if ready.forecast.measured(ready.session.tuning.measure(c)) > lossless]
 
 
-def _spread(ready: Prepared, front: Sequence[Configuration]) -> list[Configuration]:
+def _spread(ready: Prepared, front: Sequence[Setting]) -> list[Setting]:
     """Returns few enough points to be bounded together, spread in retention and speed, where users choose first."""
     alone, measured = ready.session.tuning.measure(ready.alone), [ready.session.tuning.measure(c) for c in front]
     spots = [FrontPoint(retention(m, alone), ready.forecast.measured(m)) for m in measured]

@@ -2,7 +2,7 @@
 
 They are kept in a small file per run in the output folder, with a digest, and, once an attempt is made, in the ledger
 too. A damaged file is set aside, which costs the time of measuring and searching again, unless the ledger has the
-facts. Costs are measured once per run, since they decide which configurations are tried: measured again they would
+facts. Costs are measured once per run, since they decide which settings are tried: measured again they would
 differ, and the choice with them. For the same reason the fastest `sd` is recorded by the first process that times it.
 The pace of decoding, which only the plan rests on, is of a number of processes; with another number it is measured
 again.
@@ -81,7 +81,7 @@ class RunFacts(Part):
     Attributes:
         seconds_each, target_seconds_each, workers, capture_seconds: the fields of `Pace`.
         attempt: the number that an attempt on the certification part would have had when the run began.
-        sd: the values of the `sd` configuration that everything is compared with; None: none has been timed.
+        sd: the values of the `sd` setting that everything is compared with; None: none has been timed.
     """
 
     name: str

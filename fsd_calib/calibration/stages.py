@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fsd_calib.calibration.plan import Plan
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.objective import FinishedTrial
 from fsd_common.formatting import percent
 from fsd_common.progress.base import Stage
 from fsd_decoding.profile.content import CERTIFIED, Outcome
+from fsd_decoding.profile.setting import Setting
 
 _GRAPHS, _SEARCH, _TIMING = "graphs", "search", "timing"
 
@@ -43,10 +43,10 @@ def best_so_far(trials: Sequence[FinishedTrial], lossless: float, front: bool) -
         return tried if front or not trials else f"{tried}, none likely to meet the goal"
     best = max(feasible, key=lambda trial: trial.value)
     faster = best.tokens_per_second / lossless
-    return f"best: retention {percent(best.retention)}, about {faster:.2f}x lossless, {best.configuration}"
+    return f"best: retention {percent(best.retention)}, about {faster:.2f}x lossless, {best.setting}"
 
 
-def decided(outcome: Outcome, chosen: Configuration | None) -> str:
+def decided(outcome: Outcome, chosen: Setting | None) -> str:
     """Returns what the test decided, before the clock says what is known of speed."""
     tested = "certified" if outcome in CERTIFIED else outcome
     return f"{tested}, before timing{'' if chosen is None else f': {chosen}'}"

@@ -42,7 +42,7 @@ def walked_rounds(
 
 def _name(engine: OwnEngine, request: DecodingRequest, divergences: Sequence[str]) -> str:
     """A hash of everything that the rounds depend on, but for rounding."""
-    key = engine.key(request.configuration, request.seed)
+    key = engine.key(request.setting, request.seed)
     facts = [key.json, *divergences, DIVERGENCE_VERSION, _WALKS_VERSION, *map(tuple, request.prompts)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 

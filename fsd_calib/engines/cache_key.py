@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_common.errors import UsageError
 from fsd_decoding.acceptance import rule_named
 from fsd_decoding.config import DecodingConfig
@@ -18,6 +17,7 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import SETTINGS
 
 # Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since
@@ -109,10 +109,10 @@ class CacheKey:
 
 
 def key_of(
-    configuration: Configuration, seed: int, decoding: DecodingConfig, limits: GenerationLimits, *,
+    setting: Setting, seed: int, decoding: DecodingConfig, limits: GenerationLimits, *,
     models: Mapping[str, Any], engine: Mapping[str, Any], policy: StopPolicy | None = None,
 ) -> CacheKey:  # fmt: skip
-    """Returns the key of a configuration's texts under a seed.
+    """Returns the key of a setting's texts under a seed.
 
     Args:
         decoding: Supplies sampling, and the logits that divergences are computed on.
@@ -121,21 +121,21 @@ def key_of(
         policy: Ends drafts early.
 
     Raises:
-        UsageError: The configuration has a threshold and its rule none, or vice versa; or the policy has no identity.
+        UsageError: The setting has a threshold and its rule none, or vice versa; or the policy has no identity.
     """
-    rule, sampling = rule_named(configuration.rule), decoding.sampling
-    if rule.fuzzy != (configuration.threshold is not None):
+    rule, sampling = rule_named(setting.rule), decoding.sampling
+    if rule.fuzzy != (setting.threshold is not None):
         raise UsageError(
-            f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, and the configuration's is "
-            f"{configuration.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
+            f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, and the setting's is "
+            f"{setting.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
         )
-    divergence = {"name": configuration.divergence, "on": decoding.on, "version": DIVERGENCE_VERSION}
-    if configuration.policy is not None:
-        divergence[_SCALED_BY] = configuration.policy
+    divergence = {"name": setting.divergence, "on": decoding.on, "version": DIVERGENCE_VERSION}
+    if setting.policy is not None:
+        divergence[_SCALED_BY] = setting.policy.identity
     support = {"within_support": decoding.within_support}
     return CacheKey(
         rule=rule.name,
-        draft_length=configuration.draft_length if rule.drafts else None,
+        draft_length=setting.draft_length if rule.drafts else None,
         divergence=(divergence | support if rule.bounds_divergence else support) if rule.fuzzy else None,
         models=models if rule.drafts else {**models, "draft": None},
         sampling={name: getattr(sampling, name) for name in SETTINGS},
@@ -144,7 +144,7 @@ def key_of(
         stop=sorted(set(limits.stop)),
         engine=engine,
         policy=_identity(policy) if rule.fuzzy else None,
-        tree=asdict(configuration.tree) if configuration.tree is not None and rule.drafts else None,
+        tree=asdict(setting.tree) if setting.tree is not None and rule.drafts else None,
     )
 
 

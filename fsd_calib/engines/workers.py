@@ -23,7 +23,7 @@ class Batch:
     """Prompts for one worker.
 
     Attributes:
-        request: The prompts, with their configuration.
+        request: The prompts, with their setting.
         places: Of the prompts in the list of all.
         key: Of their texts, in the process that hands them out.
         compile: How that process calls rounds.
@@ -37,7 +37,7 @@ class Batch:
     def __str__(self) -> str:
         first, *others = (prompt.id for prompt in self.request.prompts)
         and_others = f" and {len(others)} others" if others else ""
-        return f"the batch of problem {first}{and_others} under {self.request.configuration}"
+        return f"the batch of problem {first}{and_others} under {self.request.setting}"
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ def _only(request: DecodingRequest, places: tuple[int, ...]) -> DecodingRequest:
 def decode_batch(source: EngineSource, batch: Batch) -> DecodedBatch:
     """Decodes a batch; called in a worker."""
     request = batch.request
-    engine = source.engine(request.configuration.draft)
+    engine = source.engine(request.setting.draft)
     engine.call_rounds(batch.compile)
-    if engine.key(request.configuration, request.seed) != batch.key:
+    if engine.key(request.setting, request.seed) != batch.key:
         raise UsageError(OTHER_MODELS)
     finished: dict[int, Result] = {}
 

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import torch
 
 from fsd_calib.engines.base import DecodingRequest, EngineSource, KeyedPrompt
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.interleaved import WALL, WALL_AND_CPU, Until, measure_speeds
 from fsd_calib.measuring.speed import TimedSpeeds, pool_processes
 from fsd_calib.tasks.base import Problem
@@ -27,6 +26,7 @@ from fsd_common.files import naming
 from fsd_common.progress.base import Progress
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.loading import is_placed
+from fsd_decoding.profile.setting import Setting
 
 Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
@@ -90,7 +90,7 @@ class TimingJob:
 
     Attributes:
         source: What a process makes its engines of.
-        keys: Cache keys of the configurations where they were chosen.
+        keys: Cache keys of the settings where they were chosen.
         seed: Of the texts.
         threads: Number of torch threads.
         compile: How rounds are called.
@@ -100,7 +100,7 @@ class TimingJob:
 
     source: EngineSource
     problems: Sequence[Problem]
-    configurations: Sequence[Configuration]
+    settings: Sequence[Setting]
     keys: list[str]
     seed: int
     streams: int
@@ -113,7 +113,7 @@ class TimingJob:
 
 def time_in_fresh_processes(
     job: TimingJob, processes: int, models: Sequence[Any], progress: Progress
-) -> TimedSpeeds[Configuration]:
+) -> TimedSpeeds[Setting]:
     """Runs the whole job in each of several processes, with the turns in another order.
 
     Args:
@@ -136,30 +136,30 @@ def time_in_fresh_processes(
     return pool_processes(measurements)
 
 
-def run_job(job: TimingJob) -> TimedSpeeds[Configuration]:
+def run_job(job: TimingJob) -> TimedSpeeds[Setting]:
     """Runs the job; called in a fresh process."""
     torch.set_num_threads(job.threads)
-    engines = {configuration: job.source.engine(configuration.draft) for configuration in job.configurations}
+    engines = {setting: job.source.engine(setting.draft) for setting in job.settings}
     for engine in engines.values():
         engine.call_rounds(job.compile)
-    if [engines[configuration].key(configuration, job.seed).json for configuration in job.configurations] != job.keys:
+    if [engines[setting].key(setting, job.seed).json for setting in job.settings] != job.keys:
         raise UsageError("the models or library versions have changed since the calibration")
 
-    def emitted(configuration: Configuration, problems: Sequence[Problem]) -> int:
+    def emitted(setting: Setting, problems: Sequence[Problem]) -> int:
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
-        return engines[configuration].emitted(DecodingRequest(configuration, job.seed, prompts, job.streams))
+        return engines[setting].emitted(DecodingRequest(setting, job.seed, prompts, job.streams))
 
     own_cpu = all(engine.on_own_cpu for engine in engines.values())
     return measure_speeds(
-        emitted, job.configurations, job.problems, streams=job.streams, confidence=job.confidence,
-        until=Until(job.seconds), briefly=alone_among(job.configurations),
+        emitted, job.settings, job.problems, streams=job.streams, confidence=job.confidence,
+        until=Until(job.seconds), briefly=alone_among(job.settings),
         clocks=WALL_AND_CPU if own_cpu else WALL, seed=job.order,
     )  # fmt: skip
 
 
-def alone_among(configurations: Sequence[Configuration]) -> list[Configuration]:
+def alone_among(settings: Sequence[Setting]) -> list[Setting]:
     """Returns the target alone where it is one of several: it is the slowest, and no choice depends on its speed."""
-    return [c for c in configurations if c.rule == "target"] if len(configurations) > 1 else []
+    return [c for c in settings if c.rule == "target"] if len(settings) > 1 else []
 
 
 @contextmanager

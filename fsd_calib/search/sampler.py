@@ -163,7 +163,7 @@ def _finished_trial(trial: FrozenTrial) -> FinishedTrial:
     point, attributes = _point(trial.params), trial.user_attrs
     assert trial.value is not None
     return FinishedTrial(
-        configuration=point.arm.at(attributes["threshold"]),
+        setting=point.arm.at(attributes["threshold"]),
         logit_share=point.logit_share,
         value=trial.value,
         shortfall=max(trial.constraints.values()),

@@ -14,7 +14,6 @@ from typing import Any, Final
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement, flips
 from fsd_calib.search.forecast import Forecast
@@ -32,21 +31,21 @@ from fsd_calib.search.space import Point, Space, arm_of
 from fsd_calib.search.study import add_attributes, damaged, first_recorded, open_study, recorded, seal
 from fsd_common.digests import facts_digest
 from fsd_common.progress.base import Advance, Progress, Waiting
-from fsd_decoding.profile.parts import brief
+from fsd_decoding.profile.setting import Setting
 
 _FIRST = 128  # problems of the first portion; fewer never settle a decision
 _DASHBOARD_KEY: Final = "constraints"  # where Optuna 4 kept constraints, and where optuna-dashboard reads them
 
 
 def race(
-    evaluator: Evaluator, configuration: Configuration, target: Measurement, objective: Objective, forecast: Forecast,
+    evaluator: Evaluator, setting: Setting, target: Measurement, objective: Objective, forecast: Forecast,
     advance: Advance,
 ) -> tuple[Assessment, PairedMeasurement]:  # fmt: skip
     """Measures portions of the tuning part, each twice the last, until the objective finds the decision settled."""
     whole, done, problems = len(evaluator.problems), 0, _FIRST
     while True:
         problems = min(problems, whole)
-        fuzzy = evaluator.measure(configuration, problems)
+        fuzzy = evaluator.measure(setting, problems)
         advance(problems - done)
         paired = PairedMeasurement(fuzzy, target.first(problems), whole)
         assessment = objective.assess(paired, forecast)
@@ -67,18 +66,18 @@ class TrialRunner:
     progress: Progress
 
     def __call__(self, trial: Trial) -> float:
-        configuration = self._configuration(trial)
-        _set_attributes(trial, setting_attributes(configuration))
-        trying = self.progress.step(f"trying {configuration}", len(self.evaluator.problems))
+        setting = self._setting(trial)
+        _set_attributes(trial, setting_attributes(setting))
+        trying = self.progress.step(f"trying {setting}", len(self.evaluator.problems))
         with heartbeats(trial), trying as advance:
-            found, paired = race(self.evaluator, configuration, self.target, self.objective, self.forecast, advance)
+            found, paired = race(self.evaluator, setting, self.target, self.objective, self.forecast, advance)
         _set_attributes(trial, measured_attributes(paired.fuzzy, paired.target, self.forecast))
         trial.set_constraint("shortfall", found.shortfall)
         trial.storage.set_trial_system_attr(trial._trial_id, _DASHBOARD_KEY, [found.shortfall])
         seal(trial, found.value)
         return found.value
 
-    def _configuration(self, trial: Trial) -> Configuration:
+    def _setting(self, trial: Trial) -> Setting:
         """Returns the sampler's choice; suggesting the parameters is what writes them to the study."""
         space, forecast = self.space, self.forecast
         chosen: dict[str, Any] = {
@@ -88,15 +87,15 @@ class TrialRunner:
         return arm.at(forecast.threshold(arm, trial.suggest_float("logit_share", forecast.lowest, forecast.highest)))
 
 
-def setting_attributes(configuration: Configuration) -> dict[str, Any]:
-    """Returns the study's attributes of a configuration; policy, draft and tree only where there is one."""
-    policy, draft, tree = configuration.policy, configuration.draft, configuration.tree
+def setting_attributes(setting: Setting) -> dict[str, Any]:
+    """Returns the study's attributes of a setting; policy, draft and tree only where there is one."""
+    policy, draft, tree = setting.policy, setting.draft, setting.tree
     return {
-        "rule": configuration.rule,
-        "divergence": configuration.divergence,
-        "draft_length": configuration.draft_length,
-        "threshold": configuration.threshold,
-        **({} if policy is None else {"policy": brief(policy)}),
+        "rule": setting.rule,
+        "divergence": setting.divergence,
+        "draft_length": setting.draft_length,
+        "threshold": setting.threshold,
+        **({} if policy is None else {"policy": str(policy)}),
         **({} if draft is None else {"draft": draft}),
         **({} if tree is None else {"tree": tree.text}),
     }
@@ -198,8 +197,8 @@ def freeze(
     target: Measurement,
     forecast: Forecast,
     objective: Objective,
-) -> list[Configuration]:
-    """Returns the configurations to certify, safest first, chosen on the tuning part alone.
+) -> list[Setting]:
+    """Returns the settings to certify, safest first, chosen on the tuning part alone.
 
     Thresholds between two that were tried may be measured for it. Empty where no trial finished.
     """
@@ -219,11 +218,11 @@ def record_recounts(
     They become attributes of the study, `recounted 1` and so on, since those of a finished trial are final. A study in
     memory gets none.
     """
-    known = {(t.configuration, t.problems) for t in searched.trials}
-    whole = [m for m in evaluator.measured() if m.configuration.threshold is not None and m.problems == target.problems]
-    recounted = [m for m in whole if (m.configuration, m.problems) not in known]
+    known = {(t.setting, t.problems) for t in searched.trials}
+    whole = [m for m in evaluator.measured() if m.setting.threshold is not None and m.problems == target.problems]
+    recounted = [m for m in whole if (m.setting, m.problems) not in known]
     if storage is not None and recounted:
-        counted = [setting_attributes(m.configuration) | measured_attributes(m, target, forecast) for m in recounted]
+        counted = [setting_attributes(m.setting) | measured_attributes(m, target, forecast) for m in recounted]
         add_attributes(storage, name, {f"recounted {number}": values for number, values in enumerate(counted, 1)})
 
 
@@ -264,7 +263,7 @@ def _counted(trials: Sequence[FrozenTrial], numbers: Sequence[int]) -> list[Froz
     return counted
 
 
-def _untried(history: History, space: Space, reason_untried: Callable[[Configuration], str]) -> str:
+def _untried(history: History, space: Space, reason_untried: Callable[[Setting], str]) -> str:
     """Returns how many arms were not tried, by reason."""
     arms = [*chain.from_iterable(space.families)]
     reasons = Counter(reason_untried(arm) for arm in arms if not history.of(arm))

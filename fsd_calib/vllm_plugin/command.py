@@ -77,7 +77,7 @@ def _flag(name: str, value: Any) -> str:
 def _speculation(profile: ThresholdProfile) -> dict[str, Any]:
     """The value of --speculative-config."""
     settings = {
-        "model": profile.draft.id, "num_speculative_tokens": profile.effective_draft_length, "method": "draft_model",
+        "model": profile.draft.id, "num_speculative_tokens": profile.followed.draft_length, "method": "draft_model",
     }  # fmt: skip
     return settings | ({"draft_sample_method": "probabilistic"} if profile.sampling.temperature > 0 else {})
 

@@ -71,7 +71,7 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
             f"the profile's draft is the {IN_WORDS[profile.draft.kind]} {profile.draft.id!r}, and vLLM follows "
             "profiles of draft models; calibrate with one"
         )
-    if profile.effective_tree is not None:
+    if profile.followed.tree is not None:
         yield "the profile drafts trees, which vLLM does not; calibrate without --tree"
     if profile.sampling.min_p is not None:
         yield (
@@ -191,7 +191,7 @@ def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
     """Yields warnings of settings that the profile's certificate is not for."""
     if (doubt := profile.engine_doubt("vllm")) is not None:
         yield doubt
-    spec, length = config.speculative_config, profile.effective_draft_length
+    spec, length = config.speculative_config, profile.followed.draft_length
     if spec.num_speculative_tokens != length:
         yield (
             f"num_speculative_tokens is {spec.num_speculative_tokens} instead of the profile's {length}: its "

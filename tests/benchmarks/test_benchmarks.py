@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsd_calib.certification.outcomes import Outcomes
+from fsd_decoding.profile.parts import OutcomeCounts
 from lib.common.forked_programs import run
 from lib.common.timing import Run, ratio_of_repeats, speed_up
 from lib.vllm.retention import standard_error
@@ -37,7 +37,7 @@ def test_bounds_of_twelve_repeats_hold_about_as_often_as_they_say() -> None:
 
 def test_standard_error_of_retention_is_that_of_resampled_problems() -> None:
     """That of vLLM's retention, which docs/vllm.md states."""
-    outcomes = Outcomes(both_right=1800, lost=60, gained=40, both_wrong=100)
+    outcomes = OutcomeCounts(both_right=1800, lost=60, gained=40, both_wrong=100)
     counts = np.array([outcomes.both_right, outcomes.lost, outcomes.gained, outcomes.both_wrong])
     drawn = np.random.default_rng(0).multinomial(counts.sum(), counts / counts.sum(), 20_000)
     retentions = (drawn[:, 0] + drawn[:, 2]) / (drawn[:, 0] + drawn[:, 1])

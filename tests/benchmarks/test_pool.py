@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from calibrate import Size, report
 from fsd_calib import SpeculativeDecoder
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
 from fsd_collectors.split import tuning_and_certification
 from fsd_data import pair_paths
+from fsd_decoding.profile.setting import Setting
 from lib.calibration.pool import TARGET, CountingPool, Pool, PooledForecast, pool_task
 from lib.calibration.pooled_calibration import calibrate_on_pool, draw
 
 RUNS, CONFIDENCE = 60, 0.95
 WANTED = (0.97, 0.99, 0.995)  # in turn; the arm keeps about .99 at all thresholds worth trying: two are close decisions
-ARM = Configuration("fsd-coupled", "js", 5)  # the one that all 10,000 problems have
+ARM = Setting("fsd-coupled", "js", 5)  # the one that all 10,000 problems have
 THRESHOLDS = np.linspace(0.0, 0.4, 21)[1:]
 
 # Standard errors of a share of 1 - CONFIDENCE among so many runs. A calibration that errs exactly as often as it may,
@@ -45,7 +45,7 @@ class Run:
     wanted: float
     drawn: NDArray[np.intp]  # numbers of its problems
     tuned_on: NDArray[np.intp]
-    certified: Configuration | None
+    certified: Setting | None
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def _numbers(pool: Pool, problems: Sequence[Problem]) -> NDArray[np.intp]:
     return np.array(pool.rows(TARGET, problems), np.intp)
 
 
-def is_false(pool: Pool, configuration: Configuration, wanted: float) -> bool:
+def is_false(pool: Pool, configuration: Setting, wanted: float) -> bool:
     return pool.whole(configuration).retention < wanted
 
 
@@ -112,7 +112,7 @@ def test_the_pool_answers_what_decoding_gives(pool: Pool) -> None:
             threshold=thresholds, ids=[problem.id for problem in problems], stop=task.stop, batch_size=12,
         )  # fmt: skip
         for problem, result, threshold in zip(problems, decoded, thresholds, strict=True):
-            configuration = Configuration("fsd-coupled", divergence, length, threshold)
+            configuration = Setting("fsd-coupled", divergence, length, threshold)
             ((known,),) = pool(configuration, [problem])
             asked += 1
             agreed += (known.tokens, known.rounds, known.drafted, known.accepted, known.correct) == (

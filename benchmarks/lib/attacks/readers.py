@@ -193,7 +193,7 @@ def _read_study(storage: str, asked: Asked) -> Content:
     """Returns the finished trials of a study, as the search reads them."""
     with open_study(storage, asked["study"], asked["identity"], cast(Any, None)) as study:
         finished = history_of(study.get_trials(), Workers()).trials
-        return {f"trial {trial.configuration} on {trial.problems}": asdict(trial) for trial in finished}
+        return {f"trial {trial.setting} on {trial.problems}": asdict(trial) for trial in finished}
 
 
 def read_ledger(folder: Path, asked: Asked) -> Content:

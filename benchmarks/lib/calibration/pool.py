@@ -21,15 +21,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fsd_calib import CostModel
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, Problem, Task
 from fsd_calib.tasks.kinds.arithmetic import ARITHMETIC
 from fsd_data.problems import generate
+from fsd_decoding.profile.setting import Setting
 
 FOLDER = Path(__file__).parents[2] / "results" / "pool"
-TARGET = Configuration("target", "js", 1)
+TARGET = Setting("target", "js", 1)
 _NO_END = 4.0  # above every threshold; ends of problem n are stored as 2 * _NO_END * n + end, so all are sorted
 
 Rows = NDArray[np.intp]
@@ -113,7 +113,7 @@ class Pool:
     def _numbers(self) -> dict[int, int]:
         return {problem.id: number for number, problem in enumerate(self.problems)}
 
-    def rows(self, configuration: Configuration, problems: Sequence[Problem]) -> list[int]:
+    def rows(self, configuration: Setting, problems: Sequence[Problem]) -> list[int]:
         """Returns for each problem a number that identifies its text among those of the configuration's arm."""
         numbers = [self._numbers[problem.id] for problem in problems]
         if configuration.rule == "target":
@@ -121,7 +121,7 @@ class Pool:
         rows: list[int] = self._arm(configuration).rows(np.array(numbers, np.intp), configuration.threshold).tolist()
         return rows
 
-    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+    def __call__(self, configuration: Setting, problems: Sequence[Problem]) -> list[Seeds]:
         """Decodes by lookup: the target, the lossless rules, which are all equal when greedy, and `fsd-coupled`."""
         rows = self.rows(configuration, problems)
         if configuration.rule == "target":
@@ -129,7 +129,7 @@ class Pool:
         arm = self._arm(configuration)
         return [arm.decoding(row) for row in rows]
 
-    def whole(self, configuration: Configuration, problems: Rows | None = None) -> Whole:
+    def whole(self, configuration: Setting, problems: Rows | None = None) -> Whole:
         """Returns what a configuration gives on problems, by their numbers, or on all that its arm has."""
         arm = self._arm(configuration)
         problems = arm.known.astype(np.intp) if problems is None else problems
@@ -143,7 +143,7 @@ class Pool:
             right,
         )
 
-    def _arm(self, configuration: Configuration) -> Arm:
+    def _arm(self, configuration: Setting) -> Arm:
         return self.arms[configuration.divergence, configuration.draft_length]
 
 
@@ -172,9 +172,9 @@ class CountingPool:
     copies: Mapping[int, Problem] = field(default_factory=dict)
     decodings: int = 0
     tokens: int = 0
-    _seen: set[tuple[Configuration, int, int]] = field(default_factory=set)
+    _seen: set[tuple[Setting, int, int]] = field(default_factory=set)
 
-    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+    def __call__(self, configuration: Setting, problems: Sequence[Problem]) -> list[Seeds]:
         originals = [self.copies.get(problem.id, problem) for problem in problems]
         decodings = self.pool(configuration, originals)
         for problem, row, seeds in zip(problems, self.pool.rows(configuration, originals), decodings, strict=True):
@@ -207,10 +207,10 @@ class PooledForecast:
     def read(cls, pool: Pool, folder: Path = FOLDER) -> PooledForecast:
         return cls(pool, json.loads((folder / "replay.json").read_text()))
 
-    def threshold(self, arm: Configuration, logit_share: float) -> float:
+    def threshold(self, arm: Setting, logit_share: float) -> float:
         return float(np.interp(logit_share, self._grid, self._scales[arm.divergence]))
 
-    def tokens_per_second(self, configuration: Configuration) -> float:
+    def tokens_per_second(self, configuration: Setting) -> float:
         arm = self._counts[configuration.divergence, configuration.draft_length]
         assert configuration.threshold is not None
         at, thresholds = configuration.threshold, arm["threshold"]

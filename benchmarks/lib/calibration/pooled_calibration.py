@@ -18,7 +18,6 @@ from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.config import Goal
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast
@@ -27,6 +26,7 @@ from fsd_calib.search.search import SearchResult, freeze, search
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
 from fsd_common.progress.base import Silent
+from fsd_decoding.profile.setting import Setting
 from lib.calibration.pool import TARGET, CountingPool, Pool
 
 TRIALS = 30
@@ -60,9 +60,9 @@ class Calibrated:
 
     tuning: Sequence[Problem]
     certification: Sequence[Problem]
-    tuned: Configuration | None
-    frozen: Sequence[Configuration]
-    certified: Configuration | None
+    tuned: Setting | None
+    frozen: Sequence[Setting]
+    certified: Setting | None
     trials: int
     baseline: Spent
     search: Spent
@@ -136,7 +136,7 @@ def calibrate_on_pool(
     return Calibrated(
         tuning=tuning,
         certification=certification,
-        tuned=max(held, key=lambda t: t.tokens_per_second).configuration if held else None,
+        tuned=max(held, key=lambda t: t.tokens_per_second).setting if held else None,
         frozen=frozen,
         certified=max(passed, key=lambda c: forecast.measured(evaluator.measure(c)), default=None),
         trials=len(known.searched.trials),
@@ -148,14 +148,14 @@ def calibrate_on_pool(
 
 def _lossless(evaluator: Evaluator, space: Space, forecast: Forecast) -> float:
     """Returns tokens/s of the lossless rule, whose churn is the numerical floor, at its best draft length."""
-    arms = [Configuration("coupled", space.divergences[0], length) for length in space.draft_lengths]
+    arms = [Setting("coupled", space.divergences[0], length) for length in space.draft_lengths]
     best = max(arms, key=lambda arm: forecast.tokens_per_second(replace(arm, rule=space.rules[0], threshold=0.0)))
     return forecast.measured(evaluator.measure(best, _BASELINE))
 
 
 def _passed(
-    evaluator: Evaluator, tuning: Sequence[Problem], frozen: Sequence[Configuration], wanted: float, confidence: float
-) -> Sequence[Configuration]:
+    evaluator: Evaluator, tuning: Sequence[Problem], frozen: Sequence[Setting], wanted: float, confidence: float
+) -> Sequence[Setting]:
     if not frozen:
         return ()
     with AttemptLedger(None) as ledger:

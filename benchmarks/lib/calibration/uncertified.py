@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import optuna
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
+from fsd_decoding.profile.setting import Setting
 from lib.calibration.pool import TARGET, CountingPool
 
 _TABLE = 20  # thresholds
@@ -28,9 +28,9 @@ class Estimates:
     def __init__(self, decode: CountingPool, problems: Sequence[Problem], wanted: float) -> None:
         self._evaluator, self._wanted, self._decode = Evaluator(decode, problems, "tuning"), wanted, decode
         self._solved = self._evaluator.measure(TARGET).correct.sum()
-        self.feasible: dict[Configuration, float] = {}  # with their tokens/s
+        self.feasible: dict[Setting, float] = {}  # with their tokens/s
 
-    def is_feasible(self, configuration: Configuration) -> bool:
+    def is_feasible(self, configuration: Setting) -> bool:
         measured = self._evaluator.measure(configuration)
         if measured.correct.sum() < self._wanted * self._solved:
             return False
@@ -39,18 +39,18 @@ class Estimates:
         self.feasible[configuration] = float(speed)
         return True
 
-    def fastest(self) -> Configuration | None:
+    def fastest(self) -> Setting | None:
         return max(self.feasible, key=lambda configuration: self.feasible[configuration], default=None)
 
 
-def table(estimates: Estimates, arm: Configuration, most: float) -> Configuration | None:
+def table(estimates: Estimates, arm: Setting, most: float) -> Setting | None:
     """Tries evenly spaced thresholds of one arm."""
     for threshold in most * np.arange(1, _TABLE + 1) / _TABLE:
         estimates.is_feasible(arm.at(float(threshold)))
     return estimates.fastest()
 
 
-def bisection(estimates: Estimates, space: Space, most: Mapping[str, float]) -> Configuration | None:
+def bisection(estimates: Estimates, space: Space, most: Mapping[str, float]) -> Setting | None:
     """Seeks the largest feasible threshold of every arm by halving [0, T_max]."""
     for arm in (arm for family in space.families for arm in family):
         low, high = 0.0, most[arm.divergence]
@@ -60,7 +60,7 @@ def bisection(estimates: Estimates, space: Space, most: Mapping[str, float]) -> 
     return estimates.fastest()
 
 
-def tpe(estimates: Estimates, space: Space, most: Mapping[str, float], seed: int) -> Configuration | None:
+def tpe(estimates: Estimates, space: Space, most: Mapping[str, float], seed: int) -> Setting | None:
     """Runs an Optuna study over all arms and T as a share of T_max, with retention as a constraint."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
@@ -69,7 +69,7 @@ def tpe(estimates: Estimates, space: Space, most: Mapping[str, float], seed: int
         divergence = trial.suggest_categorical("divergence", space.divergences)
         length = trial.suggest_categorical("draft_length", space.draft_lengths)
         threshold = most[divergence] * trial.suggest_float("threshold", 0.0, 1.0)
-        configuration = Configuration(space.rules[0], divergence, length, threshold)
+        configuration = Setting(space.rules[0], divergence, length, threshold)
         trial.set_constraint("retention", 0.0 if estimates.is_feasible(configuration) else 1.0)
         return estimates.feasible.get(configuration, 0.0)
 

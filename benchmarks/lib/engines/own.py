@@ -43,7 +43,7 @@ class OwnEngine:
         self._decoder = SpeculativeDecoder.from_pretrained(
             *settings.models, profile=profile, device="cpu", dtype=torch.float32, lean=settings.lean
         )
-        self._own_length = None if profile is None else profile.sd_draft_length
+        self._own_length = None if profile is None or profile.sd is None else profile.sd.draft_length
 
     def decode(self, work: Work, way: str) -> Decoded:
         how = self._how(way)

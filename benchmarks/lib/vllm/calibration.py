@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from fsd_calib import DecodingConfig, SpeculativeDecoder, ThresholdProfile
-from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, Limits
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.engines.vllm.engine import VllmEngineSource
 from fsd_calib.engines.vllm.loading import EngineArguments, Room
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.vllm_plugin.command import serve_command
 from fsd_data import pair_paths
+from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.setting import Setting
 from lib.vllm.retention import Retention, standard_error
 
 ENGINES = ("fsd-calib", "vllm")
@@ -83,8 +83,8 @@ def engines_of(task: Task, length: int) -> dict[str, Engine]:
 def curves(task: Task, problems: Sequence[Problem], profile: ThresholdProfile) -> list[dict[str, Any]]:
     """Decodes the same problems at the same settings by both engines; retention is of each engine's own target."""
     engines, length = engines_of(task, profile.draft_length), profile.draft_length
-    settings = [Configuration("target", "js", 1), Configuration("sd", "js", length)]
-    settings += [Configuration("fsd-coupled", profile.divergence, length, t) for t in _thresholds(profile)]
+    settings = [Setting("target", "js", 1), Setting("sd", "js", length)]
+    settings += [Setting("fsd-coupled", profile.divergence, length, t) for t in _thresholds(profile)]
     prompts, alone = [KeyedPrompt(p.id, p.prompt) for p in problems], dict[str, list[bool]]()
     rows = []
     for setting in settings:
@@ -94,13 +94,13 @@ def curves(task: Task, problems: Sequence[Problem], profile: ThresholdProfile) -
         for name, engine in engines.items():
             results = engine.decode(DecodingRequest(setting, 0, prompts, _BATCH))
             right[name] = [task.grade(p, r.text) for p, r in zip(problems, results, strict=True)]
-            outcomes = Outcomes.of(alone.setdefault(name, right[name]), right[name])
+            outcomes = OutcomeCounts.of(alone.setdefault(name, right[name]), right[name])
             row[name] = {
                 "accuracy": sum(right[name]) / len(problems), "retention": outcomes.retention,
                 "standard_error": standard_error(outcomes),
                 "tokens_per_round": sum(r.emitted for r in results) / sum(r.rounds for r in results),
             }  # fmt: skip
-        paired = Outcomes.of(*(right[name] for name in ENGINES))
+        paired = OutcomeCounts.of(*(right[name] for name in ENGINES))
         row["vllm_less_own"] = {"lost": paired.lost, "gained": paired.gained}
         rows.append(row)
         print(row_text(row), flush=True)
@@ -132,7 +132,7 @@ def served(profile: ThresholdProfile, file: Path, task: Task, problems: Sequence
             for name, options in (("exact", {"vllm_xargs": {"fsd": "off"}}), ("fsd", {})):
                 texts = _complete(url, profile.target.id, task, [p.prompt for p in piece], options)
                 grades[name] += [task.grade(problem, text) for problem, text in zip(piece, texts, strict=True)]
-    return Retention.of(Outcomes.of(grades["exact"], grades["fsd"]), profile)
+    return Retention.of(OutcomeCounts.of(grades["exact"], grades["fsd"]), profile)
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import lower_bound
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.registry import load_task
+from fsd_decoding.profile.parts import OutcomeCounts
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.engines.processes import Served
 from lib.engines.vllm import LARGEST_BATCH
@@ -39,7 +39,7 @@ class Fresh:
 class Retention:
     """Right answers under FSD over right answers of the target alone, on fresh problems and in the profile."""
 
-    outcomes: Outcomes
+    outcomes: OutcomeCounts
     retention: float
     lower_bound: float  # one-sided 95 %
     interval: tuple[float, float]  # two-sided 95 %, by the delta method
@@ -50,9 +50,9 @@ class Retention:
     difference_errors: float  # its size in standard errors
 
     @classmethod
-    def of(cls, outcomes: Outcomes, profile: ThresholdProfile) -> Retention:
+    def of(cls, outcomes: OutcomeCounts, profile: ThresholdProfile) -> Retention:
         found = profile.certificate
-        certified = Outcomes(found.both_right, found.lost, found.gained, found.both_wrong)
+        certified = found.counts
         error = standard_error(outcomes)
         difference = outcomes.retention - certified.retention
         interval = (outcomes.retention - _QUANTILE * error, outcomes.retention + _QUANTILE * error)
@@ -63,11 +63,10 @@ class Retention:
         )  # fmt: skip
 
 
-def standard_error(outcomes: Outcomes) -> float:
+def standard_error(outcomes: OutcomeCounts) -> float:
     """Of a ratio of paired counts, by the delta method: its logarithm varies by the answers that flip."""
     o = outcomes
-    alone, fuzzy = o.both_right + o.lost, o.both_right + o.gained
-    return o.retention * math.sqrt((o.lost + o.gained) / (alone * fuzzy))
+    return o.retention * math.sqrt((o.lost + o.gained) / (o.right * o.solved))
 
 
 def measure_retention(
@@ -82,4 +81,4 @@ def measure_retention(
             texts = engine.decode(Work.of(task, piece, LARGEST_BATCH)).texts
             grades[name] += [task.grade(problem, text) for problem, text in zip(piece, texts, strict=True)]
         print(f"fresh problems: {begin + len(piece)} of {len(problems)}", flush=True)
-    return Retention.of(Outcomes.of(grades["target"], grades["fsd"]), profile)
+    return Retention.of(OutcomeCounts.of(grades["target"], grades["fsd"]), profile)

@@ -63,7 +63,7 @@ class PerDomain(ThresholdPolicy):
         return [f"domain {tag!r}: {departure}" for tag, departure in found.items() if departure is not None]
 
     def _departure(self, tag: str, settings: Sequence[DecodingSetting]) -> str | None:
-        own = self.profiles[tag].effective_draft_length  # that of its prompts is checked, others may have another
+        own = self.profiles[tag].followed.draft_length  # that of its prompts is checked, others may have another
         return self._checks[tag].departure([replace(each, draft_length=own) for each in settings])
 
     def doubts(self) -> list[str]:

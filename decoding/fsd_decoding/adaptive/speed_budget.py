@@ -16,8 +16,9 @@ from fsd_common.argument_checks import amount, check_count
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.budget import MOSTLY, ProfileCheck, Tally, learned_from, state_of
 from fsd_decoding.policies.threshold import NewRequests, RoundOutcome, RoundState, ThresholdPolicy
-from fsd_decoding.profile.content import CurvePoint, arm_of
+from fsd_decoding.profile.content import CurvePoint
 from fsd_decoding.profile.selection import corrected
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _LOSSLESS = -1e-9  # T: accepts nothing, as D is never negative
@@ -47,7 +48,7 @@ class TokensCurve:
         weights = [max(p.problems for p in points), *(p.problems for p in points)]
         rising = isotonic_regression(np.array(tokens), weights=np.array(weights)).x
         steps = _STEP * np.arange(len(rising))
-        return cls((_LOSSLESS, *(p.threshold or 0.0 for p in points)), tuple((rising + steps).tolist()))
+        return cls((_LOSSLESS, *(p.setting.threshold or 0.0 for p in points)), tuple((rising + steps).tolist()))
 
 
 class InverseCurve:
@@ -72,8 +73,9 @@ def reachable_points(profile: ThresholdProfile, beyond: bool) -> Sequence[CurveP
     Raises:
         UsageError: there are none.
     """
-    arm = arm_of(profile.rule, profile.divergence, profile.draft_length, policy=None)
-    by_threshold = {p.threshold: p for p in corrected(profile.curve) if p.arm == arm and p.threshold is not None}
+    arm = Setting(profile.rule, profile.divergence, profile.draft_length)
+    own = [p for p in corrected(profile.curve) if p.setting.arm == arm]
+    by_threshold = {p.setting.threshold: p for p in own if p.setting.threshold is not None}
     most = math.inf if beyond else profile.threshold
     if most is None:
         raise UsageError(
@@ -92,8 +94,7 @@ def _lossless_tokens(profile: ThresholdProfile) -> float:
     """Returns tokens per round where T accepts nothing. `fsd` then makes one token a round, like the target alone."""
     if profile.rule == "fsd":
         return 1.0
-    own = [p for p in corrected(profile.curve) if p.draft is None]
-    sd = [p for p in own if p.rule == "sd" and p.draft_length == profile.draft_length and p.tree is None]
+    sd = [p for p in corrected(profile.curve) if p.setting == Setting("sd", p.setting.divergence, profile.draft_length)]
     return sd[0].tokens_per_round if sd else profile.tokens_per_round.sd
 
 

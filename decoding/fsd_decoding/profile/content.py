@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -16,7 +17,6 @@ from fsd_decoding.profile.parts import (
     Certificate,
     Confidence,
     Count,
-    Counts,
     DataInfo,
     EarlyStopInfo,
     EngineInfo,
@@ -25,6 +25,7 @@ from fsd_decoding.profile.parts import (
     ModelInfo,
     Natural,
     NumericalChurn,
+    OutcomeCounts,
     Part,
     PolicyInfo,
     Positive,
@@ -37,6 +38,7 @@ from fsd_decoding.profile.parts import (
     Truncation,
     check_total,
 )
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.tree_shape import TreeShape
 
 Outcome = Literal[
@@ -269,70 +271,40 @@ class Effort(Part):
 
 
 Source = Literal["tuning", "certification"]
-Arm = tuple[str, str, int, str | None, str | None, TreeShape | None]
-"""Rule, divergence, draft length, identity of the threshold policy, id of the draft if not the profile's, and shape of
-the trees; None: chains."""
-Configuration = tuple[Arm, float | None]  # an arm and its T
-
-
-def arm_of(
-    rule: str, divergence: str, draft_length: int, policy: PolicyInfo | None, draft: str | None = None,
-    tree: TreeShape | None = None,
-) -> Arm:  # fmt: skip
-    """Returns the arm of a configuration."""
-    return rule, divergence, draft_length, policy.identity if policy else None, draft, tree
 
 
 class CurvePoint(Part):
-    """One configuration, measured on one part."""
+    """One setting, measured on one part beside the target on the same problems."""
 
-    rule: str
-    """Its acceptance rule."""
-    divergence: str
-    """The divergence that its threshold is compared with."""
-    draft_length: Natural
-    """Number of tokens drafted in a round."""
-    threshold: Amount | None
-    """Its T. null: the rule has none (`target`, `sd`)."""
-    policy: PolicyInfo | None = None
-    """Scales T from round to round. null: T is constant."""
-    draft: str | None = None
-    """The id of its draft model, if it is not the profile's own."""
-    tree: TreeShape | None = None
-    """The shape of its trees, whose depth is `draft_length`. null: it drafts chains."""
+    setting: Setting
+    """What was measured."""
+    source: Source
+    """The part that the problems are of."""
+    problems: Natural
+    """Number of problems it was measured on."""
+    seeds: Natural = 1
+    """Number of noise seeds per problem."""
+    counts: OutcomeCounts | None = None
+    """What was counted beside the target. null: not recorded."""
     accuracy: Share
     """Share of right answers."""
     retention: Ratio
     """Right answers, divided by those of the target."""
+    interval: tuple[Ratio, Ratio] | None = None
+    """Approximate two-sided interval of retention at the certificate's confidence, by itself, whatever the choice of
+    the point. null: not recorded, or the target solved nothing."""
     lower_bound: Ratio | None
     """Lower bound of retention, by itself at the certificate's level or, if `simultaneous`, together with all other
     such points. null: the point was not tested."""
-    tokens_per_round: Positive
-    """Tokens per round."""
-    forecast: Amount | None
-    """Tokens/s of one stream by the cost model, from the rounds that the configuration took on the tuning part, so that
-    its points on both parts have the same. Timed speeds are in the profile's `speed`. null: not known."""
-    problems: Natural
-    """Number of problems it was measured on."""
-    source: Source
-    """The part that they are of."""
-    counts: Counts | None = None
-    """Counts of (problem, seed) pairs, from which the bound was computed. null: the point was not tested."""
-    interval: tuple[Ratio, Ratio] | None = None
-    """Approximate two-sided interval of retention at the certificate's confidence, of an exploration's point by itself.
-    null: the point was not explored."""
     simultaneous: bool = False
     """Whether the bound holds together with those of all other such points."""
-    seeds: Natural = 1
-    """Number of noise seeds per problem."""
-
-    @property
-    def configuration(self) -> Configuration:
-        return self.arm, self.threshold
-
-    @property
-    def arm(self) -> Arm:
-        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, self.draft, self.tree)
+    tokens_per_round: Positive
+    """Tokens per round."""
+    accepted: Share | None = None
+    """Share of the drafted tokens that were accepted. null: nothing was drafted, or it is not recorded."""
+    forecast: Amount | None
+    """Tokens/s of one stream by the cost model, from the rounds that the setting took on the tuning part, so that its
+    points on both parts have the same. Timed speeds are in the profile's `speed`. null: not known."""
 
     @model_validator(mode="after")
     def _bounds_need_certification(self) -> Self:
@@ -402,12 +374,8 @@ class ProfileContent(Part):
     """Number of tokens drafted in a round, one after the other: with trees, their depth."""
     tree: TreeShape | None = None
     """The shape of the trees that are drafted. null: chains are."""
-    sd_draft_length: Natural | None = None
-    """The draft length that `sd` was timed at, its own best. null: not measured."""
-    sd_draft: str | None = None
-    """The id of the draft that `sd` was timed with, its own best, if it is not `draft`."""
-    sd_tree: TreeShape | None = None
-    """The shape of the trees that `sd` was timed with, its own best. null: chains."""
+    sd: Setting | None = None
+    """`sd` with what it was timed with, its own best. null: not measured."""
     sampling: SamplingInfo
     """How tokens were sampled."""
     seed: int
@@ -506,34 +474,28 @@ class ProfileContent(Part):
         return self
 
     @property
-    def effective_rule(self) -> str:
-        """The rule that decoders run; without a threshold `sd` if the request was met, else its lossless form."""
+    def chosen(self) -> Setting:
+        """The chosen setting, whether decoders run it, or it is an estimate; without a threshold if none was chosen."""
+        threshold, draft = self.threshold, None
+        if self.estimate is not None:
+            threshold, draft = self.estimate.threshold, self.estimate.draft
+        return Setting(self.rule, self.divergence, self.draft_length, threshold, self.policy, draft, self.tree)
+
+    @property
+    def granted(self) -> Setting | None:
+        """The chosen setting where decoders run it, or it is certified; None: there is none."""
+        return self.chosen if self.threshold is not None or self.certificate.certified else None
+
+    @property
+    def followed(self) -> Setting:
+        """The setting that decoders run. Without a threshold they draft as `sd` did, under `sd` itself if that does
+        what was requested, else under the rule's lossless form."""
         from fsd_decoding.acceptance import rule_named
 
         if self.threshold is not None:
-            return self.rule
-        return "sd" if self.outcome == "lossless" or self.certificate.certified else rule_named(self.rule).lossless
-
-    @property
-    def effective_draft_length(self) -> int:
-        """The draft length that decoders use: that of `sd` if they decode losslessly."""
-        if self.threshold is None and self.sd_draft_length is not None:
-            return self.sd_draft_length
-        return self.draft_length
-
-    @property
-    def effective_tree(self) -> TreeShape | None:
-        """The shape of the trees that decoders draft: that of `sd` if they decode losslessly. None: chains."""
-        if self.threshold is None and self.sd_draft_length is not None:
-            return self.sd_tree
-        return self.tree
-
-    @property
-    def configuration(self) -> Configuration:
-        """The certified or else followed configuration, in the form that points of the curve have."""
-        slower = self.estimate if self.certificate.certified else None
-        threshold, draft = (self.threshold, None) if slower is None else (slower.threshold, slower.draft)
-        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, draft, self.tree), threshold
+            return self.chosen
+        rule = "sd" if self.outcome == "lossless" or self.certificate.certified else rule_named(self.rule).lossless
+        return replace(self.sd or self.chosen, divergence=self.divergence, draft=None).under(rule)
 
 
 def _shown_by(speed: Speed) -> Outcome:

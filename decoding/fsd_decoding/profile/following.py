@@ -20,7 +20,7 @@ from fsd_decoding.config_resolution import resolve
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.content import MET
-from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, PromptInfo, brief, moved
+from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, PromptInfo, brief
 from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import SETTINGS, Sampling
@@ -45,10 +45,11 @@ class DraftsByRule:
     @classmethod
     def of(cls, profile: ThresholdProfile) -> DraftsByRule:
         """Where `sd` was timed with another shape of the same draft, lossless rules take that, as deep as it was."""
-        own = Drafts(profile.effective_draft_length, profile.effective_tree)
-        if profile.sd_draft_length is None or profile.sd_draft is not None or profile.sd_tree == own.tree:
+        followed, sd = profile.followed, profile.sd
+        own = Drafts(followed.draft_length, followed.tree)
+        if sd is None or sd.draft is not None or sd.tree == own.tree:
             return cls(own, own)
-        return cls(own, Drafts(profile.sd_draft_length, profile.sd_tree))
+        return cls(own, Drafts(sd.draft_length, sd.tree))
 
     def followed(self, kept: Drafts, before: str, rule: str) -> Drafts:
         """Returns what a decoder drafts under another rule: the profile's own goes with the rule, another tree stays.
@@ -398,12 +399,13 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
     Raises:
         UsageError: this version does not know its threshold policy.
     """
+    followed = profile.followed
+    moved = followed.moved
     return DecodingConfig(
-        rule=profile.effective_rule, divergence=profile.divergence,
-        threshold=-1.0 if profile.threshold is None else moved(profile.threshold, profile.policy),
-        draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
+        rule=followed.rule, divergence=followed.divergence, threshold=-1.0 if moved is None else moved,
+        draft_length=followed.draft_length, sampling=Sampling(**profile.sampling.model_dump()),
         seed=profile.seed, on=profile.logits, within_support=profile.within_support,
-        tree=profile.effective_tree,
+        tree=followed.tree,
     )  # fmt: skip
 
 
@@ -428,7 +430,7 @@ def _setting(config: DecodingConfig) -> DecodingSetting:
 
 def warning_of(profile: ThresholdProfile) -> str | None:
     """Returns a warning for decoding with this profile if its threshold is missing or untested, else None."""
-    runs = f"decoding runs the lossless rule {profile.effective_rule!r}"
+    runs = f"decoding runs the lossless rule {profile.followed.rule!r}"
     if profile.outcome == "untested":
         return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
     if profile.outcome == "front":
@@ -442,7 +444,7 @@ def _drift(profile: ThresholdProfile, target: Any, config: DecodingConfig, cover
     """Returns one detector per target and profile, however often it is loaded: `generate` loads it at every call."""
     if profile.acceptance is None:
         return None
-    plain = config.rule, profile.configuration, config.draft_length, config.sampling, profile.early_stop
+    plain = profile.followed, config.draft_length, config.sampling, profile.early_stop
     name = f"{profile.created} {profile.acceptance} {plain}"
     mine = _drifts.setdefault(target, {})
     if name not in mine:

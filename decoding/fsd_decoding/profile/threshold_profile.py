@@ -297,7 +297,7 @@ class ThresholdProfile(ProfileContent):
             raise UsageError("at() takes exactly one of min_acc and min_speed")
         divergence = self.divergence if self.early_stop is not None else None  # an early stop is for one divergence
         certificate = self.certificate if self.bound else self.certificate.model_copy(update={"guarantee": "none"})
-        selector = PointSelector(self.curve, certificate, self.configuration, certified, divergence)
+        selector = PointSelector(self.curve, certificate, self.chosen, certified, divergence)
         return selector.by_accuracy(min_acc) if min_acc is not None else selector.by_speed(min_speed or 0.0)
 
 

@@ -51,7 +51,7 @@ def manifest_of(profile: ThresholdProfile, texts: int, engine: EngineFacts) -> M
     return Manifest(
         way="serving",
         policy=Policy(
-            rule=profile.effective_rule, divergence=profile.divergence,
+            rule=profile.followed.rule, divergence=profile.divergence,
             threshold="none" if profile.threshold is None else repr(profile.threshold),
             draft_length=engine.draft_length, within_support=profile.within_support,
         ),

@@ -54,7 +54,7 @@ class Telemetry:
         tokenizer = cached_tokenizer_from_config(config.model_config)
         of_texts: list[TextListener] = []
         length = config.speculative_config.num_speculative_tokens
-        if profile.acceptance is not None and length == profile.effective_draft_length:  # of another L it is another
+        if profile.acceptance is not None and length == profile.followed.draft_length:  # of another L it is another
             drift = Drift(profile.acceptance, coverage_of(profile, (None, None), None))
             of_texts.append(Acceptance(drift, counters, functools.partial(logger.warning, "fsd: %s")))
         if settings.records is not None:

@@ -22,13 +22,13 @@ from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.config import Goal, RunConfig, SearchSpace
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
 from fsd_common.progress.chosen import Lines
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import family_id
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -63,9 +63,9 @@ def session(
 
 
 def attempt(state: Path, **changes: Any) -> int:
-    frozen, claim = [Configuration("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
+    frozen, claim = [Setting("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
     with session(state, **changes) as made:
-        return made.holdout.open(frozen, made.configuration("target"), claim, 0.95).attempt.number
+        return made.holdout.open(frozen, made.setting("target"), claim, 0.95).attempt.number
 
 
 def marked(state: Path) -> int:

@@ -64,9 +64,9 @@ def followed(made: ThresholdProfile, folder: Path) -> CurvePoint:
 
     Whether it is worth choosing is left to chance on models this small.
     """
-    point = max((p for p in made.curve if p.threshold is not None), key=lambda p: p.problems)
-    changes = {"outcome": "untested", "threshold": point.threshold, "lossy": True, "estimate": None,
-               "draft_length": point.draft_length}  # fmt: skip
+    point = max((p for p in made.curve if p.setting.threshold is not None), key=lambda p: p.problems)
+    changes = {"outcome": "untested", "threshold": point.setting.threshold, "lossy": True, "estimate": None,
+               "draft_length": point.setting.draft_length}  # fmt: skip
     made.model_copy(update=changes).sealed().save(folder / "profile.json")
     return point
 

@@ -17,7 +17,6 @@ from fsd_calib.calibration.graphs import PlannedWork, what_pays
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.config import Goal, RunConfig
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.timing_job import TimingJob, run_job
 from fsd_calib.report.console import usage
@@ -25,6 +24,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.graphs.callers import Compile
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import Sources
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
@@ -94,7 +94,7 @@ def test_a_short_calibration_tries_no_graphs() -> None:
 def key_under(compile: Compile) -> str:
     decoder = tiny_decoder()
     decoder.compile = compile
-    return OwnEngine(decoder, tiny_calibration.task(20)).key(Configuration("target", "js", 1), 0).json
+    return OwnEngine(decoder, tiny_calibration.task(20)).key(Setting("target", "js", 1), 0).json
 
 
 def test_compiled_kernels_have_decodings_of_their_own() -> None:
@@ -149,7 +149,7 @@ def job(folder: Path, compile: Compile) -> TimingJob:
     decoder = SpeculativeDecoder.from_pretrained(*models, compile=compile)
     with open_session(OwnEngine(decoder, tiny_calibration.task(60)), tiny_calibration.task(60), RunConfig()) as session:
         timer = Timer(session, Goal(min_acc=0.7), TimingRequest("careful", Sources(models[0], models[1:])))
-        return timer._job([session.configuration("sd", 2)], session.tuning.problems[:4], 1, 1.0)
+        return timer._job([session.setting("sd", 2)], session.tuning.problems[:4], 1, 1.0)
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
 from fsd_calib.certification.score_test import p_values
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement
 from fsd_calib.report.plan import attempt_line, outlook, print_plan
 from fsd_common.errors import UsageError
 from fsd_common.formatting import duration
+from fsd_decoding.profile.setting import Setting
 from support.calibration.reports import paper, text_of
 
 DELTA = 0.05 * 6 / np.pi**2  # of a first attempt at 95 %
@@ -110,7 +110,7 @@ def test_every_handful_gives_a_plan_that_can_be_printed(accuracy: float, churn: 
 def test_a_handful_is_counted_on_the_same_problems() -> None:
     def measured(*correct: int) -> Measurement:
         decodings = [(Decoding(bool(c), "", 1, 1, 0, 0),) for c in correct]
-        return Measurement(Configuration("fsd", "js", 5), "tuning", decodings)
+        return Measurement(Setting("fsd", "js", 5), "tuning", decodings)
 
     target = measured(1, 1, 1, 0)
     assert Pilot.of(target, measured(1, 1, 1, 1), measured(0, 1, 1, 1)) == Pilot(4, 0.75, 0.25, 0.5, 1.0)

@@ -54,7 +54,9 @@ def test_the_setting_is_tested_and_nothing_else(tmp_path: Path) -> None:
     assert (made.certificate.frozen, made.certificate.attempt) == (1, 1)
     assert made.effort is not None
     assert made.effort.trials == 0
-    assert {p.threshold for p in made.curve if p.rule == "fsd-coupled" and p.source == "certification"} == {0.69}
+    assert {
+        p.setting.threshold for p in made.curve if p.setting.rule == "fsd-coupled" and p.source == "certification"
+    } == {0.69}
 
 
 @pytest.mark.slow

@@ -42,8 +42,8 @@ def marked(made: Session, folder: Path) -> list[bool]:
 
 def test_traces_hold_no_outcome_and_mark_nothing(tmp_path: Path) -> None:
     with session(tmp_path, 60) as made, traces_along_target(made, ("js",), made.tuning.problems):
-        made.tuning.measure(made.configuration("target"))
-        made.tuning.measure(made.configuration("coupled", 4))
+        made.tuning.measure(made.setting("target"))
+        made.tuning.measure(made.setting("coupled", 4))
         assert not any(marked(made, tmp_path))
 
 

@@ -13,7 +13,8 @@ from scipy.stats import binom, multinomial
 from fsd_calib.certification import bounds
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.harm import difference_of, harm_of
-from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.outcomes import Paired
+from fsd_decoding.profile.parts import OutcomeCounts
 from support.calibration.paired_gradings import paired as shuffled
 
 DELTA = 0.05
@@ -22,7 +23,7 @@ counts = st.tuples(*[st.integers(0, 40)] * 4).filter(lambda c: sum(c) > 0)
 
 def paired(both_right: int, lost: int, gained: int, both_wrong: int, seeds: int = 1) -> Paired:
     """Returns so many problems of each kind in random order, all seeds of a problem alike."""
-    one = shuffled(Outcomes(both_right, lost, gained, both_wrong), np.random.default_rng(0))
+    one = shuffled(OutcomeCounts(both_right, lost, gained, both_wrong), np.random.default_rng(0))
     return Paired(np.repeat(one.target, seeds, 1), np.repeat(one.fuzzy, seeds, 1))
 
 

@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring import result_cache
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.storage import this_process
 from fsd_calib.tasks import Task
+from fsd_decoding.profile.setting import Setting
 from support.calibration.cached_results import KEY, QUERY, key, result
 from support.child_processes import kill, start_process
 from support.models.tiny_pair import tiny_decoder
 from support.models.tiny_task import tiny_task
 
-FUZZY = Configuration("fsd-coupled", "js", 4, 0.1)
+FUZZY = Setting("fsd-coupled", "js", 4, 0.1)
 COUNT = 24
 
 

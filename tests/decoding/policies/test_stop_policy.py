@@ -16,7 +16,6 @@ from scipy.stats import chisquare
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
@@ -24,6 +23,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy, Verified
+from fsd_decoding.profile.setting import Setting
 from support.models.tiny_calibration import task
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 from support.models.tiny_pair import related
@@ -184,7 +184,7 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
     target, draft = related(seed=1, spread=0.05)
     decoder = SpeculativeDecoder(target, draft, word_tokenizer())
     problems = task(12).problems
-    fuzzy, lossless = Configuration("fsd-coupled", "js", 4, 0.2), Configuration("coupled", "js", 4)
+    fuzzy, lossless = Setting("fsd-coupled", "js", 4, 0.2), Setting("coupled", "js", 4)
     with ResultCache(None) as store:
         plain = CachedDecoder(OwnEngine(decoder, task(12)), task(12), store)
         shy = plain.stopping_early({"js": Shy()})
@@ -202,7 +202,7 @@ def test_a_policy_without_an_identity_cannot_be_cached() -> None:
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer())
     with ResultCache(None) as store, pytest.raises(UsageError, match="policy Recalling has no identity"):
         CachedDecoder(OwnEngine(decoder, task(12)), task(12), store).stopping_early({"js": Recalling()})(
-            Configuration("fsd-coupled", "js", 4, 0.2), task(12).problems
+            Setting("fsd-coupled", "js", 4, 0.2), task(12).problems
         )
 
 
@@ -212,15 +212,15 @@ def test_an_exact_threshold_is_found_again_and_its_neighbours_are_not() -> None:
     with ResultCache(None) as store:
         cached = CachedDecoder(OwnEngine(decoder, task(6)), task(6), store).stopping_early({"js": ByThreshold()})
         for threshold, decoded in ((0.2, 6), (0.2, 6), (0.2 + 1e-9, 12), (0.3, 18), (0.2, 18)):
-            cached(Configuration("fsd-coupled", "js", 4, threshold), problems)
+            cached(Setting("fsd-coupled", "js", 4, threshold), problems)
             assert cached.decoded == decoded
 
 
 def test_an_attempt_under_a_policy_is_another_attempt() -> None:
-    def none(configuration: Configuration, problems: Any) -> list[Any]:
+    def none(configuration: Setting, problems: Any) -> list[Any]:
         return []
 
-    frozen, alone = [Configuration("fsd-coupled", "js", 5, 0.1)], Configuration("target", "js", 1)
+    frozen, alone = [Setting("fsd-coupled", "js", 5, 0.1)], Setting("target", "js", 1)
     with AttemptLedger(None) as ledger:
         holdout = Holdout(Evaluator(none, task(12).problems, "certification"), ledger, "family", "models")
         numbers = [

@@ -21,7 +21,7 @@ from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.following import WINDOW
 from fsd_decoding.profile.parts import ModelInfo, PolicyInfo, brief
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.calibration.profiles import TOO_SLOW, profile, values
+from support.calibration.profiles import TOO_SLOW, at, profile, values
 from support.messages import usage_error
 from support.models.profile_decoders import decoder_with_profile
 from support.models.tiny_models import llama, word_tokenizer
@@ -37,7 +37,7 @@ def info(policy: ScalePolicy) -> dict[str, Any]:
 
 
 def point(number: int, policy: ScalePolicy | None, **changes: Any) -> dict[str, Any]:
-    return {**values()["curve"][number], "policy": policy and info(policy), **changes}
+    return {**at(number, policy=policy and info(policy)), **changes}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_shapes_are_not_mixed_up_at_equal_thresholds() -> None:
     ]  # fmt: skip
     made = profile({"policy": info(RISING), "curve": curve})
     chosen = made.at(min_acc=0.98)
-    assert (chosen.policy, chosen.certified) == (PolicyInfo.of(RISING.identity or ""), True)
+    assert (chosen.setting.policy, chosen.certified) == (PolicyInfo.of(RISING.identity or ""), True)
     fastest = made.at(min_speed=75, certified=False)
     assert (fastest.threshold, fastest.certified) == (0.1, False)
     assert made.at(min_acc=0.99, certified=False).threshold == 0.1  # not refuted by another shape
