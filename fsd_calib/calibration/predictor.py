@@ -121,7 +121,7 @@ def _train(folder: Path, session: Session, space: Space) -> Predictor:
 
 
 def _cache_folder(session: Session, space: Space) -> Path:
-    """For calibrations that write no profile. Raises UsageError where there is no cache either."""
+    """The folder for calibrations that write no profile. Raises UsageError where there is no cache either."""
     if session.cache is None:
         raise UsageError(
             "predictor is 'auto', and there is neither an output folder nor a cache to save it in; give one of them"

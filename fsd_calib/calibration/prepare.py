@@ -11,17 +11,22 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from fsd_calib.calibration.baseline import COMPARED, COUNTED, TRACED, measure_baseline, traces_along_target
+from fsd_calib.calibration.baseline import (
+    COMPARED,
+    COUNTED,
+    TRACED,
+    check_numerical_floor,
+    measure_baseline,
+    traces_along_target,
+)
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
-from fsd_calib.calibration.numerical_floor import judge
-from fsd_calib.calibration.pass_probability import claim_of
-from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, make_plan, planned_steps
+from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, claim_of, make_plan, planned_steps
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, choose, stopping_early
-from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
-from fsd_calib.calibration.timing import Timer, TimingRequest
+from fsd_calib.calibration.timing import Timer
 from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
 from fsd_calib.config import Compiling, Goal, RunConfig
 from fsd_calib.engines.base import KeyedPrompt
@@ -37,6 +42,7 @@ from fsd_decoding.profile.content import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.tree_shape import TreeShape
+from fsd_decoding.workers.model_workers import Sources
 
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
@@ -77,9 +83,9 @@ class Prepared:
     def alone(self) -> Setting:
         return self.session.setting("target")
 
-    def costs_of(self, setting: Setting) -> RecordedCosts:
+    def costs_of(self, setting: Setting) -> CostModel:
         """Returns the costs of a round with the setting's draft."""
-        return self.facts.costs[self.space.compared.index(setting.drafting)]
+        return self.facts.timings.costs[self.space.compared.index(setting.drafting)]
 
     @property
     def lossless(self) -> Setting:
@@ -88,10 +94,10 @@ class Prepared:
     @cached_property
     def sd(self) -> Setting:
         """The fastest `sd` by the clock of the run's first process, and no other one for the rest of the run."""
-        if self.timer.request.way == "none" and self.facts.sd is None:
+        if self.timer.way == "none" and self.facts.sd is None:
             return self.sds[0]  # a forecast, and no choice for a process of this run that times
         folder, progress = self.config.path("out"), self.session.progress
-        return Setting.of(first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds).values, progress))
+        return first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds), progress)
 
 
 def prepare(
@@ -101,7 +107,7 @@ def prepare(
     policies: Sequence[PolicyChoice],
     predictor: str | os.PathLike[str] | None,
     config: RunConfig,
-    timing: TimingRequest,
+    sources: Sources,
     fixed: Setting | None = None,
 ) -> Prepared:
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
@@ -115,7 +121,7 @@ def prepare(
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
         baseline = measure_baseline(session, _usual(session, space), _PILOT)
-        judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
+        check_numerical_floor(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         # Drafts that cannot be traced have a constant T.
         shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
         space = replace(space, policies=tuple(shaped))
@@ -125,19 +131,19 @@ def prepare(
         facts = begin_or_resume(
             folder, name, session.holdout, partial(_timings, session, goal, space, config), session.progress
         )
-        session.call_rounds(facts.compile)
+        session.call_rounds(facts.timings.compile)
         level = facts.level(goal.confidence)
         _check_enough(goal, session, session.holdout.problems, level)
-        costs = {each: known.model for each, known in zip(space.compared, facts.costs, strict=True)}
+        costs = dict(zip(space.compared, facts.timings.costs, strict=True))
         chain = costs[Drafting(first)]
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
         drafts = TracedDrafts(session, space, traces, costs)
         forecast = drafts.forecast(early, shaped)
-        sds = drafts.fastest_for_sd(forecast, 1 if timing.way == "none" else 2)
+        sds = drafts.fastest_for_sd(forecast, 1 if config.timing == "none" else 2)
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     if early is not None:
         session = session.stopping_early(early.policies, stops)
-    timer = Timer(session, goal, timing, forecast, stops)
+    timer = Timer(session, goal, config.timing, sources, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
     pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)

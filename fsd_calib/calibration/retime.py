@@ -148,7 +148,7 @@ def _timed_again(
     sd = profile.sd or session.setting("sd", profile.draft_length)
     parts = parts_of(session.task)
     decided = Evaluator(session.decode, parts.certification, "certification") if profile.certificate.problems else None
-    timer = Timer(session, calibration.goal, calibration.timing)
+    timer = Timer(session, calibration.goal, calibration.config.timing, calibration.sources)
     timer = replace(timer, seconds=seconds / timer.reported)  # nothing is chosen
     timed = timer.time([alone, sd, chosen], decided)
     single = timer.time_single([alone, sd, chosen], decided)

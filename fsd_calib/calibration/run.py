@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from fsd_calib.calibration.baseline import COMPARED, COUNTED, Baseline, measure_baseline
+from fsd_calib.calibration.baseline import (
+    COMPARED,
+    COUNTED,
+    Baseline,
+    check_numerical_floor,
+    measure_baseline,
+    note_numerical_churn,
+)
 from fsd_calib.calibration.findings import Findings
-from fsd_calib.calibration.numerical_floor import judge, note
-from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
+from fsd_calib.calibration.plan import Plan, claim_of
 from fsd_calib.calibration.prepare import Prepared
-from fsd_calib.calibration.stages import best_so_far, decided, stages_of
-from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.power import power, seeds_worth
+from fsd_calib.config import Goal
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
@@ -26,9 +34,87 @@ from fsd_calib.search.objective import FinishedTrial, Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
 from fsd_calib.search.study import agreed
-from fsd_common.progress.base import ProgressEstimate
+from fsd_calib.search.surrogate import PassModel
+from fsd_common.formatting import percent
+from fsd_common.progress.base import ProgressEstimate, Stage
 from fsd_decoding.profile.content import CERTIFIED, Outcome, Work, follows, timed_outcome
 from fsd_decoding.profile.setting import Setting
+
+_GRAPHS, _SEARCH, _TIMING = "graphs", "search", "timing"
+
+
+def stages_of(plan: Plan) -> list[Stage]:
+    """Returns the stages of a plan, in their order.
+
+    Graphs are made whenever a shape of rounds comes up, mostly while searching. Timing is told by the clock, since its
+    decodings are no results that are counted.
+    """
+    graphs = sum(step.seconds for step in plan.steps if step.name == _GRAPHS)
+    stages = [
+        Stage(step.name, step.seconds, 0 if step.name == _TIMING else step.decodings)
+        for step in plan.steps
+        if step.name != _GRAPHS
+    ]
+    return [replace(one, seconds=one.seconds + graphs) if one.name == _SEARCH else one for one in stages]
+
+
+def best_so_far(trials: Sequence[FinishedTrial], lossless: float, front: bool) -> str:
+    """Returns the setting that the search would choose now, with what is known of it.
+
+    Args:
+        lossless: forecast tokens/s of lossless decoding.
+        front: whether many settings are searched for, none of which is the best.
+    """
+    feasible = [trial for trial in trials if trial.feasible]
+    if front or not feasible:
+        tried = f"settings tried: {len(trials)}"
+        return tried if front or not trials else f"{tried}, none likely to meet the goal"
+    best = max(feasible, key=lambda trial: trial.value)
+    faster = best.tokens_per_second / lossless
+    return f"best: retention {percent(best.retention)}, about {faster:.2f}x lossless, {best.setting}"
+
+
+def decided(outcome: Outcome, chosen: Setting | None) -> str:
+    """Returns what the test decided, before the clock says what is known of speed."""
+    tested = "certified" if outcome in CERTIFIED else outcome
+    return f"{tested}, before timing{'' if chosen is None else f': {chosen}'}"
+
+
+_MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
+
+
+def study_name(ready: Prepared, objective: Objective) -> str:
+    """Returns a name made of everything that the values of a trial depend on, so such processes share the study.
+
+    Beside the run's name these are the level of its attempt, on which chances of passing depend, and the costs of a
+    round, on which forecasts and the early stop depend.
+    """
+    facts = [
+        ready.facts.name,
+        ready.session.identity,
+        type(objective).__name__,
+        objective.description,
+        *ready.facts.timings.costs,
+    ]
+    digest = hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:8]
+    words = ", ".join([ready.session.task.name, _pair(ready), _goal(ready.goal, objective)])
+    return f"{words[:_MAX_LENGTH]}, {digest}"
+
+
+def _pair(ready: Prepared) -> str:
+    """Architectures and sizes: the same models in other folders share the study."""
+    engines = [*ready.session.drafts.values()] or [ready.session.engine]
+    drafts = [engine.short_names[1] for engine in engines]
+    return f"{engines[0].short_names[0]} with {' or '.join(drafts)}"
+
+
+def _goal(goal: Goal, objective: Objective) -> str:
+    if goal.min_acc is not None:
+        return f"keep {goal.acc} {goal.min_acc:g}"
+    if goal.min_speed is None or isinstance(objective, ParetoFront):
+        return "the front"
+    return f"reach {goal.min_speed:g} tokens/s"
+
 
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
 _FRONT = 8  # points bounded together at most: six, and two in reserve that certification problems may show dominated
@@ -66,9 +152,9 @@ def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     outlook.begin("baseline")
     meter = Meter(ready, outlook)
     baseline = measure_baseline(ready.session, ready.lossless, COMPARED)
-    note(baseline.numerical_churn, ready.session.progress)
+    note_numerical_churn(baseline.numerical_churn, ready.session.progress)
     if baseline.alone.problems > ready.plan.pilot.problems:  # otherwise it was judged already
-        judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
+        check_numerical_floor(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed
     if wanted is not None:
         timed = ready.timer.time([ready.alone, ready.sd])
@@ -259,7 +345,7 @@ def _agreed_fastest(
 ) -> Setting:
     """Returns the fastest of the certified settings by the clock of the first process that timed them so."""
     own = ready.timer.fastest(_fastest(ready, passed))
-    key = f"fastest of attempt {opened.attempt.number}, timing {ready.timer.request.way}"
+    key = f"fastest of attempt {opened.attempt.number}, timing {ready.timer.way}"
     (first,) = _agreed(ready, study_name(ready, objective), key, [own])
     return first if first in passed else own  # a process with another ledger may have certified others
 
@@ -328,3 +414,38 @@ def _spread(ready: Prepared, front: Sequence[Setting]) -> list[Setting]:
     alone, measured = ready.session.tuning.measure(ready.alone), [ready.session.tuning.measure(c) for c in front]
     spots = [FrontPoint(retention(m, alone), ready.forecast.measured(m)) for m in measured]
     return [front[i] for i in thin_out(spots, _FRONT, selectable_retention(alone.problems))]
+
+
+_HALF = 0.5  # the level where every problem is decoded or nothing is tested: the mean decides, without a margin
+
+
+def chance_of(goal: Goal, problems: int, delta: float) -> Chance:
+    """Returns the probability of passing on `problems` certification problems at level `delta`, as a function."""
+    wanted, level = goal.min_acc, _level(goal, delta)
+    assert wanted is not None
+
+    def chance(fuzzy: Measurement, alone: Measurement) -> float:
+        paired = Paired(alone.correct, fuzzy.correct)
+        tested = paired.against_perfect() if goal.acc == "absolute" else paired
+        return power(
+            problems=round(problems * seeds_worth(tested, wanted)), accuracy=tested.target_accuracy,
+            churn=tested.churn, retention=tested.retention, wanted=wanted, delta=level,
+        )  # fmt: skip
+
+    return chance
+
+
+def pass_model_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> PassModel:
+    """Returns the bar that unmeasured settings must clear: `chance_of` in normal approximation.
+
+    Args:
+        alone: the target on the tuning part.
+    """
+    assert goal.min_acc is not None
+    return PassModel(
+        goal.min_acc, alone.accuracy, alone.problems, problems, _level(goal, delta), goal.acc == "absolute"
+    )
+
+
+def _level(goal: Goal, delta: float) -> float:
+    return delta if goal.guarantee == "population" else _HALF

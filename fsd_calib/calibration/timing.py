@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch.nn import Module
@@ -13,7 +13,7 @@ from torch.nn import Module
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.config import Goal
+from fsd_calib.config import Goal, Timing
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.interleaved import (
@@ -39,9 +39,6 @@ from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import Sources
 
-Way = Literal["run", "careful", "none"]
-"""Times within the calibration's own process, in fresh ones, or not at all."""
-
 _FEWEST = 12  # problems per stream, where there are as many: one to warm up, and enough for an interval
 _OTHERS = 4  # one tuning problem in so many is kept for choosing among settings of about the same speed
 _PROCESSES = 5  # fresh ones: at 95 % Student's t then reaches 2.8 standard errors to either side
@@ -55,35 +52,24 @@ Opened = HoldoutAttempt | Evaluator
 """The certification part, after its decision, when its problems may be used for anything."""
 
 
-@dataclass(frozen=True)
-class TimingRequest:
-    """What the user requests of timing, and where the models come from.
+def check_timing(way: Timing, goal: Goal, sources: Sources) -> None:
+    """Checks what is requested of timing.
 
     Raises:
-        UsageError: the way is unknown, or these models cannot be loaded by a fresh process.
+        UsageError: The goal is a speed and nothing is to be timed, or a fresh process cannot load these models.
     """
+    if way == "careful":
+        sources.check_loadable("timing is 'careful'", "a fresh process", "time with 'run'")
+    if way == "none" and goal.min_speed is not None:
+        raise UsageError(
+            f"{named('min_speed')} is {goal.min_speed:g}, and only timing shows whether that is reached, which "
+            f"{named('timing')} none forbids; leave one of the two out"
+        )
 
-    way: Way
-    sources: Sources
 
-    def __post_init__(self) -> None:
-        if self.way not in get_args(Way):
-            raise UsageError(f"{named('timing')} is {self.way!r}; it must be one of {', '.join(get_args(Way))}")
-        if self.way == "careful":
-            self.sources.check_loadable("timing is 'careful'", "a fresh process", "time with 'run'")
-
-    def check(self, goal: Goal) -> None:
-        """Raises UsageError where the goal is a speed and nothing is to be timed."""
-        if self.way == "none" and goal.min_speed is not None:
-            raise UsageError(
-                f"{named('min_speed')} is {goal.min_speed:g}, and only timing shows whether that is reached, which "
-                f"{named('timing')} none forbids; leave one of the two out"
-            )
-
-    def check_enough(self, parts: Parts, streams: int) -> None:
-        """Raises UsageError where there are too few problems for so many streams, before models are loaded."""
-        if self.way != "none":
-            pieces(_to_time(parts.tuning, streams), streams)
+def check_enough_to_time(parts: Parts, streams: int) -> None:
+    """Raises UsageError where there are too few problems for so many streams, before models are loaded."""
+    pieces(_to_time(parts.tuning, streams), streams)
 
 
 def _to_time(tuning: Sequence[Problem], streams: int) -> Sequence[Problem]:
@@ -107,6 +93,8 @@ class Timer:
     """Times the settings of one calibration, or forecasts their speeds.
 
     Attributes:
+        way: within the calibration's own process, in fresh ones, or not at all.
+        sources: where fresh processes load the models from.
         forecast: converts counted rounds into tokens/s; None: nothing is forecast.
         early_stop: the folder of the predictor that ends drafts early, and the costs it weighs.
         seconds: planned for all that is timed, in all processes; twice as long is not exceeded, see `Until`.
@@ -114,7 +102,8 @@ class Timer:
 
     session: Session
     goal: Goal
-    request: TimingRequest
+    way: Timing
+    sources: Sources
     forecast: Forecast | None = None
     early_stop: tuple[Path, EarlyStopInfo] | None = None
     seconds: float = _ALWAYS
@@ -129,7 +118,7 @@ class Timer:
             paces: seconds of decodings as one of the streams that are served.
             rest: seconds that all other steps are expected to take.
         """
-        if self.request.way == "none":
+        if self.way == "none":
             return replace(self, seconds=0.0)
         allowed = max(_SHARE_OF_REST * rest, _ALWAYS, self._seconds_of(_ENOUGH, paces))
         return replace(self, seconds=self._processes * min(self._seconds_of(LOOKS[-1], paces), allowed))
@@ -140,7 +129,7 @@ class Timer:
         Args:
             settings: the target alone, `sd`, and a chosen one if there is any, in this order.
         """
-        if self.request.way == "none":
+        if self.way == "none":
             return self._forecast_speeds()
         load = machine_load()
         if load is not None and load.busy:
@@ -169,7 +158,7 @@ class Timer:
 
         None: one stream is served anyway, or nothing is to be timed.
         """
-        if self.request.way == "none" or self.goal.serve_batch == 1:
+        if self.way == "none" or self.goal.serve_batch == 1:
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
         with self.session.threads_for(1):
@@ -180,7 +169,7 @@ class Timer:
 
         None: nothing is to be timed.
         """
-        if self.request.way == "none":
+        if self.way == "none":
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
         with self.session.threads_for(self.goal.serve_batch):
@@ -200,7 +189,7 @@ class Timer:
         streams, tuning = self.goal.serve_batch, self.session.tuning.problems
         first, *others = settings
         problems = tuning[len(_to_time(tuning, streams)) :]
-        if self.request.way == "none" or not others or len(problems) < _FEWEST * streams:
+        if self.way == "none" or not others or len(problems) < _FEWEST * streams:
             return first
 
         def decided(speeds: TimedSpeeds[Setting]) -> bool:
@@ -239,7 +228,7 @@ class Timer:
 
     @property
     def _processes(self) -> int:
-        return _PROCESSES if self.request.way == "careful" else 1
+        return _PROCESSES if self.way == "careful" else 1
 
     def _seconds_of(self, turns: int, paces: Paces) -> float:
         """Returns how long so many turns take, with what is timed beside them."""
@@ -249,7 +238,7 @@ class Timer:
         return served / self._served
 
     def _problems(self, streams: int, opened: Opened | None) -> tuple[Part, Sequence[Problem]]:
-        """Of the certification part, or of the tuning part where the other is not opened or has too few."""
+        """The problems of the certification part, or of the tuning part where the other is closed or has too few."""
         tuning = _to_time(self.session.tuning.problems, streams)
         certification: Sequence[Problem] = () if opened is None else opened.problems
         few = len(certification) < min(len(tuning), _FEWEST * streams)
@@ -273,7 +262,7 @@ class Timer:
     ) -> Speeds[Setting]:  # fmt: skip
         """Times settings. `share`: of the time."""
         session = self.session
-        if self.request.way == "careful":
+        if self.way == "careful":
             if session.workers is not None:
                 session.workers.pool.close()  # they too hold models on the GPU; they start again where there is more
             job = self._job(settings, problems, streams, share)
@@ -298,7 +287,7 @@ class Timer:
     def _job(self, settings: Sequence[Setting], problems: Sequence[Problem], streams: int, share: float) -> TimingJob:
         session, decoder = self.session, self.session.decoder
         return TimingJob(
-            source=source_of(decoder, session.task, self.request.sources, self.early_stop), problems=problems,
+            source=source_of(decoder, session.task, self.sources, self.early_stop), problems=problems,
             settings=settings, keys=[session.decode.key(c).json for c in settings],
             seed=decoder.seed, streams=streams, confidence=self.goal.confidence, threads=torch.get_num_threads(),
             compile=decoder.compile, seconds=share * self.seconds / _PROCESSES,

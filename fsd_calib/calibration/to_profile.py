@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -73,7 +74,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         ),
         speed=_speed(findings),
         estimate=_estimate(findings, fuzzy),
-        costs=CostInfo(**ready.costs_of(findings.followed).model_dump(), batch=ready.goal.serve_batch),
+        costs=CostInfo(**asdict(ready.costs_of(findings.followed)), batch=ready.goal.serve_batch),
         numerical_churn=findings.baseline.numerical_churn,
         truncation=_truncation(findings, fuzzy),
         lengths=Lengths(target=_mean_length(findings.alone(fuzzy)), chosen=_mean_length(fuzzy)),
@@ -86,7 +87,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         ),
         early_stop=ready.early_stop,
         effort=_effort(findings),
-        compile=None if engine.info else ready.facts.compile,
+        compile=None if engine.info else ready.facts.timings.compile,
         engine=engine.info,
         device=engine.device,
         dtype=engine.dtype,
@@ -139,13 +140,14 @@ def _harm_and_difference(paired: Paired, opened: HoldoutAttempt, confidence: flo
     data set was decoded, since none is needed.
     """
     claim = opened.claim
-    harm, difference = harm_of(paired, claim, opened.delta), difference_of(paired, confidence)
+    harm = harm_of(paired, claim, opened.delta)
+    difference, low, high = difference_of(paired, confidence)
     sample = claim.guarantee == "population" and paired.problems == claim.problems
     return {
         "harm": harm.rate if harm else None,
         "harm_upper_bound": harm.at_most if harm else None,
-        "difference": difference.value,
-        "difference_interval": (difference.low, difference.high) if sample else None,
+        "difference": difference,
+        "difference_interval": (low, high) if sample else None,
     }
 
 
@@ -227,7 +229,7 @@ def _estimate(findings: Findings, fuzzy: Measurement) -> Estimate | None:
 
 
 def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
-    """By one text per problem: texts of several seeds are not independent."""
+    """The acceptance rates of one text per problem, as texts of several seeds are not independent; None: no drafts."""
     shares = [first.accepted / first.drafted for first, *_ in fuzzy.decodings if first.drafted]
     if not shares:
         return None

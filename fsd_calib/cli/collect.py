@@ -144,8 +144,7 @@ def command(
     check_writable(folder, ())
     load_libraries(progress)
 
-    from fsd_calib.calibration.memory import capacity_of, plan_memory
-    from fsd_calib.calibration.usable import context_of, usable
+    from fsd_calib.calibration.memory import capacity_of, context_of, plan_memory, usable
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces, policy_of
     from fsd_decoding.loading import check_device, check_loading, load_tokenizer

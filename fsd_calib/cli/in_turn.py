@@ -137,7 +137,7 @@ def run(calibration: Calibration, engines: Sequence[str], *, plan: bool, report:
 
 
 def _for_programs(plan: Plan) -> dict[str, Any]:
-    return {**asdict(plan), "seconds": plan.seconds, "seconds_more": plan.seconds_more}
+    return {**asdict(plan), "seconds": plan.seconds, "worst_case_extra": plan.worst_case_extra}
 
 
 def _print_turn(one: Calibration, attempt: int | None, console: Console) -> None:

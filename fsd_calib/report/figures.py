@@ -296,7 +296,7 @@ def _uncorrected(profile: ThresholdProfile) -> str:
 
 
 def _pace_headings(speed: Speed) -> tuple[str, ...]:
-    """On two lines where there are many."""
+    """The headings of tokens per round and of speeds, on two lines where there are many."""
     if not speed.timed:
         return "tokens/round", "forecast"
     answer = ["s/\nanswer"] if speed.answer is not None else []
@@ -324,7 +324,7 @@ def _part(profile: ThresholdProfile) -> str:
 
 
 def _sd_problems(profile: ThresholdProfile, problems: int) -> str:
-    """Of `sd`, which may be decoded on fewer problems: enough for its tokens per round."""
+    """Says on how many `sd` was decoded, which may be fewer: enough for its tokens per round."""
     point = point_of(profile, sd_of(profile))
     return f" (sd on {point.problems})" if point and point.problems != problems else ""
 

@@ -129,8 +129,8 @@ def device_time(plan: Plan) -> str:
     one = "one device (the CPU, all workers together)" if plan.on_cpu else "one device"
     on = one if plan.devices == 1 else f"{plan.devices} devices at once"
     text = f"Device-hours on {on}: about {device_hours(plan.device_seconds)} in all"
-    if plan.seconds_more:
-        text += f", at most {device_hours(plan.devices * plan.seconds_more)} more if all frozen settings are tested"
+    if plan.worst_case_extra:
+        text += f", at most {device_hours(plan.devices * plan.worst_case_extra)} more if all frozen settings are tested"
     return f"{text}."
 
 

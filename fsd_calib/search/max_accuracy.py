@@ -15,7 +15,7 @@ import numpy as np
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, least_share_reaching
-from fsd_calib.search.objective import Assessment, FinishedTrial, History, PairedMeasurement, retention
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, retention
 from fsd_calib.search.space import Point, Space
 from fsd_decoding.profile.setting import Setting
 
@@ -86,11 +86,11 @@ class MaxAccuracy:
         aim = self._aim(arm, history, forecast)
         return None if not own and aim is not None and aim > rival - _SLACK else (low, high)
 
-    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
-        speed = forecast.measured(paired.fuzzy)
+    def assess(self, fuzzy: Measurement, target: Measurement, whole: int, forecast: Forecast) -> Assessment:
+        speed = forecast.measured(fuzzy)
         shortfall = self.needed - speed
-        error = speed * _relative_error(paired.fuzzy) * math.sqrt(1 - paired.fuzzy.problems / paired.whole)
-        return Assessment(retention(paired.fuzzy, paired.target), shortfall, abs(shortfall) >= _DEVIATIONS * error)
+        error = speed * _relative_error(fuzzy) * math.sqrt(1 - fuzzy.problems / whole)
+        return Assessment(retention(fuzzy, target), shortfall, abs(shortfall) >= _DEVIATIONS * error)
 
     def freeze(
         self,

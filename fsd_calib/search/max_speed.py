@@ -18,7 +18,7 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement, flips, plausible_flips, with_gains, with_losses
 from fsd_calib.search.acquisition import Prospects, all_settings, settings_at
 from fsd_calib.search.forecast import Forecast, setting_at
-from fsd_calib.search.objective import Assessment, FinishedTrial, History, Observation, PairedMeasurement
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, Observation
 from fsd_calib.search.space import Point, Space
 from fsd_calib.search.surrogate import Floats, PassModel
 from fsd_decoding.profile.setting import Setting
@@ -165,14 +165,14 @@ class MaxSpeed:
             return "the trials ran out"
         return f"no trial of it was expected to add {_GAIN:.1%} to the speed that can be certified"
 
-    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
-        chance = self.chance(paired.fuzzy, paired.target)
-        return Assessment(forecast.measured(paired.fuzzy), self.wanted - chance, self._is_settled(paired, chance))
+    def assess(self, fuzzy: Measurement, target: Measurement, whole: int, forecast: Forecast) -> Assessment:
+        chance = self.chance(fuzzy, target)
+        settled = self._is_settled(fuzzy, target, whole, chance)
+        return Assessment(forecast.measured(fuzzy), self.wanted - chance, settled)
 
-    def _is_settled(self, paired: PairedMeasurement, chance: float) -> bool:
+    def _is_settled(self, fuzzy: Measurement, target: Measurement, whole: int, chance: float) -> bool:
         """Whether only an unusually good or bad remainder of the problems could reverse the decision."""
-        fuzzy, target = paired.fuzzy, paired.target
-        additional, fewer = plausible_flips(flips(fuzzy, target), fuzzy.problems, paired.whole, _DEVIATIONS)
+        additional, fewer = plausible_flips(flips(fuzzy, target), fuzzy.problems, whole, _DEVIATIONS)
         if chance >= self.wanted:
             return self.chance(with_losses(fuzzy, target, additional), target) >= self.wanted
         return self.chance(with_gains(fuzzy, target, fewer), target) < self.wanted

@@ -108,18 +108,6 @@ class Assessment(NamedTuple):
     settled: bool
 
 
-class PairedMeasurement(NamedTuple):
-    """A setting and the target on the same problems.
-
-    Attributes:
-        whole: How many problems the tuning part has.
-    """
-
-    fuzzy: Measurement
-    target: Measurement
-    whole: int
-
-
 class Objective(Protocol):
     """Proposes, assesses and freezes settings."""
 
@@ -139,8 +127,12 @@ class Objective(Protocol):
         """Returns why an arm was not tried, as part of a sentence."""
         ...
 
-    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
-        """Returns value and feasibility of a trial on the problems decoded so far."""
+    def assess(self, fuzzy: Measurement, target: Measurement, whole: int, forecast: Forecast) -> Assessment:
+        """Returns value and feasibility of a trial on the problems decoded so far, of as many as `whole`.
+
+        Args:
+            target: The target alone on the same problems.
+        """
         ...
 
     def freeze(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, speed_at
-from fsd_calib.search.objective import Assessment, FinishedTrial, History, PairedMeasurement, retention
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, retention
 from fsd_calib.search.space import Point, Space, logit
 from fsd_decoding.profile.setting import Setting
 
@@ -142,8 +142,8 @@ class ParetoFront:
     def reason_untried(self, arm: Setting, history: History, space: Space, forecast: Forecast) -> str:
         return "by replay another draft length is faster at every threshold, or the trials ran out"
 
-    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
-        return Assessment(retention(paired.fuzzy, paired.target), 0.0, settled=False)
+    def assess(self, fuzzy: Measurement, target: Measurement, whole: int, forecast: Forecast) -> Assessment:
+        return Assessment(retention(fuzzy, target), 0.0, settled=False)
 
     def freeze(
         self,

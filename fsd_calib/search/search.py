@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement, flips
 from fsd_calib.search.forecast import Forecast
-from fsd_calib.search.objective import Assessment, FinishedTrial, History, Objective, PairedMeasurement, retention
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, Objective, retention
 from fsd_calib.search.sampler import (
     NothingLeftError,
     Propose,
@@ -40,17 +40,16 @@ _DASHBOARD_KEY: Final = "constraints"  # where Optuna 4 kept constraints, and wh
 def race(
     evaluator: Evaluator, setting: Setting, target: Measurement, objective: Objective, forecast: Forecast,
     advance: Advance,
-) -> tuple[Assessment, PairedMeasurement]:  # fmt: skip
+) -> tuple[Assessment, Measurement]:  # fmt: skip
     """Measures portions of the tuning part, each twice the last, until the objective finds the decision settled."""
     whole, done, problems = len(evaluator.problems), 0, _FIRST
     while True:
         problems = min(problems, whole)
         fuzzy = evaluator.measure(setting, problems)
         advance(problems - done)
-        paired = PairedMeasurement(fuzzy, target.first(problems), whole)
-        assessment = objective.assess(paired, forecast)
+        assessment = objective.assess(fuzzy, target.first(problems), whole, forecast)
         if assessment.settled or problems == whole:
-            return assessment, paired
+            return assessment, fuzzy
         done, problems = problems, 2 * problems
 
 
@@ -70,8 +69,8 @@ class TrialRunner:
         _set_attributes(trial, setting_attributes(setting))
         trying = self.progress.step(f"trying {setting}", len(self.evaluator.problems))
         with heartbeats(trial), trying as advance:
-            found, paired = race(self.evaluator, setting, self.target, self.objective, self.forecast, advance)
-        _set_attributes(trial, measured_attributes(paired.fuzzy, paired.target, self.forecast))
+            found, fuzzy = race(self.evaluator, setting, self.target, self.objective, self.forecast, advance)
+        _set_attributes(trial, measured_attributes(fuzzy, self.target.first(fuzzy.problems), self.forecast))
         trial.set_constraint("shortfall", found.shortfall)
         trial.storage.set_trial_system_attr(trial._trial_id, _DASHBOARD_KEY, [found.shortfall])
         seal(trial, found.value)

@@ -40,6 +40,7 @@ from fsd_data import pair_paths
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.profile.io import FIELD, digest_of
+from fsd_decoding.profile.setting import Setting
 from fsd_predictors.heads.folder import HeadFolder
 from fsd_predictors.predictor import Predictor
 from lib.attacks.jobs import PROBLEMS
@@ -176,7 +177,9 @@ def read_cache(folder: Path, asked: Asked) -> Content:
     content: Content = {}
     with ResultCache(folder / CACHE) as cache:
         for text, problem, threshold in asked["results"]:
-            found = cache.find(CacheKey(**json.loads(text)), [KeyedPrompt(problem, prompts[problem])], threshold)
+            values = json.loads(text)
+            key = CacheKey(**values | {"setting": Setting.of(values["setting"])})
+            found = cache.find(key, [KeyedPrompt(problem, prompts[problem])], threshold)
             content |= {f"{text} {problem} {threshold}": each for each in found.values()}
     return content
 

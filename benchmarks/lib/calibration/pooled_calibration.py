@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fsd_calib.calibration.pass_probability import chance_of, pass_model_of
-from fsd_calib.calibration.run import HOPELESS
+from fsd_calib.calibration.run import HOPELESS, chance_of, pass_model_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from fsd_calib.engines.base import Pair, short_name
 from fsd_calib.vllm_plugin import KEY, plugin
@@ -127,29 +127,19 @@ def read_checkpoints(target: str, draft: str, dtype: str | None) -> Checkpoints:
         UsageError: A model cannot be loaded, or does not fit into memory, or the tokenizers differ.
     """
     tokenizer = shared_tokenizer(target, draft, None)
-    large = _load("target", target, dtype)
-    own = str(large.dtype).removeprefix("torch.")
-    of_target, family = _Model.of(large), family_id(large)
-    del large
-    of_draft = _Model.of(_load("draft", draft, own))
-    contexts = [model.context for model in (of_target, of_draft) if model.context is not None]
+    infos, names, vocabularies, contexts, family = [], [], [], [], ""
+    for role, source in (("target", target), ("draft", draft)):
+        model = _load(role, source, dtype)
+        infos.append(ModelInfo.of(model))
+        names.append(short_name(model))
+        vocabularies.append(vocabulary_size(model))
+        contexts.append(context_length(model))
+        dtype, family = infos[0].dtype, family or family_id(model)  # the draft is run as the target is
+        del model
     return Checkpoints(
-        Pair(of_target.info, of_draft.info, tokenizer_fingerprint(tokenizer)), tokenizer, family,
-        (of_target.name, of_draft.name), min(of_target.vocabulary, of_draft.vocabulary), min(contexts, default=None),
+        Pair(infos[0], infos[1], tokenizer_fingerprint(tokenizer)), tokenizer, family, (names[0], names[1]),
+        min(vocabularies), min((context for context in contexts if context is not None), default=None),
     )  # fmt: skip
-
-
-class _Model(NamedTuple):
-    """Facts of one loaded model."""
-
-    info: ModelInfo
-    name: str
-    vocabulary: int
-    context: int | None
-
-    @classmethod
-    def of(cls, model: Any) -> Self:
-        return cls(ModelInfo.of(model), short_name(model), vocabulary_size(model), context_length(model))
 
 
 def _load(role: str, source: str, dtype: str | None) -> Any:

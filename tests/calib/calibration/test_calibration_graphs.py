@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fsd_calib import ThresholdProfile
 from fsd_calib.calibration.graphs import PlannedWork, what_pays
 from fsd_calib.calibration.session import open_session
-from fsd_calib.calibration.timing import Timer, TimingRequest
+from fsd_calib.calibration.timing import Timer
 from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.timing_job import TimingJob, run_job
@@ -132,8 +132,9 @@ def test_what_captured_rounds_cost_is_measured_and_recorded(tmp_path: Path) -> N
     assert graphs_made() > 0
     (file,) = (tmp_path / "out").glob("run-*.json")
     facts = json.loads(file.read_text())
-    assert facts["compile"] == found.compile == "capture"
-    assert facts["capture_seconds"] > 20 * facts["seconds_each"]  # beyond doubt: tracing takes seconds
+    assert facts["timings"]["compile"] == found.compile == "capture"
+    pace = facts["timings"]["pace"]
+    assert pace["capture"] > 20 * pace["lossless"]  # beyond doubt: tracing takes seconds
     torch._dynamo.utils.counters.clear()
     alone = calibrated(tmp_path, timing="none")  # another run, which graphs would not pay in
     assert alone.compile == "off"
@@ -148,7 +149,7 @@ def job(folder: Path, compile: Compile) -> TimingJob:
     models = saved(folder)
     decoder = SpeculativeDecoder.from_pretrained(*models, compile=compile)
     with open_session(OwnEngine(decoder, tiny_calibration.task(60)), tiny_calibration.task(60), RunConfig()) as session:
-        timer = Timer(session, Goal(min_acc=0.7), TimingRequest("careful", Sources(models[0], models[1:])))
+        timer = Timer(session, Goal(min_acc=0.7), "careful", Sources(models[0], models[1:]))
         return timer._job([session.setting("sd", 2)], session.tuning.problems[:4], 1, 1.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fsd_calib import calibrate
 from fsd_calib.calibration.session import open_session
-from fsd_calib.calibration.timing import Timer, TimingRequest
+from fsd_calib.calibration.timing import Timer
 from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.own import OwnEngine, OwnEngineSource
@@ -67,9 +67,9 @@ def test_fresh_processes_load_models_in_the_same_way(models: tuple[Path, Path]) 
     """Keys of what was chosen tell that they do; without the options they refuse the job."""
     loading = Loading.of(EAGER, {"attn": "sdpa"})
     decoder = SpeculativeDecoder.from_pretrained(*models, model_kwargs=loading.target, draft_model_kwargs=loading.draft)
-    request = TimingRequest("careful", Sources(models[0], models[1:], loading=loading))
+    sources = Sources(models[0], models[1:], loading=loading)
     with open_session(OwnEngine(decoder, TASK), TASK, RunConfig()) as session:
-        timer = Timer(session, Goal(min_acc=0.7), request)
+        timer = Timer(session, Goal(min_acc=0.7), "careful", sources)
         job = timer._job([session.setting("sd", 2), FUZZY], session.tuning.problems[:12], 1, 1.0)
     assert in_fresh_process(run_job, job).of(FUZZY).value > 0
     with pytest.raises(UsageError, match="the models or library versions have changed since the calibration"):

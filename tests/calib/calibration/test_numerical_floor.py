@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 from fsd_calib import calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.numerical_floor import judge, note
+from fsd_calib.calibration.baseline import check_numerical_floor, note_numerical_churn
 from fsd_calib.certification.bounds import Floor
 from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.report.plan import pilot_summary
@@ -27,13 +27,13 @@ class Notes(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def note(self, line: str) -> None:
+    def note_numerical_churn(self, line: str) -> None:
         self.lines.append(line)
 
 
 def said(goal: Goal, flipped: int, problems: int, accuracy: float = 0.9) -> list[str]:
     churn = NumericalChurn(problems=problems, texts_changed=flipped + 1, outcomes_flipped=flipped)
-    judge(goal, accuracy, churn, notes := Notes())
+    check_numerical_floor(goal, accuracy, churn, notes := Notes())
     return notes.lines
 
 
@@ -46,7 +46,7 @@ def coarse_pair(size: float) -> tuple[Any, Any]:
 
 
 def test_the_floor_is_noted_in_one_line() -> None:
-    note(NumericalChurn(problems=64, texts_changed=1, outcomes_flipped=0), notes := Notes())
+    note_numerical_churn(NumericalChurn(problems=64, texts_changed=1, outcomes_flipped=0), notes := Notes())
     assert notes.lines == [
         "rounding alone (the lossless rule compared with the target) flipped 0 of 64 outcomes, so it flips at most "
         "4.6% of outcomes (95% confidence); it changed 1 texts"

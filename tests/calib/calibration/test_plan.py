@@ -163,7 +163,7 @@ def test_steps_add_up() -> None:
     plan = make_plan(Claim(None), HANDFUL, 50, DELTA, steps)
     assert [(step.decodings, round(step.seconds, 9)) for step in steps] == [(150, 40), (300, 60), (100, 20), (60, 30)]
     assert plan.seconds == pytest.approx(150)
-    assert plan.seconds_more == pytest.approx(150 * 0.2)
+    assert plan.worst_case_extra == pytest.approx(150 * 0.2)
     text = printed(plan)
     assert row(text, "search") == ["300", "60", "s"]
     assert row(text, "total") == ["610", "2", "min"]
@@ -184,7 +184,7 @@ def test_making_graphs_is_a_step_of_its_own() -> None:
     plain, graphs = (make_plan(Claim(None), HANDFUL, 50, DELTA, planned(graphs=taken)) for taken in (0.0, 600.0))
     assert graphs.steps[1:] == plain.steps
     assert graphs.seconds == pytest.approx(plain.seconds + 600)
-    assert graphs.seconds_more == plain.seconds_more
+    assert graphs.worst_case_extra == plain.worst_case_extra
     assert row(printed(graphs), "graphs") == ["0", "10", "min"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsd_calib.calibration.plan import Paces, Plan, planned_steps
-from fsd_calib.calibration.stages import best_so_far, decided, stages_of
+from fsd_calib.calibration.run import best_so_far, decided, stages_of
 from fsd_calib.search.objective import FinishedTrial
 from fsd_common.progress.base import Stage
 from fsd_decoding.profile.setting import Setting

@@ -18,10 +18,10 @@ import torch
 from fsd_calib import ThresholdProfile, adaptive, calibrate
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.calibration.timing import Timer, TimingRequest, Way
+from fsd_calib.calibration.timing import Timer, check_timing
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.config import Goal, RunConfig
+from fsd_calib.config import Goal, RunConfig, Timing
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
@@ -77,7 +77,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @contextmanager
-def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run", streams: int = 1) -> Iterator[Timer]:
+def timer(
+    models: tuple[Path, Path], task: Task | None = None, way: Timing = "run", streams: int = 1
+) -> Iterator[Timer]:
     """Of 60 problems."""
     decoder = SpeculativeDecoder.from_pretrained(*models)
     given = task or tiny_calibration.task(60)
@@ -85,7 +87,8 @@ def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run",
         yield Timer(
             session,
             Goal(min_acc=0.7, serve_batch=streams),
-            TimingRequest(way, Sources(models[0], models[1:])),
+            way,
+            Sources(models[0], models[1:]),
             PerRound(),
         )
 
@@ -102,7 +105,7 @@ def decided(session: Session) -> HoldoutAttempt:
 
 @pytest.mark.parametrize("way", ["run", "none"])
 def test_of_settings_certified_together_the_clock_takes_the_fastest_on_problems_of_its_own(
-    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, way: Way
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, way: Timing
 ) -> None:
     """The tuning problems that may give what is printed have no say, nor have certification problems."""
     contest = [FUZZY, replace(FUZZY, threshold=0.2), replace(FUZZY, draft_length=3)]
@@ -232,9 +235,9 @@ def test_timing_is_planned_as_a_share_of_the_other_steps(
         timed = made.within(paces, rest)
         decodings, each = timed.effort(paces)
         assert timed.seconds == pytest.approx(planned) == pytest.approx(decodings * each)
-        careful = replace(made, request=replace(made.request, way="careful")).within(paces, rest)
+        careful = replace(made, way="careful").within(paces, rest)
         assert careful.seconds == pytest.approx(5 * planned)
-        assert replace(made, request=replace(made.request, way="none")).within(paces, rest).effort(paces)[0] == 0
+        assert replace(made, way="none").within(paces, rest).effort(paces)[0] == 0
 
 
 class Machine:
@@ -431,13 +434,13 @@ def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
     with pytest.raises(
         UsageError, match="'careful', and the draft is a loaded LlamaForCausalLM, which a fresh process"
     ):
-        TimingRequest("careful", Sources(models[0], (loaded,)))
-    TimingRequest("run", Sources(loaded, (loaded,)))
+        check_timing("careful", Goal(min_acc=0.7), Sources(models[0], (loaded,)))
+    check_timing("run", Goal(min_acc=0.7), Sources(loaded, (loaded,)))
     with pytest.raises(UsageError, match="timing is 'twice'; it must be one of run, careful, none"):
-        TimingRequest("twice", Sources(models[0], models[1:]))  # type: ignore[arg-type]
+        RunConfig(timing="twice")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="min_speed is 60, and only timing shows whether that is reached"):
-        TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_speed=60.0))
-    TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_acc=0.7))
+        check_timing("none", Goal(min_speed=60.0), Sources(models[0], models[1:]))
+    check_timing("none", Goal(min_acc=0.7), Sources(models[0], models[1:]))
 
 
 # Whole calibrations

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsd_calib.calibration.walked_rounds import walked_rounds
+from fsd_calib.calibration.draft_forecasts import walked_rounds
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt, Limits
 from fsd_calib.engines.own import OwnEngine
 from fsd_collectors.replay.walks import Walked

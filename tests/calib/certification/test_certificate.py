@@ -180,7 +180,7 @@ def test_a_candidate_that_could_pass_without_further_losses_is_not_given_up(
     lost: int, gained: int, rest: int, wanted: float
 ) -> None:
     sample = OutcomeCounts(200, lost, gained, 40)
-    claim = Claim(wanted, problems=sample.problems + rest)
+    claim = Claim(wanted, problems=sample.total + rest)
     flawless = OutcomeCounts(200 + rest, lost, gained, 40)
     if p_value(flawless, wanted) <= DELTA:
         assert not is_futile(paired(sample), claim, DELTA)
@@ -196,7 +196,7 @@ def test_a_candidate_that_could_pass_without_further_losses_is_not_given_up(
     ],
 )
 def test_a_candidate_that_may_still_pass_is_not_given_up(sample: OutcomeCounts, wanted: float, rest: int) -> None:
-    assert not is_futile(paired(sample), Claim(wanted, problems=sample.problems + rest), DELTA)
+    assert not is_futile(paired(sample), Claim(wanted, problems=sample.total + rest), DELTA)
 
 
 @pytest.mark.slow

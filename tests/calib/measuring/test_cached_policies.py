@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import cast
 
@@ -94,14 +93,14 @@ def test_policies_share_no_texts_at_equal_thresholds() -> None:
 def test_keys_name_a_policy_only_where_it_moves_t() -> None:
     with ResultCache(None) as store:
         cached = decode(store)
-        assert "scaled_by" not in cached.key(setting(None, 0.4)).json
-        assert "scaled_by" in cached.key(setting(LOOSENING, 0.4)).json
+        assert cached.key(setting(None, 0.4)).setting.policy is None
+        assert cached.key(setting(LOOSENING, 0.4)).setting.policy is not None
         lossless = setting(LOOSENING, 0.4).under("coupled")
         assert cached.key(lossless) == cached.key(Setting("coupled", "js", 4))
 
 
 def of_shape(policy: ScalePolicy, dtype: str) -> CacheKey:
-    return dataclasses.replace(key(dtype), divergence={"name": "js", "scaled_by": policy.identity})
+    return key(dtype, setting=setting(policy, 0.0).arm)
 
 
 def is_hit(cache_key: CacheKey, t: float, lo: float, hi: float) -> bool:

@@ -128,8 +128,8 @@ def test_a_race_stops_early_and_decides_as_the_whole_part_would() -> None:
         for at in range(-1, 9):
             fuzzy = Setting("fsd-coupled", "js", 6)
             fuzzy = fuzzy.at(Formula().threshold(fuzzy, at))
-            assessment, paired = race(evaluator, fuzzy, target, keep_accuracy(world), Formula(), lambda done: None)
-            decoded.append(paired.fuzzy.problems)
+            assessment, raced = race(evaluator, fuzzy, target, keep_accuracy(world), Formula(), lambda done: None)
+            decoded.append(raced.problems)
             wrong += (assessment.shortfall <= 0) != passes(world, fuzzy)
         assert decoded[-1] == 128
         assert 1000 in decoded

@@ -195,7 +195,7 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
         plain(lossless, problems)
         shy(lossless, problems)
         assert (shy.decoded, shy.reused) == (12, 24)
-        assert plain.key(fuzzy) == replace(shy.key(fuzzy), policy=None)
+        assert plain.key(fuzzy) == replace(shy.key(fuzzy), stop_policy=None)
 
 
 def test_a_policy_without_an_identity_cannot_be_cached() -> None:
