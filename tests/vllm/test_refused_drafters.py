@@ -150,4 +150,4 @@ def test_refused_where_nothing_could_be_accepted(
 
 
 def _of_every_point(divergence: str) -> dict[str, Any]:
-    return {f"curve.{point}.divergence": divergence for point in range(len(PROFILE.curve))}
+    return {f"curve.{point}.setting.divergence": divergence for point in range(len(PROFILE.curve))}

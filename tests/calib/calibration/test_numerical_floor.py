@@ -27,7 +27,7 @@ class Notes(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def note_numerical_churn(self, line: str) -> None:
+    def note(self, line: str) -> None:
         self.lines.append(line)
 
 

@@ -129,5 +129,6 @@ def test_a_thousand_problems_are_all_found_at_ten_thresholds(tmp_path: Path) -> 
 
 def test_equal_keys_have_equal_hashes_and_others_do_not() -> None:
     assert key().hash == key().hash
-    changed = [dataclasses.replace(KEY, **change) for change in ({"seed": 0}, {"stop": ["a"]}, {"rule": "fsd"})]
+    other = KEY.setting.under("fsd")
+    changed = [dataclasses.replace(KEY, **change) for change in ({"seed": 0}, {"stop": ["a"]}, {"setting": other})]
     assert len({k.hash for k in (KEY, *changed)}) == 4

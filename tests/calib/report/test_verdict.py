@@ -25,8 +25,6 @@ from support.calibration.profiles import (
 )
 from support.calibration.reports import HARM, one_line, printed, printed_details, row
 
-COUNTS = ("both_right", "lost", "gained", "both_wrong")
-
 
 def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
     said = verdict(profile())
@@ -184,7 +182,7 @@ def test_a_certificate_of_lossless_decoding_is_called_that() -> None:
 
 
 def test_a_front_is_of_the_part_its_target_was_decoded_on() -> None:
-    none: dict[str, Any] = {f"certificate.{name}": 0 for name in ("problems", *COUNTS)}
+    none: dict[str, Any] = {"certificate.problems": 0, "certificate.counts": NO_COUNTS}
     none |= {f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "accuracy_lower_bound")}
     alone = {**at(3, rule="target", draft_length=1), "problems": 650, "accuracy": 0.925}
     text = printed(FRONT | none | {"curve": [*FRONT["curve"], alone]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ SHAPE = {"top_k": 2, "nodes": 6}
 
 @pytest.mark.parametrize("rule", ["fsd-coupled", "fsd"])
 def test_a_profile_of_trees_is_refused_by_name(rule: str) -> None:
-    points = {f"curve.{place}.tree": SHAPE for place in range(5)}
+    points = {f"curve.{place}.setting.tree": SHAPE for place in range(5)}
     trees = profile({"rule": rule, "tree": SHAPE, **points})
     for refused in (lambda: SpeedBudget(60, trees), lambda: DivergenceBudget(profile=trees)):
         assert usage_error(refused) == (
@@ -176,7 +177,10 @@ def test_a_profile_of_trees_is_refused_by_name(rule: str) -> None:
 def test_lossless_tokens_of_chains_are_not_those_of_trees() -> None:
     """Chains and trees of one search are points of one curve, in any order."""
     chains = profile()
-    trees = [point.model_copy(update={"tree": TreeShape(**SHAPE), "tokens_per_round": 9.0}) for point in chains.curve]
+    trees = [
+        point.model_copy(update={"setting": replace(point.setting, tree=TreeShape(**SHAPE)), "tokens_per_round": 9.0})
+        for point in chains.curve
+    ]
     both = chains.model_copy(update={"curve": [*trees, *chains.curve]}).sealed()
     assert TokensCurve.of(both, True) == TokensCurve.of(chains, True)
 

@@ -36,8 +36,8 @@ def info(policy: ScalePolicy) -> dict[str, Any]:
     return PolicyInfo.of(policy.identity).model_dump()
 
 
-def point(number: int, policy: ScalePolicy | None, **changes: Any) -> dict[str, Any]:
-    return {**at(number, policy=policy and info(policy)), **changes}
+def point(number: int, policy: ScalePolicy | None, threshold: float = 0.0625, **changes: Any) -> dict[str, Any]:
+    return {**at(number, policy=policy and info(policy), rule="fsd-coupled", threshold=threshold), **changes}
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_shapes_are_not_mixed_up_at_equal_thresholds() -> None:
     """The rising one is certified; what the falling one lost at a smaller T says nothing about it."""
     curve = [
         point(4, RISING, lower_bound=0.98), point(4, FALLING, lower_bound=0.981, forecast=70.0),
-        point(3, FALLING, rule="fsd-coupled", threshold=0.01, retention=0.5),
-        point(1, RISING, threshold=0.1, retention=0.995, forecast=80.0),
+        point(3, FALLING, 0.01, retention=0.5),
+        point(1, RISING, 0.1, retention=0.995, forecast=80.0),
     ]  # fmt: skip
     made = profile({"policy": info(RISING), "curve": curve})
     chosen = made.at(min_acc=0.98)
