@@ -102,13 +102,14 @@ def certify_sequence(candidates: Iterable[Iterable[Paired]], claim: Claim, delta
     if claim.wanted is None:
         first = [Evidence(_whole(prefixes, claim), None, claim, delta) for prefixes in islice(candidates, 1)]
         return SequenceVerdict(0 if first else None, tuple(first))
-    tested, passing = list[Evidence](), 0
-    for prefixes in candidates:
-        tested.append(_test(prefixes, claim, delta))
-        passing = _passing([e.p_value for e in tested if e.p_value is not None], delta)
-        if passing < len(tested):
+    tested, passed = list[Evidence](), None
+    for index, prefixes in enumerate(candidates):
+        paired, p_value, gave_up = _test(prefixes, claim, delta)
+        tested.append(Evidence(paired, p_value, claim, delta, any_time=gave_up))
+        if not p_value <= delta:
             break
-    return SequenceVerdict(passing - 1 if passing else None, tuple(tested))
+        passed = index
+    return SequenceVerdict(passed, tuple(tested))
 
 
 def bound_together(settings: Sequence[Paired], claim: Claim, delta: float) -> tuple[Evidence, ...]:
@@ -120,15 +121,16 @@ def bound_together(settings: Sequence[Paired], claim: Claim, delta: float) -> tu
     return tuple(Evidence(paired, None, claim, delta / len(settings)) for paired in settings)
 
 
-def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> Evidence:
+def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> tuple[Paired, float, bool]:
+    """Returns the problems that decided, their p-value, and whether the test was given up before the whole part."""
     prefix = None
     for prefix in prefixes:
         if prefix.problems == claim.problems or (claim.any_time and claim.p_value(prefix) <= delta):
             break
         if is_futile(prefix, claim, delta):
-            return Evidence(prefix, 1.0, claim, delta, any_time=True)
+            return prefix, 1.0, True
     paired = _complete(prefix, claim)
-    return Evidence(paired, claim.p_value(paired), claim, delta)
+    return paired, claim.p_value(paired), False
 
 
 def is_futile(paired: Paired, claim: Claim, delta: float) -> bool:
@@ -178,13 +180,6 @@ def _complete(prefix: Paired | None, claim: Claim) -> Paired:
     if not claim.any_time and claim.problems not in (None, prefix.problems):
         raise ValueError(f"a candidate has {prefix.problems} of {claim.problems} problems; the score test needs all")
     return prefix
-
-
-def _passing(p_in_order: Sequence[float], delta: float) -> int:
-    """Returns how many of the first settings pass."""
-    from mapie.risk_control import control_fwer  # the import takes a second and a half
-
-    return len(control_fwer(np.array(p_in_order), delta, "fixed_sequence"))
 
 
 def verdict_text(kind: str, result: Any, evidence: Sequence[Evidence]) -> str:

@@ -5,12 +5,11 @@ A journal that cannot be replayed is renamed and begun anew; the results come fr
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,9 @@ from filelock import FileLock
 from optuna.exceptions import StorageInternalError
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
-from optuna.storages._cached_storage import _CachedStorage
-from optuna.storages._rdb.models import StudyUserAttributeModel
-from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -72,11 +68,11 @@ class LockedJournal(JournalFileBackend):
     def __init__(self, path: Path) -> None:
         lock = _Lock(path)
         super().__init__(str(path), lock_obj=lock)  # type: ignore[arg-type]
-        self.mutex = lock.reentrant  # of every write, to hold while a process reads and then writes
+        self._mutex = lock.reentrant
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Appends all of the lines or, on a full disk, none of them."""
-        with naming(JOURNAL, self._file_path), self.mutex:
+        with naming(JOURNAL, self._file_path), self._mutex:
             size = os.path.getsize(self._file_path)
             try:
                 super().append_logs(logs)
@@ -253,29 +249,35 @@ def _refusal(url: str, error: Exception) -> str:
 
 
 def first_recorded(study: Study, key: str, value: Any) -> Any:
-    """Records a value as an attribute of the study, unless it has that attribute; returns the recorded value.
+    """Records a value with the study, unless one is recorded under that key; returns the recorded value.
 
-    Of processes that record at the same time one is the first, and all return its value. JSON types only.
+    Of processes that record at the same time one is the first, and all return its value: a record is a trial of a study
+    of its own, since every storage numbers the trials of a study one after another. JSON types only.
     """
-    storage, attribute = study._storage, {"value": value, "digest": facts_digest(value)}
-    if isinstance(storage, _CachedStorage) and isinstance(storage._backend, RDBStorage):
-        _insert(storage._backend, study._study_id, key, attribute)
-    else:
-        with _exclusive(storage):
-            if key not in study.user_attrs:
-                study.set_user_attr(key, attribute)
+    records = optuna.create_study(storage=study._storage, study_name=_of_records(study), load_if_exists=True)
+    if all(key not in trial.user_attrs for trial in records.trials):
+        attributes = {key: {"value": value, "digest": facts_digest(value)}}
+        records.add_trial(create_trial(state=TrialState.FAIL, user_attrs=attributes))
     return recorded(study, key)
 
 
 def recorded(study: Study, key: str) -> Any:
-    """Returns the value that was recorded under a key; None: there is none. UsageError: it is damaged."""
-    attributes = study.user_attrs
-    if key not in attributes:
+    """Returns the value that was recorded first under a key; None: there is none. UsageError: it is damaged."""
+    try:
+        trials = optuna.load_study(storage=study._storage, study_name=_of_records(study)).trials
+    except KeyError:  # nothing was recorded
         return None
-    match attributes[key]:
-        case {"value": value, "digest": str(digest)} if digest == facts_digest(value):
+    found = [trial.user_attrs[key] for trial in trials if key in trial.user_attrs]
+    match found:
+        case []:
+            return None
+        case [{"value": value, "digest": str(digest)}, *_] if digest == facts_digest(value):
             return value
     raise damaged(f"the record {key!r}")
+
+
+def _of_records(study: Study) -> str:
+    return f"{study.study_name} (records)"
 
 
 def agreed(storage: str | None, name: str, key: str, value: Any) -> Any:
@@ -284,16 +286,3 @@ def agreed(storage: str | None, name: str, key: str, value: Any) -> Any:
         return value
     with open_storage(storage) as backend:
         return first_recorded(optuna.load_study(storage=backend, study_name=name), key, value)
-
-
-def _insert(database: RDBStorage, study: int, key: str, value: Any) -> None:
-    """Adds a row, which the database refuses where there is one; optuna's own method would replace that."""
-    with _create_scoped_session(database.scoped_session, ignore_integrity_error=True) as session:
-        session.add(StudyUserAttributeModel(study_id=study, key=key, value_json=json.dumps(value)))
-
-
-def _exclusive(storage: Any) -> AbstractContextManager[Any]:
-    """Keeps other processes from recording meanwhile; a study in memory has none."""
-    if isinstance(storage, JournalStorage) and isinstance(storage._backend, LockedJournal):
-        return storage._backend.mutex
-    return nullcontext()
