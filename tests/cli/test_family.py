@@ -107,6 +107,7 @@ def complete(name: str, *words: str, home: Path) -> list[str]:
     return ran.stdout.split()
 
 
+@pytest.mark.slow
 def test_shells_complete_names(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").touch()
     assert complete("calibrate", "--task", "m", home=tmp_path) == ["math", "mmlu", "mine.yaml"]

@@ -236,8 +236,8 @@ def test_a_torn_last_line_is_a_portion_that_was_not_finished(folder: Path) -> No
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda lines: [*lines[:1], b"\0\0\0", *lines[2:]], "line 2, is damaged (: Invalid JSON: expected"),
-        (lambda lines: [*lines[:1], lines[1][:50], *lines[2:]], "line 2, is damaged (: Invalid JSON: EOF"),
+        (lambda lines: [*lines[:1], b"\0\0\0", *lines[2:]], "line 2, is damaged (Invalid JSON: expected"),
+        (lambda lines: [*lines[:1], lines[1][:50], *lines[2:]], "line 2, is damaged (Invalid JSON: EOF"),
         (lambda lines: [lines[0], *lines[2:]], "line 2, is of portion 2"),
         (lambda lines: [lines[0], *lines], "line 2, is of portion 0"),
         (lambda lines: [lines[0].replace(b"tokens/", b"../token"), *lines[1:]], "line 1, is damaged"),

@@ -262,6 +262,7 @@ def test_a_tokenizer_and_a_configuration_are_loaded_without_weights(tmp_path: Pa
     assert loaded == ["acme/small"] * 2
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("case", "said"),
     [("gated", "hf auth login"), ("missing", "hf auth login"), ("login", "is not a hub's")],

@@ -64,6 +64,7 @@ def test_the_dtype_that_is_asked_for_counts() -> None:
     assert whole.weights == pytest.approx(2 * half.weights, rel=0.001)  # some buffers stay fp32
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_slot_of_every_family_is_as_large_as_what_is_allocated(family: str) -> None:
     model = random_model(FAMILIES[family], seed=1)

@@ -20,7 +20,7 @@ from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
 from fsd_predictors.facts import PredictorFacts, Problems, Quality, facts_of_manifest, pack_ids
 from fsd_predictors.features import FEATURES, ROLES, Array
-from fsd_predictors.models.registry import MODELS, fit_calibration
+from fsd_predictors.models.registry import MODELS, Calibrated
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.share_scale import Knots, ShareScale
 from support.messages import usage_error, usage_error_of
@@ -56,7 +56,7 @@ def facts(**changes: Any) -> PredictorFacts:
 
 def predictor(kind: str = "boosted", **changes: Any) -> Predictor:
     accepting, following = (
-        fit_calibration(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES))), *rows(len(FEATURES), seed=seed))
+        Calibrated(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES)))).fit(*rows(len(FEATURES), seed=seed))
         for seed in (1, 3)
     )
     return Predictor(accepting, following, SCALE, facts(kind=kind, **changes))
@@ -129,8 +129,8 @@ def resealed(folder: Path, **changes: Any) -> None:
     ("changes", "complaint"),
     [
         ({"schema_version": 2}, "has schema_version 2, but this fsd-calib reads 1; upgrade fsd-calib"),
-        ({"schema_version": 0}, "predictor.json is not valid: schema_version is 0"),
-        ({"schema_version": "1"}, "predictor.json is not valid: schema_version is '1'"),
+        ({"schema_version": 0}, "predictor.json is not valid: its schema_version is 0"),
+        ({"schema_version": "1"}, "predictor.json is not valid: its schema_version is '1'"),
         ({"facts": {}}, "is not valid: kind: Field required"),
         ({"models": {}}, "is not valid: KeyError"),
         ({"models": {"accepting": {"kind": "oracle"}, "next": {}}}, "is not valid: KeyError"),

@@ -26,6 +26,7 @@ HEAVY = {"torch", "transformers", "optuna", "lightgbm", "vl_convert", "jinja2", 
 APPS = ["calibrate", "collect", "generate", "inspect", "profile", "report", "tasks", "traces", "train_eagle", "train"]
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("app", APPS)
 def test_help_answers_without_heavy_imports(app: str) -> None:
     code = f"""

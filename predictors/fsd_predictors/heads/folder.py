@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fsd_common.digests import facts_digest
+from fsd_common.argument_checks import named
+from fsd_common.digests import difference, facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write, foreign_name, leftovers, open_to_append, sync
 
@@ -136,21 +137,23 @@ class HeadFolder:
             self._check_facts()
         except Timeout as error:
             raise UsageError(
-                f"--out {str(self.path)!r} is in use by another training; wait, or choose another"
+                f"{named('out')} {str(self.path)!r} is in use by another training; wait, or choose another"
             ) from error
         except OSError as error:
-            raise UsageError(f"--out {str(self.path)!r} cannot be written: {error.strerror}; choose another") from error
+            raise UsageError(
+                f"{named('out')} {str(self.path)!r} cannot be written: {error.strerror}; choose another"
+            ) from error
 
     def _check_place(self) -> None:
         """Raises UsageError where the folder is not one that a training wrote to, unless it is empty or missing."""
         for folder, ours in ((self.path, _OURS), (self._unfinished, _OURS_UNFINISHED)):
             if other := foreign_name(folder, ours):
-                raise UsageError(f"--out {str(folder)!r} holds {other!r}, which is no head's; choose another")
+                raise UsageError(f"{named('out')} {str(folder)!r} holds {other!r}, which is no head's; choose another")
         names = {path.name for path in self.path.glob("*")}
         if names and not names & {TRAINING, UNFINISHED}:
             raise UsageError(
-                f"--out {str(self.path)!r} holds {min(names)!r} and no {TRAINING}, so it is no head that was trained "
-                "here; choose another"
+                f"{named('out')} {str(self.path)!r} holds {min(names)!r} and no {TRAINING}, so it is no head that was "
+                "trained here; choose another"
             )
 
     def _check_facts(self) -> None:
@@ -163,11 +166,11 @@ class HeadFolder:
                 file.write(json.dumps(self._facts, indent=2).encode())
             return
         with self.reading(FACTS):
-            differing = _difference(json.loads(path.read_text()), self._facts)
+            differing = difference(self._facts, json.loads(path.read_text()))
         if differing:
-            name, found, own = differing
+            name, own, found = differing
             raise UsageError(
-                f"--out {str(self.path)!r} holds an unfinished training whose {name} is {found!r:.80}, not "
+                f"{named('out')} {str(self.path)!r} holds an unfinished training whose {name} is {found!r:.80}, not "
                 f"{own!r:.80}; choose another folder, or remove {str(self._unfinished)!r}"
             )
 
@@ -182,14 +185,3 @@ def _text_of(number: int, line: str) -> Text:
     if digest != _digest(number, (prompt, completion)):
         raise ValueError(f"line {number + 1} was changed")
     return prompt, completion
-
-
-def _difference(found: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """Returns name and both values of the first entry of `own`, the innermost, that was found to be another."""
-    for name, value in own.items():
-        if isinstance(value, dict) and isinstance(found.get(name), dict):
-            if inner := _difference(found[name], value):
-                return f"{name}.{inner[0]}", *inner[1:]
-        elif found.get(name) != value:
-            return name, found.get(name), value
-    return None

@@ -102,6 +102,7 @@ def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
     monkeypatch.setattr(memory, "available", lambda device: free)
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_refused_with_the_arithmetic(
     tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,12 +116,14 @@ def test_too_little_memory_is_refused_with_the_arithmetic(
     assert loaded == []
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("device", ["foo", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_first(device: str, tmp_path: Path, loaded: list[Any]) -> None:
     assert device in refusal(tmp_path, device=device)
     assert loaded == []
 
 
+@pytest.mark.slow
 def test_careful_timing_needs_the_models_twice(
     tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def test_careful_timing_needs_the_models_twice(
     ]
 
 
+@pytest.mark.slow
 def test_the_batch_size_is_the_largest_that_fits(
     tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +179,7 @@ def test_a_plan_names_the_memory_and_the_device_hours(tmp_path: Path) -> None:
     assert "KV caches" in text
 
 
+@pytest.mark.slow
 def test_what_cannot_be_estimated_is_said_and_no_refusal(tmp_path: Path) -> None:
     target, draft = tiny_calibration.far_apart()
     target.hf_device_map = {"": "cpu"}

@@ -131,6 +131,7 @@ def test_drafts_in_turn_are_attempts_in_turn_and_a_name_is_none(tmp_path: Path) 
     assert attempt(tmp_path, name="renamed") == 1
 
 
+@pytest.mark.slow
 def test_a_plan_marks_what_it_decodes_under_a_threshold_and_no_more(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="takes at least"):
         planned(tmp_path, min_acc=0.98, confidence=0.999)
@@ -141,6 +142,7 @@ def test_a_plan_marks_what_it_decodes_under_a_threshold_and_no_more(tmp_path: Pa
         assert len(made.tuning.problems) > 64
 
 
+@pytest.mark.slow
 def test_problems_that_were_tuned_on_are_left_out_and_noted(tmp_path: Path) -> None:
     log, out = StringIO(), mark(tmp_path, 0.2)
     plan = planned(tmp_path, progress=Lines(log))
@@ -176,6 +178,7 @@ def test_enough_problems_are_enough_for_the_test_that_is_used(seeds: int, test: 
             check_enough(claim, 200, 0.0304, seeds=seeds)
 
 
+@pytest.mark.slow
 def test_damaged_traces_are_set_aside(tmp_path: Path) -> None:
     planned(tmp_path)
     (shard,) = tmp_path.glob("traces/*/completions/*.parquet")

@@ -152,6 +152,7 @@ def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predicto
     assert "tuned on before" not in planned(tmp_path, predictor, problems, explore=True)  # nothing is to be certified
 
 
+@pytest.mark.slow
 def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"divergence": "tv"}, "the predictor knows divergences js, not 'tv'"),

@@ -76,6 +76,7 @@ def tried(planned: PlannedWork, captured: float, capture: float) -> tuple[str, M
     return way, machine, notes.notes
 
 
+@pytest.mark.slow
 @given(st.floats(0.05, 1.5), st.floats(0.0, 2000.0))
 def test_graphs_are_kept_where_they_save_more_than_capturing_takes(captured: float, capture: float) -> None:
     way, _, (note,) = tried(LONG, captured, capture)

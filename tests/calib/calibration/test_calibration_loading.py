@@ -14,7 +14,8 @@ from fsd_calib.calibration.timing import Timer
 from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.own import OwnEngine, OwnEngineSource
-from fsd_calib.measuring.timing_job import in_fresh_process, run_job
+from fsd_calib.measuring.fresh_process import in_fresh_process
+from fsd_calib.measuring.timing_job import run_job
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.model_options import Loading

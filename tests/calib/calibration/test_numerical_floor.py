@@ -89,6 +89,7 @@ def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(goal: Go
     said(goal, 60, 256)
 
 
+@pytest.mark.slow
 def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> None:
     def calibration(min_acc: float, size: float) -> Calibration:
         target, draft = coarse_pair(size)

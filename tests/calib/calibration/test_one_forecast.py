@@ -24,7 +24,9 @@ def calibrated(folder: Path, **goal: Any) -> Made:
     return made, optuna.load_study(study_name=name, storage=url)
 
 
-@pytest.fixture(scope="module", params=["timed", "untimed", "estimated"])
+@pytest.fixture(
+    scope="module", params=["timed", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("untimed", "estimated"))]
+)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Of what a clock said, of what none did, and of a setting that the clock found to be no faster."""
     folder = tmp_path_factory.mktemp("calibrated")

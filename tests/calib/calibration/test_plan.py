@@ -37,6 +37,7 @@ def share_certified(plan: Plan, prospect: Prospect, wanted: float, problems: int
     return float((p_values(n11, n10, n01, n00, wanted) <= DELTA).mean())
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("problems", [300, 3000])
 @pytest.mark.parametrize(
     "claim", [Claim(0.98), Claim(0.9), Claim(1.0), Claim(0.9, "absolute"), Claim(0.95, "absolute")]

@@ -309,6 +309,7 @@ def test_a_wanted_speed_is_decided_too(models: tuple[Path, Path], monkeypatch: p
 # A busy machine
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_busy_machine_is_told(models: tuple[Path, Path], busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cores = len(os.sched_getaffinity(0))

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.policy_families import shapes
 from fsd_calib.calibration.predictor import choose
@@ -54,6 +56,7 @@ def test_problems_that_weigh_prompts_are_marked(tmp_path: Path) -> None:
         assert all(marked(made, tmp_path))
 
 
+@pytest.mark.slow
 def test_problems_that_train_a_predictor_are_marked(tmp_path: Path) -> None:
     with session(tmp_path, 700) as made:
         choose("auto", made, SPACE, tmp_path)

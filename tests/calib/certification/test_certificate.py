@@ -106,6 +106,7 @@ def test_verdict_and_bound_agree(
     assert bound >= wanted if verdict.passed == 0 else bound <= wanted * (1 + 1e-9)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("outcomes", [FAIR, OutcomeCounts(80, 0, 0, 20), OutcomeCounts(1, 900, 0, 20)])
 def test_verdict_and_bound_agree_to_the_last_bit(outcomes: OutcomeCounts) -> None:
     """At the bound p is delta up to rounding in either direction."""

@@ -41,6 +41,7 @@ def test_no_null_law_is_rejected_too_often(solved: int, wanted: float, share: fl
         assert probabilities[p <= level].sum() <= level * (1 + 1e-9) + 1e-9
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("solved", [150, 250])
 def test_p_is_the_largest_null_probability_and_hardly_larger(solved: int) -> None:
     """Over 20,000 laws on the boundary of H0; outcomes with many flips are left out, since they matter little."""

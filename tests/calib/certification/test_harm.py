@@ -30,6 +30,7 @@ def paired(both_right: int, lost: int, gained: int, both_wrong: int, seeds: int 
 # A share from a count
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("share", [0.003, 0.02, 0.1, 0.5, 0.97])
 @pytest.mark.parametrize("of", [1, 30, 256])
 def test_bounds_of_a_share_keep_the_level(of: int, share: float) -> None:
@@ -110,6 +111,7 @@ def test_the_interval_matches_the_paper() -> None:
     assert difference == pytest.approx((1 / 700, 1 / 702 - reach, 1 / 702 + reach), abs=1e-8)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(("lost", "gained"), [(0.005, 0.005), (0.02, 0.01), (0.05, 0.05), (0.2, 0.02), (0.0, 0.01)])
 def test_the_interval_covers(lost: float, gained: float) -> None:
     """Summed over all outcomes of 120 problems, so without simulation noise."""

@@ -246,6 +246,7 @@ class Rounded(Table):
 SAME, A_LOT, LAST = (lambda n: False), (lambda n: n % 12 == 5), (lambda n: n == 399)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("first", "second", "passed"),
     [(SAME, A_LOT, 0), (A_LOT, SAME, None), (SAME, LAST, 0), (LAST, SAME, 0)],

@@ -25,6 +25,7 @@ Table = NDArray[np.int64]
 counts = st.one_of(st.integers(0, 12), st.integers(0, 3000))
 
 
+@pytest.mark.slow
 @given(counts, counts, counts, counts, st.floats(0.3, 2.0))
 def test_with_one_seed_it_is_the_score_test(n11: int, n10: int, n01: int, n00: int, wanted: float) -> None:
     outcomes = OutcomeCounts(n11, n10, n01, n00)
@@ -108,6 +109,7 @@ def test_the_size_with_seeds_that_agree(k: int) -> None:
             assert rejected.mean() <= 1.25 * 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs), (problems, flips, wanted)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("agreeing", [False, True])
 def test_gains_in_few_problems_keep_the_level(agreeing: bool) -> None:
     """The target solves 98 % of 660 problems with all of 4 seeds and the others never; it loses 1.5 % of all, seed by

@@ -107,6 +107,7 @@ def test_higher_claims_have_less_power() -> None:
     assert chance(1319, 0.03, 1.0, wanted=0.95) > chance(1319, 0.03, 1.0, wanted=0.99)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize(("churn", "retention"), [(0.0, 1.0), (0.02, 1.0), (0.02, 0.99), (0.05, 0.99)])
 def test_the_problems_needed_are_close_to_the_fewest(churn: float, retention: float) -> None:
     number = needed(churn, retention)

@@ -166,6 +166,7 @@ def alone(path: Path) -> list[str]:
         ]
 
 
+@pytest.mark.slow
 def test_four_processes_decode_each_problem_once(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     ResultCache(path).close()

@@ -64,6 +64,7 @@ class Noting:
         yield advance
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("rule", "decoder"),
     [("fsd-coupled", tiny_decoder()), *((rule, sampled()) for rule in ("fsd", "fsd-sd", "typical", "ensemble"))],
@@ -208,6 +209,7 @@ def test_irrelevant_settings_do_not_change_the_key() -> None:
     assert key_json(dataclasses.replace(sd, draft_length=9)) != key_json(sd)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("role", [0, 1])
 def test_changed_models_are_decoded_again(role: int) -> None:
     with ResultCache(None) as store:

@@ -206,6 +206,7 @@ def share(pipe: Connection, path: Path, number: int) -> None:
         pipe.send({i: kept.text for i, kept in store.find(KEY, rows, 0.2).items()})
 
 
+@pytest.mark.slow
 def test_three_processes_create_and_share_one_file(tmp_path: Path) -> None:
     children = [start_process(share, tmp_path / "cache", number) for number in range(3)]
     for order in ("begin", "look"):

@@ -57,6 +57,7 @@ def selectable(searched: SearchResult) -> list[FinishedTrial]:
     return [t for t in nondominated(searched.trials) if t.retention >= SELECTABLE]
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("middle", [5.0, 7.0, 9.5])
 @pytest.mark.parametrize("low", [2.0, 4.0])
 def test_the_selectable_front_has_six_points_spread_out(low: float, middle: float) -> None:
@@ -82,6 +83,7 @@ def fastest_possible(world: World) -> float:
     )
 
 
+@pytest.mark.slow
 def test_a_dip_at_the_first_trial_hides_neither_side() -> None:
     """Half of the problems are lost at the point that is tried first."""
     world = Dipped(count=600, seed=1, middle=9.5, low=2.1, high=4.1, depth=0.5)
@@ -93,6 +95,7 @@ def test_a_dip_at_the_first_trial_hides_neither_side() -> None:
     assert max(places) > 3.8
 
 
+@pytest.mark.slow
 def test_every_good_family_is_searched_finely() -> None:
     """A family that is far worse everywhere gets the coarse trials, and few more."""
     trials = run(World(count=600, seed=2, middle=7.0, shifts={"doubt": 0.2})).trials
@@ -103,6 +106,7 @@ def test_every_good_family_is_searched_finely() -> None:
     assert each[0] < each[1]
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("stop", [3, 9])
 def test_a_stopped_search_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
     journal, whole = str(tmp_path / "study.log"), run(World(count=200, seed=3, middle=7.0))

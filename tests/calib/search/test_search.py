@@ -62,6 +62,7 @@ def fastest_possible(world: World, arm: Setting) -> float:
     return speed_at(Formula(), arm, low)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("lapses", [0.0, 0.1, 0.2])
 def test_trials_record_what_held_and_none_is_repeated(lapses: float) -> None:
     """128 problems are one portion, so that every trial decodes all of them."""
@@ -70,6 +71,7 @@ def test_trials_record_what_held_and_none_is_repeated(lapses: float) -> None:
     assert all(passes(world, t.setting) == t.feasible for t in searched.trials)
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("middle", [3.0, 7.0, 10.0, 14.0])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_frozen_sequence_is_nearly_as_fast_as_the_best_that_passes(seed: int, middle: float) -> None:
@@ -83,6 +85,7 @@ def test_the_frozen_sequence_is_nearly_as_fast_as_the_best_that_passes(seed: int
     assert len(searched.trials) <= 20
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_winner_is_nearly_as_fast_as_the_best_arm_allows(seed: int) -> None:
     """Races on 1,000 problems; the seeds are fixed, so there is no false alarm."""
@@ -118,6 +121,7 @@ def test_the_best_of_several_policies_wins() -> None:
     assert expected(fastest(searched)) >= 0.98 * alone
 
 
+@pytest.mark.slow
 def test_a_race_stops_early_and_decides_as_the_whole_part_would() -> None:
     """40 races; each errs with a chance below .02 (three looks at 2.5 deviations), and hardly any is near the limit: 3
     errors or more would be a false alarm once in 100. The seeds are fixed."""
@@ -136,6 +140,7 @@ def test_a_race_stops_early_and_decides_as_the_whole_part_would() -> None:
     assert wrong <= 2
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("stop", [1, 4, 9])
 def test_a_stopped_search_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
     journal = str(tmp_path / "study.log")
@@ -163,6 +168,7 @@ def test_untried_arms_are_reported_with_the_reason() -> None:
     assert "the trials ran out" in cut.untried
 
 
+@pytest.mark.slow
 def test_worlds_where_every_or_no_threshold_is_feasible() -> None:
     hopeless = run(World(count=128, middle=-30), SEVERAL)
     assert not any(t.feasible for t in hopeless.trials)
@@ -172,6 +178,7 @@ def test_worlds_where_every_or_no_threshold_is_feasible() -> None:
     assert len(harmless.trials) <= 6
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_smallest_threshold_that_is_fast_enough(seed: int) -> None:
     world, objective = World(count=600, seed=seed, shifts=SHIFTS), MaxAccuracy(135.0)
@@ -205,6 +212,7 @@ def test_no_point_of_the_front_is_dominated() -> None:
     assert all(a.retention > b.retention and a.tokens_per_second < b.tokens_per_second for a, b in pairs)
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_frozen_sequence_is_ordered_from_safe_to_fast(seed: int) -> None:
     world = World(count=1000, seed=seed, shifts=SHIFTS)

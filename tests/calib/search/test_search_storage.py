@@ -87,6 +87,7 @@ def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Stud
     assert any(t.lost > 0 for t in alone.trials)
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
     """Even where an infeasible one is faster."""
     url, of = place("sqlite", tmp_path), World(count=600, seed=1)
@@ -103,6 +104,7 @@ def test_dashboards_find_which_trials_are_infeasible(study: optuna.Study, alone:
     assert not all(t.feasible for t in alone.trials)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("kind", PLACES)
 def test_the_study_records_what_freezing_measured(kind: str, tmp_path: Path) -> None:
     storage, of = place(kind, tmp_path), World(count=600, seed=1)
@@ -186,6 +188,7 @@ def test_a_trial_that_finishes_after_the_search_has_ended_does_not_count(
     assert again.calls == []
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("kind", PLACES)
 def test_of_several_values_the_first_recorded_stands(kind: str, tmp_path: Path) -> None:
     """Processes that record at the same moment."""
@@ -277,6 +280,7 @@ def test_a_journal_within_a_file_is_refused_before_it_is_needed(tmp_path: Path) 
     assert f"cannot be used: Not a directory ('{tmp_path / 'file'}')" in message
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_during_a_search_is_named(tmp_path: Path) -> None:
     """Then optuna can neither store a trial's result nor read its state."""
     of = world()
@@ -306,6 +310,7 @@ def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     assert "cannot be used: it is not a regular file" in usage_error_of(opening, tmp_path / "ff")
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("other", [replace(SPACE, draft_lengths=(2, 6)), replace(SPACE, policies=(None, "{}"))])
 def test_a_study_of_another_search_is_refused_by_name(other: Space, tmp_path: Path) -> None:
     storage = place("sqlite", tmp_path)
@@ -334,6 +339,7 @@ def test_a_storage_that_cannot_be_opened_is_named(storage: str, why: str) -> Non
     assert why in said
 
 
+@pytest.mark.slow
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in usage_error(lambda: run_search("nosuch://me:secret@somewhere/x", world()))
 

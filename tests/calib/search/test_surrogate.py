@@ -94,6 +94,7 @@ def test_policies_are_pooled_as_far_as_the_data_support_it() -> None:
     assert deviation_of_third(falling, falling) < deviation_of_third(falling, [0.96, 0.97, 0.985, 1.0, 1.01])
 
 
+@pytest.mark.slow
 @given(
     retention=st.floats(0.975, 1.0), churn=st.floats(0.03, 0.1), problems=st.integers(1000, 4000),
     accuracy=st.floats(0.5, 0.95),

@@ -46,6 +46,7 @@ def test_a_process_is_used_again() -> None:
     assert DEEDS("who a") == DEEDS("who b") != str(os.getpid())
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -173,6 +174,7 @@ def gone(process: int) -> bool:
     return False
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize(
     "text", [r"\boxed{9^{9^{9^9}}}", r"\boxed{100000000!}", r"\boxed{\binom{1000000000}{500000000}}",
              r"\boxed{(x+1)^{5000}}", rf"\boxed{{{'1' * 5000}}}"],
@@ -196,6 +198,7 @@ def test_no_part_of_a_deep_expression_is_taken_for_it() -> None:
     assert same_expression(with_reference(r"\boxed{2}"), r"\boxed{\frac{1}{\frac{1}{2}}}")
 
 
+@pytest.mark.slow
 def test_an_expression_that_backtracks_is_wrong() -> None:
     grader = extracting(r"(a|aa)+$", same_text)
     with pytest.warns(UserWarning, match="took more than 5 s of CPU time"):
@@ -203,6 +206,7 @@ def test_an_expression_that_backtracks_is_wrong() -> None:
     assert grader(with_reference("a"), "ba")
 
 
+@pytest.mark.slow
 def test_a_filter_of_lm_eval_that_backtracks_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval")
     monkeypatch.setattr("fsd_calib.tasks.harness._SECONDS", 1.0)
@@ -215,6 +219,7 @@ def test_a_filter_of_lm_eval_that_backtracks_is_wrong(tmp_path: Path, monkeypatc
     assert not task.grade(problem, "no")
 
 
+@pytest.mark.slow
 def test_a_function_that_changed_grades_anew(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "Q", "answer": "A"}\n')
     description = tmp_path / "task.yaml"

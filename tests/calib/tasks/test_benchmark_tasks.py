@@ -167,6 +167,7 @@ def math_task(folder: Path) -> Task:
     return load_task("math", data=write(folder / "math.jsonl", MATH_PROBLEMS))
 
 
+@pytest.mark.slow
 def test_math_grades_all_its_references_as_right_and_altered_ones_as_wrong(tmp_path: Path) -> None:
     task = math_task(tmp_path)
     assert len(task.problems) == 60

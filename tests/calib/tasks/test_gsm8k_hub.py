@@ -34,6 +34,7 @@ def run_in_process(code: str, tmp_path: Path, **changes: str) -> str:
     return process.stdout
 
 
+@pytest.mark.slow
 def test_an_unreachable_hub_is_reported_with_the_way_out(tmp_path: Path) -> None:
     code = """
 from fsd_calib.tasks import load_task

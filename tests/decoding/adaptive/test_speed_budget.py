@@ -49,6 +49,7 @@ def step(count: int, factor: float = 2.0) -> Any:
     return lambda n: SECONDS * (factor if n >= count else 1.0)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("world", STRANGE)
 @pytest.mark.parametrize("rows", [1, 32])
 def test_the_requested_speed_is_made_after_the_settling_time_when_costs_double_halfway(world: str, rows: int) -> None:
@@ -99,6 +100,7 @@ def test_t_stays_between_lossless_and_the_profiles_whatever_happens(
         assert -1e-9 <= float(budget.current) <= (0.25 if beyond else 0.0625) + 1e-12
 
 
+@pytest.mark.slow
 def test_nothing_winds_up_while_the_budget_is_out_of_reach() -> None:
     budget = SpeedBudget(REQUESTED, measured())
     simulate(budget, LAW, lambda n: 10 * SECONDS, 5_000, 32, seed=2)
@@ -320,6 +322,7 @@ def test_a_call_that_missed_its_speed_warns_at_its_end(pair: SpeculativeDecoder)
         pair.generate(ragged_prompts(4), 24, threshold=SpeedBudget(1.0, divergences_of_pair(pair), clock=Steps(0.01)))
 
 
+@pytest.mark.slow
 @given(
     rounds=st.lists(st.tuples(st.integers(1, 6), st.floats(0.001, 1)), min_size=2, max_size=30), at=st.integers(0, 29)
 )

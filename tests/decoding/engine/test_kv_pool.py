@@ -36,6 +36,7 @@ def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
     return captured_copy(plain)
 
 
+@pytest.mark.slow
 def test_other_models_get_caches_of_their_own_and_free_the_old(captured: SpeculativeDecoder) -> None:
     for seed in (5, 6):
         captured.target, captured.draft = related(seed=seed, spread=0.05)
@@ -45,6 +46,7 @@ def test_other_models_get_caches_of_their_own_and_free_the_old(captured: Specula
         assert len(free_caches(captured)) == 1
 
 
+@pytest.mark.slow
 def test_weights_that_moved_get_new_caches() -> None:
     ours = captured_copy(tiny_decoder())
     assert_same_results(ours, ours)
@@ -55,6 +57,7 @@ def test_weights_that_moved_get_new_caches() -> None:
     assert before not in free_caches(ours)
 
 
+@pytest.mark.slow
 def test_longer_texts_get_larger_caches_and_shorter_ones_reuse_them(captured: SpeculativeDecoder) -> None:
     slots = []
     for new in (8, 200, 8):
@@ -165,6 +168,7 @@ def test_a_model_is_checked_again_before_its_caches_are_reused() -> None:
     ours.generate(PROMPTS[:1], NEW, rule="target")  # which needs no draft
 
 
+@pytest.mark.slow
 def test_other_temperatures_need_graphs_but_no_more_memory_for_results(
     captured: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +202,7 @@ def test_a_round_with_nan_spoils_its_caches_even_if_the_caller_stops(captured: S
     assert not free_caches(captured)
 
 
+@pytest.mark.slow
 def test_caches_are_dropped_after_an_error(plain: SpeculativeDecoder) -> None:
     """NaN would stay in them."""
     ours = captured_copy(plain)

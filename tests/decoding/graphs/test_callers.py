@@ -50,6 +50,7 @@ def test_captured_rounds_give_the_same_results(
         assert ours.interval == pytest.approx(theirs.interval, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
     """Other prompts, thresholds, seeds and ids need no other graph."""
     graphs = captured._pool._call
@@ -90,6 +91,7 @@ def test_compile_is_one_of_three(plain: SpeculativeDecoder) -> None:
         SpeculativeDecoder(plain.target, plain.draft, word_tokenizer(), compile="fast")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_compile_may_be_assigned_and_drops_graphs(plain: SpeculativeDecoder) -> None:
     decoder, expected = with_compile(plain, False), alone(plain)
     sharing = decoder.with_config(rule="target")
@@ -106,6 +108,7 @@ def test_compile_may_be_assigned_and_drops_graphs(plain: SpeculativeDecoder) -> 
     assert not torch._dynamo.utils.counters["stats"]
 
 
+@pytest.mark.slow
 def test_another_target_gets_graphs_of_its_own() -> None:
     """Two targets of equal shapes, one with a sliding window: the other's graph would run, and give wrong results."""
     first, other = random_model(FAMILIES["llama"], seed=3), random_model(FAMILIES["mistral"], seed=4)

@@ -40,6 +40,7 @@ def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
     return captured_copy(plain)
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", RULES)
 def test_replayed_rounds_give_the_same_results(
@@ -51,12 +52,14 @@ def test_replayed_rounds_give_the_same_results(
     assert count_graphs(captured) > 1
 
 
+@pytest.mark.slow
 def test_with_processed_logits(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
         assert_same_results(captured, plain, 0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2)
     assert count_graphs(captured) > 1
 
 
+@pytest.mark.slow
 def test_other_texts_thresholds_seeds_and_ids_capture_nothing(
     captured: SpeculativeDecoder, plain: SpeculativeDecoder
 ) -> None:
@@ -117,11 +120,13 @@ def test_tensors_that_an_observer_keeps_do_not_change(captured: SpeculativeDecod
         assert torch.equal(a.accepted, b.accepted)
 
 
+@pytest.mark.slow
 def test_under_a_threshold_policy(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
         assert_same_results(captured, plain, threshold=EntropyScaled(0.2, slope=2.0))
 
 
+@pytest.mark.slow
 def test_without_a_draft_model(plain: SpeculativeDecoder) -> None:
     ours, theirs = captured_copy(plain, NGram()), SpeculativeDecoder(plain.target, NGram(), plain.tokenizer)
     for _ in range(2):

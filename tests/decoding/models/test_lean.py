@@ -58,6 +58,7 @@ def pair_of(case: str, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
     return random_model(target, seed=0).to(dtype), random_model(draft, seed=1).to(dtype)
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize(("case", "compile"), WAYS)
 def test_texts_equal_those_of_transformers_modules(case: str, compile: bool | Literal["capture"]) -> None:
     pair = pair_of(case)
@@ -182,6 +183,7 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("case", UNFIT)
 def test_transformers_modules_run_what_it_cannot(case: str) -> None:
     make, reason = UNFIT[case]
@@ -214,6 +216,7 @@ def test_weights_that_change_in_place_are_used(compile: bool | Literal["capture"
     assert after == tokens(SpeculativeDecoder(target, draft, word_tokenizer(), lean=False), **SETTINGS[-1])
 
 
+@pytest.mark.slow
 def test_weights_that_change_past_torchs_counts_are_used() -> None:
     target, draft = pair_of("qwen2, biases, tied embeddings")
     lean = SpeculativeDecoder(target, draft, word_tokenizer())
@@ -245,6 +248,7 @@ def test_single_weights_that_change_past_torchs_counts_are_used(dtype: torch.dty
             assert torch.equal(own, other)
 
 
+@pytest.mark.slow
 def test_a_forward_pass_that_a_class_was_given_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its effect begins beyond the texts that logits are compared on, and it is set after a first decoding."""
     decoder = SpeculativeDecoder(llama(1), llama(1), word_tokenizer())
@@ -275,6 +279,7 @@ def prune_to_one_head(layer: Any) -> None:
     attention.o_proj.weight = nn.Parameter(attention.o_proj.weight[:, : attention.head_dim].detach())
 
 
+@pytest.mark.slow
 def test_modules_run_a_model_that_the_lean_forward_pass_fails_on() -> None:
     target, draft = llama(1), llama(2)
     prune_to_one_head(target.model.layers[1])
@@ -292,6 +297,7 @@ def test_the_default_dtype_does_not_matter() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 def test_weights_that_are_replaced_are_used() -> None:
     target, draft = related(seed=1, spread=0.05)
     lean = SpeculativeDecoder(target, draft, word_tokenizer())
@@ -352,6 +358,7 @@ class Doubling(nn.Linear):
         return 2 * super().forward(states)
 
 
+@pytest.mark.slow
 def test_other_linear_layers_are_called() -> None:
     model = llama(seed=1)
     for layer in model.model.layers:
@@ -375,6 +382,7 @@ def test_wrapped_linear_layers_are_called() -> None:
     assert not lean.packed
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("case", PAIRS)
 def test_weights_of_large_models_are_not_copied(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pair_of(case)

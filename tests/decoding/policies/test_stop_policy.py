@@ -122,6 +122,7 @@ def test_a_policy_applies_only_to_its_rules(pair: SpeculativeDecoder, prompts: l
         assert (early != whole) == applies
 
 
+@pytest.mark.slow
 def test_sd_keeps_the_distribution_where_tokens_are_withheld_by_q() -> None:
     """All two-token continuations of a six-token vocabulary, 8,000 samples. False alarm: 1e-6."""
     target, draft = (llama(seed, layers=1, vocab_size=6, eos_token_id=None) for seed in (1, 2))

@@ -40,6 +40,7 @@ def over(decoder: SpeculativeDecoder, tree: TreeShape, rule: str, threshold: flo
 # --- plain Python ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize(("tree", "depth"), [(CHAIN, 3), (WIDE, 2), (DEEP, 4), (LARGE, 3)], ids=str)
@@ -67,6 +68,7 @@ def alone(decoder: SpeculativeDecoder) -> dict[float, list[Result]]:
     return {t: decoder.generate(ragged_prompts(60), NEW, t, rule="target") for t in TEMPERATURES}
 
 
+@pytest.mark.thinned(every=11)
 @pytest.mark.parametrize(("tree", "depth"), SHAPES, ids=str)
 @pytest.mark.parametrize(
     ("rule", "temperature"),
@@ -83,6 +85,7 @@ def test_lossless_trees_write_the_targets_own_text(
     assert [r.finish_reason for r in actual] == [r.finish_reason for r in alone[temperature]]
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_of_models_reads_trees(family: str) -> None:
     """The target's own text, where windows are shorter than texts, with a draft that is nearly the target."""
@@ -97,6 +100,7 @@ def test_every_family_of_models_reads_trees(family: str) -> None:
     assert sum(r.accepted for r in trees) >= sum(r.accepted for r in chains) > 20
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("rule", ["coupled", "sd", "fsd-sd", "fsd-coupled"])
 def test_a_tree_without_branches_is_the_chain(decoder: SpeculativeDecoder, rule: str, temperature: float) -> None:
@@ -109,6 +113,7 @@ def test_a_tree_without_branches_is_the_chain(decoder: SpeculativeDecoder, rule:
         assert_same(chain, tree)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_fsd_writes_the_chains_text_and_goes_on_where_the_target_draws_the_drafted_token(
     decoder: SpeculativeDecoder, temperature: float
@@ -122,6 +127,7 @@ def test_fsd_writes_the_chains_text_and_goes_on_where_the_target_draws_the_draft
     assert sum(r.rounds for r in trees) < 0.8 * sum(r.rounds for r in chains)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_trees_of_an_ngram_draft(decoder: SpeculativeDecoder, temperature: float) -> None:
     """Lossless, wider than the chain where they branch, and the chain where they do not."""
@@ -148,6 +154,7 @@ def assert_same(one: Result, other: Result, rounding: float = 1e-9) -> None:
 # --- the batch, graphs, streams ----------------------------------------------------------------------
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("rule", TREE_RULES)
 def test_results_do_not_depend_on_the_batch(decoder: SpeculativeDecoder, rule: str, temperature: float) -> None:
@@ -167,6 +174,7 @@ def test_results_do_not_depend_on_the_batch(decoder: SpeculativeDecoder, rule: s
             assert_same(result, together[i])
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("rule", ["fsd", "fsd-coupled", "fsd-sd"])
 def test_every_threshold_in_the_interval_gives_the_same_text(decoder: SpeculativeDecoder, rule: str) -> None:
     """And one outside gives another, but for `fsd`, where the drafted token may be the target's own.
