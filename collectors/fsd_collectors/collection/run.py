@@ -162,7 +162,7 @@ class _Collector:
     def prompts(self, problems: Sequence[Identified]) -> list[list[int]]:
         """Returns the encoded prompts. Raises UsageError where one is too long."""
         texts = [problem.prompt for problem in problems]
-        requests = self.decoder.requests(texts, self.task.max_new_tokens, None, None, None, None)
+        requests = self.decoder.requests(texts, self.task.max_new_tokens)
         return [request.prompt for request in requests]
 
     def read(
