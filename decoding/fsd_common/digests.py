@@ -9,8 +9,8 @@ from typing import Any
 
 
 def facts_digest(facts: Any) -> str:
-    """Returns the SHA-256 (hex) of facts of JSON types, written as JSON with sorted keys."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    """Returns the SHA-256 (hex) of facts, written as JSON with sorted keys; what JSON has no type for is its text."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

@@ -39,8 +39,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import ProgressEstimate, showing_whole
 from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
-from fsd_decoding.config import DecodingConfig
-from fsd_decoding.config_keywords import check_type, refuse_rest
+from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fsd_calib.config import MOST_AT_ONCE, RunConfig
@@ -12,7 +12,7 @@ from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import gigabytes
 from fsd_decoding.loading import check_device, default_device, is_source
-from fsd_decoding.memory import NAMES, ModelSize, Need, UnknownSizeError, Work, available, need
+from fsd_decoding.memory import LOADED, ModelSize, UnknownSizeError, Workload, available, need
 from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.requests import requests_for
 from fsd_decoding.sampling import Sampling
@@ -28,21 +28,27 @@ class MemoryPlan:
     """What a calibration, or a collection of traces, needs of its device.
 
     Args:
+        need: bytes by what takes them, in words.
         rows: problems decoded at once at most: the batch size, or --serve-batch where that is larger.
         free: bytes that the device has; None: unknown.
     """
 
-    need: Need
+    need: dict[str, int]
     batch_size: int
     rows: int
     device: str
     free: int | None
 
     @property
+    def total(self) -> int:
+        """Bytes that are needed in all."""
+        return sum(self.need.values())
+
+    @property
     def arithmetic(self) -> str:
         """The sum in words."""
-        parts = " + ".join(f"{NAMES[name]} {gigabytes(size)}" for name, size in asdict(self.need).items() if size)
-        return f"{parts} = {gigabytes(self.need.total)}"
+        parts = " + ".join(f"{name} {gigabytes(size)}" for name, size in self.need.items() if size)
+        return f"{parts} = {gigabytes(self.total)}"
 
 
 def plan_memory(
@@ -76,7 +82,7 @@ def plan_memory(
         rows = max(min(batch_size, len(problems)), serve_batch)
         needed = need(sizes[0], sizes[1:], work, rows, device)
         if config.timing == "careful":  # its processes load the models again
-            needed = replace(needed, **{name: 2 * getattr(needed, name) for name in ("target", "drafts", "copies")})
+            needed |= {name: 2 * needed[name] for name in LOADED}
         return MemoryPlan(needed, batch_size, rows, device, free)
 
     return _fitting(at, config.batch_size)
@@ -86,7 +92,7 @@ def capacity_of(problems: Sequence[Problem], memory: MemoryPlan | None, batch_si
     """Returns what limits the number of workers. memory None: it cannot be estimated."""
     if memory is None:
         return Capacity(len(problems), batch_size)
-    return Capacity(len(problems), memory.batch_size, memory.need.total, memory.free)
+    return Capacity(len(problems), memory.batch_size, memory.total, memory.free)
 
 
 def _device(models: Sequence[Any], config: RunConfig) -> str:
@@ -101,7 +107,7 @@ def _device(models: Sequence[Any], config: RunConfig) -> str:
 
 def _work(
     sizes: Sequence[ModelSize], tokenizer: Any, task: Task, problems: Sequence[Problem], length: int, greedy: bool
-) -> Work:
+) -> Workload:
     """UsageError: a prompt is too long for the models, or holds a token that they do not have."""
     context = min((size.context for size in sizes if size.context is not None), default=None)
     vocabulary = min(size.logits for size in sizes if size.logits)
@@ -109,7 +115,7 @@ def _work(
         tokenizer, context, vocabulary, [p.prompt for p in problems], None, 0.0, 1, task.max_new_tokens
     )
     longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
-    return Work(longest + length + 1, max(len(request.prompt) for request in requests), length, greedy)
+    return Workload(longest + length + 1, max(len(request.prompt) for request in requests), length, greedy)
 
 
 def _fitting(at: Callable[[int], MemoryPlan], given: int | None) -> MemoryPlan:
@@ -136,7 +142,7 @@ def _way_out(refused: MemoryPlan, smaller: MemoryPlan | None) -> str:
 
 def _first_that_fits(at: Callable[[int], MemoryPlan], sizes: Sequence[int]) -> MemoryPlan | None:
     plans = (at(size) for size in sizes)
-    return next((plan for plan in plans if plan.free is None or plan.need.total <= plan.free), None)
+    return next((plan for plan in plans if plan.free is None or plan.total <= plan.free), None)
 
 
 _SHOWN = 5  # ids in a line

@@ -79,7 +79,7 @@ def facts_of(traces: Traces, decoder: SpeculativeDecoder, problems: Sequence[Pro
     """
     prompt_facts = PromptFacts()
     prompt_facts.check(decoder.tokenizer)
-    requests = decoder.requests([p.prompt for p in problems], 1, None, None, None, None)
+    requests = decoder.requests([p.prompt for p in problems], 1)
     drafted = dict(_first_tokens(traces))
     missing = next((p for p in problems if p.id not in drafted), None)
     if missing is not None:

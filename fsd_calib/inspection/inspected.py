@@ -70,8 +70,7 @@ def first_difference(one: Sequence[SourcedToken], other: Sequence[SourcedToken])
 def _title(decoder: SpeculativeDecoder) -> str:
     from fsd_decoding.acceptance import RULES
 
-    _, moving = decoder.policies()
-    if moving is not None:
+    if (moving := decoder.threshold_policy) is not None:
         return f"T moved by {type(moving).__name__}"
     return f"T = {shown(decoder.threshold)}" if RULES[decoder.rule].fuzzy else f"Rule {decoder.rule}"
 
@@ -90,8 +89,7 @@ def _setting(decoder: SpeculativeDecoder) -> str:
     if sampling.temperature:
         parts += [f"temperature {sampling.temperature:g}", f"seed {decoder.seed}"]
         parts += [f"top-{name} {value:g}" for name, value in (("k", sampling.top_k), ("p", sampling.top_p)) if value]
-    ending, _ = decoder.policies()
-    if ending is not None:
+    if (ending := decoder.stop_policy) is not None:
         parts.append(f"drafts ended early by {type(ending).__name__}")
     return ", ".join(parts)
 

@@ -108,7 +108,7 @@ class Watching(EarlyStop):
 
 def prompts_of(decoder: SpeculativeDecoder, count: int) -> dict[int, list[int]]:
     problems = tiny_task(300, max_new_tokens=NEW).problems[:count]
-    requests = decoder.requests([problem.prompt for problem in problems], NEW, None, None, None, None)
+    requests = decoder.requests([problem.prompt for problem in problems], NEW)
     return {problem.id: request.prompt for problem, request in zip(problems, requests, strict=True)}
 
 

@@ -17,7 +17,7 @@ from fsd_decoding.engine.draft import SideStream
 from fsd_decoding.graphs.callers import Caller, Compile, EagerCaller, caller
 from fsd_decoding.graphs.capture import Capture, CapturingCaller, CudaSideStream, cuda_graphs
 from fsd_decoding.models.forward import check_model
-from fsd_decoding.models.lean import choose
+from fsd_decoding.models.lean import LeanModel, choose
 from fsd_decoding.models.runner import ModelDrafter, ModelRunner
 
 CAPTURES: dict[str, Callable[[torch.device], Capture | None]] = {"cuda": cuda_graphs}
@@ -73,7 +73,8 @@ class Models:
         addresses = [weight.data_ptr() for weight in self._tensors() if weight.numel()]
         if not all(addresses):
             return None
-        run_by = [id(choose(model).lean) if self.lean else None for model in self._causal_models()]
+        chosen = [choose(model) if self.lean else "" for model in self._causal_models()]
+        run_by = [lean.number if isinstance(lean, LeanModel) else None for lean in chosen]
         draft_length = self.draft_length if layers_read(self.draft) else 0
         return (id(self.target), id(self.draft), draft_length, *run_by, *addresses)
 

@@ -181,7 +181,7 @@ def move_path(cache: SlotCache, starts: Tensor, places: Tensor) -> None:
     """Moves the states of a path from scratch slots to those behind the text, where its tokens are text from now on.
 
     Args:
-        cache: of the forward passes of `Branches`.
+        cache: what the forward passes of `Branches` wrote to.
         starts: (B,) length of each text.
         places: (B, n) the scratch slot of the path's node at depths 1 … n; -1: none is to be moved.
     """
@@ -213,15 +213,14 @@ class Masks:
         """Returns the mask (B, 1, Q, kv_length) of each kind of attention, for queries at `positions` (B, Q)."""
         slots, query = self._slots[:kv_length], positions[:, None, :, None]
         unseen = slots > query if branches is None else ~branches.visible(slots).unsqueeze(1)
+        places = slots
+        if branches is not None and any(self._windows.values()):
+            places = branches.positions(slots)[:, None, None]
         masks = {}
         for kind, window in self._windows.items():
-            hidden = unseen if window is None else unseen | (self._positions(slots, branches) <= query - window)
+            hidden = unseen if window is None else unseen | (places <= query - window)
             masks[kind] = torch.where(hidden, self._hidden, self._visible)
         return masks
-
-    def _positions(self, slots: Tensor, branches: Branches | None) -> Tensor:
-        """The positions of the tokens in slots (S,), which broadcast to (B, 1, Q, S)."""
-        return slots if branches is None else branches.positions(slots)[:, None, None]
 
 
 def mask_kinds(model: Any) -> Mapping[str, int | None]:
@@ -234,7 +233,9 @@ def mask_kinds(model: Any) -> Mapping[str, int | None]:
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or [])
     if not kinds:
-        kinds = {SLIDING if window and _makes_windows(model) else FULL}
+        # A configuration may name a window that no layer uses (Moshi).
+        code = sys.modules[type(model.get_decoder()).__module__]
+        kinds = {SLIDING if window and hasattr(code, "create_sliding_window_causal_mask") else FULL}
     if not kinds <= {FULL, SLIDING}:
         unsupported = ", ".join(sorted(kinds - {FULL, SLIDING}))
         raise UsageError(
@@ -242,11 +243,6 @@ def mask_kinds(model: Any) -> Mapping[str, int | None]:
             "use a model with full or sliding attention"
         )
     return {kind: window if kind == SLIDING else None for kind in sorted(kinds)}
-
-
-def _makes_windows(model: Any) -> bool:
-    """Whether the model's code implements windows; a configuration may name one that no layer uses (Moshi)."""
-    return hasattr(sys.modules[type(model.get_decoder()).__module__], "create_sliding_window_causal_mask")
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:

@@ -143,7 +143,7 @@ def test_the_batch_size_is_the_largest_that_fits(
     for free, chosen in sizes.items():
         plan = planned(monkeypatch, free, chosen)
         assert plan.batch_size == chosen
-        assert free is None or plan.need.total <= free
+        assert free is None or plan.total <= free
     with_memory(monkeypatch, 40_000_000)
     assert refusal(tmp_path) == "weights are loaded"
 
@@ -167,7 +167,7 @@ def test_a_plan_names_the_memory_and_the_device_hours(tmp_path: Path) -> None:
     ).plan()
     assert plan.memory is not None
     assert (plan.memory.batch_size, plan.devices) == (32, 1)
-    assert plan.memory.need.target == 0  # it is loaded already
+    assert plan.memory.need["target's weights"] == 0  # it is loaded already
     assert plan.device_seconds == plan.seconds
     assert replace(plan, devices=2).device_seconds == 2 * plan.seconds
     print_plan(plan, console := paper(80))

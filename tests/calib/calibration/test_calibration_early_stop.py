@@ -95,8 +95,8 @@ def test_a_profile_stops_drafts_as_its_calibration_did(predictor: Path, tmp_path
     task = tiny_calibration.task(240)
     prompts, ids = [p.prompt for p in task.problems], [p.id for p in task.problems]
     early = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
-    following.stop_policy = None
-    whole = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
+    to_the_end = following.reconfigured(replace(following.decoding, stop_policy=None))
+    whole = to_the_end.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
     assert sum(r.drafted for r in whole) == 6 * sum(r.rounds for r in whole)
     assert sum(r.drafted for r in early) < 6 * sum(r.rounds for r in early)
     emitted, rounds = sum(r.emitted for r in early), sum(r.rounds for r in early)

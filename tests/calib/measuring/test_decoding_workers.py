@@ -290,7 +290,7 @@ def test_a_cluster_is_like_the_process_that_it_decodes_for(monkeypatch: pytest.M
         cluster_share(None, [(8, 0)], "cuda")
     for default in ("cpu", "cuda"):
         monkeypatch.setattr("fsd_decoding.workers.model_workers.default_device", lambda default=default: default)
-        assert cluster_share(None, [(8, 2 * (default == "cuda"))], None).gpus == (default == "cuda")
+        assert cluster_share(None, [(8, 2 * (default == "cuda"))], None)[2] == (default == "cuda")
     monkeypatch.setattr("fsd_decoding.workers.model_workers.default_device", lambda: "cpu")
     with pytest.raises(UsageError, match="the Ray cluster has 2 GPUs and this process none"):
         cluster_share(None, [(8, 2)], None)

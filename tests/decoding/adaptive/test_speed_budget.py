@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import DivergenceBudget, SpeedBudget
-from fsd_decoding.adaptive.speed_budget import InverseCurve, TokensCurve
+from fsd_decoding.adaptive.speed_budget import TokensCurve
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
@@ -71,7 +71,7 @@ def test_without_chance_a_step_in_costs_is_within_five_percent_exactly_after_the
         lossless=0.0, loosest=0.99
     )  # 1 to 5.5 tokens a round: half and twice the requested speed are within reach
     measured = law.profile(THRESHOLDS, 0.6, SECONDS)
-    curve, budget = TokensCurve.of(measured, False), SpeedBudget(requested / SECONDS, measured, rounds=rounds)
+    curve, budget = TokensCurve(measured, False), SpeedBudget(requested / SECONDS, measured, rounds=rounds)
 
     def speed(seconds: float) -> float:
         tokens = float(np.interp(float(budget.current), curve.thresholds, curve.tokens))
@@ -184,19 +184,19 @@ def test_lossless_tokens_of_chains_are_not_those_of_trees() -> None:
         for point in chains.curve
     ]
     both = chains.model_copy(update={"curve": [*trees, *chains.curve]}).sealed()
-    assert TokensCurve.of(both, True) == TokensCurve.of(chains, True)
+    one, other = TokensCurve(both, True), TokensCurve(chains, True)
+    assert (one.thresholds, one.tokens) == (other.thresholds, other.tokens)
 
 
 @settings(max_examples=50)
 @given(tokens=st.lists(st.floats(1, 9), min_size=1, max_size=6), requested=st.floats(0, 12))
 def test_the_curve_rises_and_its_inverse_remains_within_it(tokens: list[float], requested: float) -> None:
     points = [Point(0.1 * (i + 1), n, 10 * n) for i, n in enumerate(tokens)]
-    curve = TokensCurve.of(profile_of([Point(None, 1.5, 15.0), *points], points[-1].threshold or 0.0, 5), False)
+    curve = TokensCurve(profile_of([Point(None, 1.5, 15.0), *points], points[-1].threshold or 0.0, 5), False)
     assert all(a < b for a, b in zip(curve.tokens, curve.tokens[1:], strict=False))
-    inverse = InverseCurve(curve, torch.device("cpu"))
     for threshold, there in zip(curve.thresholds, curve.tokens, strict=True):
-        assert float(inverse(torch.tensor(there, dtype=torch.float64))) == pytest.approx(threshold)
-    answer = float(inverse(torch.tensor(requested, dtype=torch.float64)))
+        assert float(curve.inverse(torch.tensor(there, dtype=torch.float64))) == pytest.approx(threshold)
+    answer = float(curve.inverse(torch.tensor(requested, dtype=torch.float64)))
     assert curve.thresholds[0] <= answer <= curve.thresholds[-1] + 1e-9
 
 

@@ -105,7 +105,8 @@ def assert_one_look_a_round(models: Models, settings: EngineSettings, monkeypatc
         next(looks)
         return Decided(
             emitted=[[7] * (drafts + 1)] * rows, drafted=[drafts] * rows, accepted=[drafts] * rows, whole=[True] * rows,
-            finite_logits=[True] * rows, valid_bounds=[True] * rows, spared=[[]] * rows, refused=[[]] * rows,
+            finite_logits=[True] * rows, valid_bounds=[True] * rows,
+            largest_accepted=[[]] * rows, rejecting=[[]] * rows,
         )  # fmt: skip
 
     monkeypatch.setattr(Decided, "of", fake)

@@ -58,10 +58,8 @@ def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
     decode(captured, "fsd-coupled", 0.8)
     compiled_before = len(graphs)
     torch._dynamo.utils.counters.clear()
-    captured.seed = 3
-    captured.generate(
-        ragged_prompts(8)[4:], NEW, 0.8, threshold=[0.1, -1.0, 0.3, 9.0], draft_length=3, ids=[5, 6, 7, 8]
-    )
+    thresholds, ids = [0.1, -1.0, 0.3, 9.0], [5, 6, 7, 8]
+    captured.generate(ragged_prompts(8)[4:], NEW, 0.8, threshold=thresholds, draft_length=3, ids=ids, seed=3)
     assert len(graphs) == compiled_before
     assert not torch._dynamo.utils.counters["stats"]  # nor did PyTorch compile anything
 

@@ -66,13 +66,8 @@ def test_other_texts_thresholds_seeds_and_ids_capture_nothing(
     for _ in range(2):
         assert_same_results(captured, plain, 0.8)
     captured_before = count_graphs(captured)
-    captured.seed = plain.seed = 3
-    try:
-        assert_same_results(
-            captured, plain, 0.8, threshold=[0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1], ids=range(5, 14)
-        )
-    finally:
-        plain.seed = 0
+    thresholds = [0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1]
+    assert_same_results(captured, plain, 0.8, threshold=thresholds, ids=range(5, 14), seed=3)
     assert count_graphs(captured) == captured_before
 
 

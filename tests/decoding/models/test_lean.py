@@ -53,6 +53,12 @@ def tokens(decoder: SpeculativeDecoder, **settings: Any) -> list[tuple[list[int]
     return [(result.tokens, result.rounds) for result in texts(decoder, **settings)]
 
 
+def lean_of(model: Any) -> LeanModel:
+    lean = choose(model)
+    assert isinstance(lean, LeanModel)
+    return lean
+
+
 def pair_of(case: str, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
     target, draft = PAIRS[case]
     return random_model(target, seed=0).to(dtype), random_model(draft, seed=1).to(dtype)
@@ -187,9 +193,7 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("case", UNFIT)
 def test_transformers_modules_run_what_it_cannot(case: str) -> None:
     make, reason = UNFIT[case]
-    choice = choose(make())
-    assert choice.lean is None
-    assert str(choice.reason).startswith(reason)
+    assert str(choose(make())).startswith(reason)
 
 
 def test_a_model_whose_logits_would_differ_is_run_by_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,15 +239,13 @@ def copies(lean: LeanModel) -> list[torch.Tensor]:
 def test_single_weights_that_change_past_torchs_counts_are_used(dtype: torch.dtype) -> None:
     """Rows that change places, too, and one element of a bias."""
     target, _ = pair_of("qwen2, biases, tied embeddings", dtype)
-    lean = choose(target).lean
-    assert lean is not None
+    lean = lean_of(target)
     layer = target.model.layers[1]
     head, down, bias = target.lm_head.weight.data, layer.mlp.down_proj.weight.data, layer.self_attn.v_proj.bias.data
     for changed, elements, value in ((head, [0, 1], head[[1, 0]]), (down[0], 7, 0.0), (bias, 3, 1.0)):
         changed[elements] = value
-        assert choose(target).lean is lean
-        fresh = choose(copy.deepcopy(target)).lean
-        assert fresh is not None
+        assert choose(target) is lean
+        fresh = lean_of(copy.deepcopy(target))
         for own, other in zip(copies(lean), copies(fresh), strict=True):
             assert torch.equal(own, other)
 
@@ -267,7 +269,7 @@ def test_hidden_states_that_were_asked_for_once_do_not_matter() -> None:
     model = llama(1)
     model(torch.tensor([[1, 2, 3]]), output_hidden_states=True)
     assert any(module._forward_hooks for module in model.modules())
-    assert choose(model).lean is not None
+    assert isinstance(choose(model), LeanModel)
 
 
 def prune_to_one_head(layer: Any) -> None:
@@ -292,7 +294,7 @@ def test_the_default_dtype_does_not_matter() -> None:
     model = llama(1).float()
     torch.set_default_dtype(torch.float64)
     try:
-        assert choose(model).lean is not None
+        assert isinstance(choose(model), LeanModel)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -345,10 +347,10 @@ def test_modules_that_change_after_decoding_are_used(
 
 def test_a_hook_on_all_modules_is_called() -> None:
     model = llama(seed=1)
-    assert choose(model).lean is not None
+    assert isinstance(choose(model), LeanModel)
     with nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output):
-        assert choose(model).reason == "a hook was set on all modules"
-    assert choose(model).lean is not None
+        assert choose(model) == "a hook was set on all modules"
+    assert isinstance(choose(model), LeanModel)
 
 
 class Doubling(nn.Linear):
@@ -363,8 +365,7 @@ def test_other_linear_layers_are_called() -> None:
     model = llama(seed=1)
     for layer in model.model.layers:
         layer.mlp.down_proj.__class__ = Doubling
-    lean = choose(model).lean
-    assert lean is not None
+    lean = lean_of(model)
     assert not lean.packed
     decoders = [SpeculativeDecoder(model, llama(seed=2), word_tokenizer(), lean=way) for way in (True, False)]
     assert (
@@ -377,8 +378,7 @@ def test_wrapped_linear_layers_are_called() -> None:
     model.lm_head = Wrapped(model.lm_head)
     for layer in model.model.layers:
         layer.mlp.down_proj = Wrapped(layer.mlp.down_proj)
-    lean = choose(model).lean
-    assert lean is not None
+    lean = lean_of(model)
     assert not lean.packed
 
 
@@ -389,14 +389,13 @@ def test_weights_of_large_models_are_not_copied(case: str, monkeypatch: pytest.M
     packed = tokens(SpeculativeDecoder(*pair, word_tokenizer()), **SETTINGS[-1])
     monkeypatch.setattr(lean_module, "PACKED_BYTES", 1000)
     large = copy.deepcopy(pair)
-    assert not any(lean is None or lean.packed for lean in (choose(model).lean for model in large))
+    assert not any(lean_of(model).packed for model in large)
     assert tokens(SpeculativeDecoder(*large, word_tokenizer()), **SETTINGS[-1]) == packed
 
 
 def test_copies_are_counted_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama(1)
-    lean = choose(model).lean
-    assert lean is not None
+    lean = lean_of(model)
     copied = sum(tensor.nbytes for tensor in copies(lean))
     assert packed_bytes(model) == packed_bytes(llama(1).to("meta")) == copied > 0
     assert packed_bytes(llama(1, tie_word_embeddings=True)) == copied

@@ -164,12 +164,12 @@ def test_a_row_remembers_its_own_rounds_and_no_others(
         assert len(verified) == result.rounds - 1  # that of the last round is not needed any more
         assert [v.drafted for v in verified] == [min(n, 6) for n in range(1, result.rounds)]
         assert all(v.accepted <= v.drafted for v in verified)
-        assert all((v.refused is None) or v.accepted < v.drafted for v in verified)
-        assert all(v.spared is None or v.spared <= 0.2 for v in verified)
-        assert all(v.refused is None or v.refused > 0.2 for v in verified)
+        assert all((v.smallest_rejected is None) or v.accepted < v.drafted for v in verified)
+        assert all(v.largest_accepted is None or v.largest_accepted <= 0.2 for v in verified)
+        assert all(v.smallest_rejected is None or v.smallest_rejected > 0.2 for v in verified)
     every = list(itertools.chain.from_iterable(policy.verified.values()))
-    assert any(v.spared is not None for v in every)
-    assert any(v.refused is not None for v in every)
+    assert any(v.largest_accepted is not None for v in every)
+    assert any(v.smallest_rejected is not None for v in every)
 
 
 def test_a_decoders_own_policy_is_that_of_its_calls(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
