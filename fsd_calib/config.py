@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 # The words that options take, known here without importing what they name; a test compares them.
 RULES_WITH_T = ("fsd", "fsd-sd", "fsd-coupled")
-RULES = ("sd", "coupled", *RULES_WITH_T, "typical", "ensemble")
+RULES_WITHOUT_T = ("sd", "coupled")
+RULES = (*RULES_WITHOUT_T, *RULES_WITH_T, "typical", "ensemble")
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
 CONSTANT = "constant"
 POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt")

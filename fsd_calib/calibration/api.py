@@ -177,11 +177,12 @@ class Calibration:
     def plan(self) -> Plan:
         """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them.
 
-        Reads what an earlier run of the same left in `out`, and leaves nothing in the folder of none.
+        Reads what an earlier run of the same left in `out`, leaves nothing in the folder of none, and trains no
+        predictor.
         """
         out = self.config.path("out")
         kept = out if out is not None and output_folder.is_own(out, self) else None
-        with showing_whole(self.config.reporter, ProgressEstimate()), self._prepared(kept) as ready:
+        with showing_whole(self.config.reporter, ProgressEstimate()), self._prepared(kept, plan_only=True) as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
@@ -205,8 +206,8 @@ class Calibration:
         return profile
 
     @contextmanager
-    def _prepared(self, out: Path | None) -> Iterator[Prepared]:
-        """What is ready for the long work, which writes to `out`."""
+    def _prepared(self, out: Path | None, plan_only: bool = False) -> Iterator[Prepared]:
+        """What is ready for the long work, which writes to `out`, or what its plan needs alone."""
         began, asked = time.monotonic(), self.config
         if (folder := asked.path("out")) is not None:
             output_folder.check_own(folder, self)
@@ -218,8 +219,9 @@ class Calibration:
             setting = None if self.fixed is None else setting_of(self.fixed)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
             ready = prepare(
-                session, self.goal, space, self._policies, self.decoding.predictor, config, self.sources, setting
-            )
+                session, self.goal, space, self._policies, self.decoding.predictor, config, self.sources, setting,
+                plan_only,
+            )  # fmt: skip
             plan = replace(
                 ready.plan, memory=memory, compile=ready.facts.timings.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,

@@ -109,15 +109,24 @@ def prepare(
     config: RunConfig,
     sources: Sources,
     fixed: Setting | None = None,
+    plan_only: bool = False,
 ) -> Prepared:
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
+
+    Args:
+        plan_only: whether no run follows, so that no predictor is trained: the plan is of drafts that none ends early.
 
     Raises:
         UsageError: there are too few problems for the goal, whatever the outcomes.
     """
     folder = config.path("out")
     _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
-    chosen = None if predictor is None else choose(predictor, session, space, folder)
+    chosen = None if predictor is None else choose(predictor, session, space, folder, train=not plan_only)
+    if chosen is None and predictor is not None:
+        session.progress.note(
+            "a run trains its predictor first; the plan has neither the time of that nor drafts that end early"
+        )
+        space = replace(space, draft_lengths=tuple(range(1, max(space.draft_lengths) + 1)))
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
         baseline = measure_baseline(session, _usual(session, space), _PILOT)

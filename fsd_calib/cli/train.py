@@ -8,21 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from fsd_calib.cli.console import (
-    check_at_least_one,
-    check_writable,
-    interruptible,
-    leave,
-    load_libraries,
-    reply,
-    reply_json,
-)
-from fsd_calib.cli.family import Family, one_of, several_of
+from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import OutputOptions, check_sources, check_words, divergences
 from fsd_calib.config import DIVERGENCES, RULES_WITH_T, Limit
 from fsd_calib.tasks.asking import PROBLEMS as DATA
+from fsd_common.argument_checks import check_count
+from fsd_common.option import Option
 from fsd_common.option_texts import several
 
 if TYPE_CHECKING:
@@ -42,48 +34,30 @@ app = Family()
 
 @app.command(epilog=_EPILOG)
 def command(
-    traces: Annotated[
-        Path, typer.Option(help="The folder of traces along the target that fsd-collect wrote.", rich_help_panel=DATA)
-    ],
-    out: Annotated[Path, typer.Option(help="Folder to write the predictor to.", rich_help_panel=DATA)],
+    traces: Annotated[Path, Option("The folder of traces along the target that fsd-collect wrote.", DATA)],
+    out: Annotated[Path, Option("Folder to write the predictor to.", DATA)],
     limit: Limit = None,
-    seed: Annotated[
-        int, typer.Option(help="Seed for picking rows, hyperparameter search and fitting.", rich_help_panel=DATA)
-    ] = 0,
+    seed: Annotated[int, Option("Seed for picking rows, hyperparameter search and fitting.", DATA)] = 0,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="The target's tokenizer, if the traces do not say where it is: hub id or local path.",
-            rich_help_panel=DATA,
-        ),
+        str | None, Option("The target's tokenizer, if the traces do not say where it is: hub id or local path.", DATA)
     ] = None,
     kind: Annotated[
         str,
-        typer.Option(
-            help="Kind of model: boosted (LightGBM), logistic, or head (a small neural network).",
-            rich_help_panel=_MODEL,
-            autocompletion=one_of(_KINDS),
-        ),
+        Option("Kind of model: boosted (LightGBM), logistic, or head (a small neural network).", _MODEL, words=_KINDS),
     ] = "boosted",
     rule: Annotated[
-        str,
-        typer.Option(
-            help="Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.",
-            rich_help_panel=_MODEL,
-            autocompletion=one_of(RULES_WITH_T),
-        ),
+        str, Option("Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.", _MODEL, words=RULES_WITH_T)
     ] = "fsd-coupled",
     divergence: Annotated[
-        str,
-        typer.Option(
-            help="Divergence that T bounds, or several, separated by commas. One predictor serves them at every T.",
-            rich_help_panel=_MODEL,
-            autocompletion=several_of(DIVERGENCES),
+        tuple[str, ...],
+        Option(
+            "Divergence that T bounds, or several, separated by commas. One predictor serves them at every T.",
+            _MODEL,
+            words=DIVERGENCES,
+            read=several,
         ),
-    ] = "js",
-    trials: Annotated[
-        int, typer.Option(help="Hyperparameter trials for each of the predictor's two models.", rich_help_panel=_MODEL)
-    ] = 8,
+    ] = ("js",),
+    trials: Annotated[int, Option("Hyperparameter trials for each of the predictor's two models.", _MODEL)] = 8,
     *,
     output: OutputOptions,
 ) -> None:
@@ -93,10 +67,12 @@ def command(
     the models and card.md, which reports their quality; read it before use.
     """
     progress = output.begin()
-    check_at_least_one({"--limit": limit, "--trials": trials})
-    names = several("--divergence", divergence)
+    for option, number in (("--limit", limit), ("--trials", trials)):
+        if number is not None:
+            check_count(option, number)
     check_words(
-        ("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T), ("--divergence", divergences(names), DIVERGENCES)
+        ("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T),
+        ("--divergence", divergences(divergence), DIVERGENCES),
     )  # fmt: skip
     check_sources({"tokenizer": [tokenizer]})
     from fsd_collectors.store.listing import MANIFEST, content_of
@@ -114,7 +90,7 @@ def command(
 
     with interruptible(lambda: f"nothing is kept: {out} holds no new predictor, and the same command begins anew"):
         predictor = train(
-            loaded, out, kind, rule, names, trials=trials, seed=seed, limit=limit,
+            loaded, out, kind, rule, divergence, trials=trials, seed=seed, limit=limit,
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=progress,
         )  # fmt: skip
     if output.as_json:

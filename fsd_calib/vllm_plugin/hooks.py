@@ -104,14 +104,8 @@ CALIBRATION: Mapping[str, Sequence[str]] = {
 
 RUNNER_V2: Mapping[str, Sequence[str]] = {
     "vllm.v1.worker.gpu.input_batch": [
-        "InputBatch.cu_num_logits_np",
-        "InputBatch.idx_mapping_np",
-        "InputBatch.input_ids",
-        "InputBatch.logits_indices",
-        "InputBatch.num_draft_tokens",
-        "InputBatch.positions",
-        "InputBatch.req_ids",
-        "InputBatch.seq_lens",
+        "InputBatch.cu_num_logits_np", "InputBatch.idx_mapping_np", "InputBatch.input_ids", "InputBatch.logits_indices",
+        "InputBatch.num_draft_tokens", "InputBatch.positions", "InputBatch.req_ids", "InputBatch.seq_lens",
     ],
     "vllm.v1.worker.gpu.sample.output": ["SamplerOutput.num_sampled", "SamplerOutput.sampled_token_ids"],
     "vllm.v1.worker.gpu.model_runner": ["GPUModelRunner.sample", "GPUModelRunner.sample_tokens"],
@@ -120,7 +114,7 @@ RUNNER_V2: Mapping[str, Sequence[str]] = {
     "vllm.v1.worker.gpu.spec_decode.speculator": ["DraftModelSpeculator.draft_logits_spec"],
     "vllm.v1.worker.gpu.states": ["RequestState"],
     "vllm.v1.worker.gpu.structured_outputs": ["StructuredOutputsWorker.apply_grammar_bitmask"],
-}
+}  # fmt: skip
 
 OF_RUNNER_V1: Sequence[str] = [
     "device", "discard_request_mask.np", "drafter._enable_probabilistic_draft_probs",

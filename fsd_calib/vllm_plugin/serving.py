@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.logger import init_logger
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin import KEY, hooks
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.followed import Followed
 from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, policy_of
-from fsd_calib.vllm_plugin.rejection_sampler import FuzzyRejectionSampler
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
-from fsd_calib.vllm_plugin.settings import ServeSettings
+from fsd_calib.vllm_plugin.settings import Followed, ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_common.errors import UsageError
@@ -26,6 +25,27 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.tensors import argmax, to_device
 
 logger = init_logger("vllm.fsd")
+
+
+class FuzzyRejectionSampler(RejectionSampler):
+    """vLLM's own rejection sampler, run on logits in which the fuzzily accepted tokens are certain.
+
+    Where D <= T the target's distribution is replaced by certainty of the drafted token, so vLLM's rule accepts it: the
+    argmax is x, and u <= p(x)/q(x) holds for every u. All other positions, the noise and its order stay vLLM's. Tokens
+    that the request forbids (a grammar, bad words, allowed tokens) are left to vLLM's rule, which rejects them.
+
+    Attributes:
+        judged: the step's tokens; None: vLLM's rule alone decides.
+    """
+
+    judged: Judged | None = None
+
+    def apply_logits_processors(self, logits: Tensor, sampling_metadata: Any, metadata: Any) -> Tensor:
+        """Returns the processed logits (N, V) of the drafted tokens."""
+        processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
+        if self.judged is not None:
+            self.judged.accept(processed, metadata.draft_token_ids)
+        return processed
 
 
 class Serving:
@@ -70,13 +90,6 @@ class Serving:
     def admit(self, requests: Iterable[Any]) -> None:
         """Notes requests that the scheduler sends for the first time, or again with other parameters."""
         self._requests.forget(request.req_id for request in requests)
-
-    def plan_drafts(self, scheduler_output: Any) -> None:
-        """Is called before a step, and may change how many tokens it drafts."""
-
-    def scheduled(self, drafts: Any) -> Any:
-        """Returns which of the tokens that a step drafted are to be verified: all."""
-        return drafts
 
     def forget(self, finished: Set[str]) -> None:
         """Forgets requests that have finished."""

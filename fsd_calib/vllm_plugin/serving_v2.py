@@ -66,13 +66,6 @@ class ServingV2:
             self._known[request.req_id] = request
             self._requests.forget([request.req_id])
 
-    def plan_drafts(self, scheduler_output: Any) -> None:
-        """A step drafts as many tokens as vLLM plans."""
-
-    def scheduled(self, drafts: Any) -> Any:
-        """Returns which of the tokens that a step drafted are to be verified: all."""
-        return drafts
-
     def forget(self, finished: Iterable[str]) -> None:
         """Forgets requests that have finished."""
         ended = list(finished)

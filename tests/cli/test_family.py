@@ -74,6 +74,7 @@ def test_options_of_one_name_mean_the_same_everywhere() -> None:
 def test_words_that_options_take_are_those_of_the_registries() -> None:
     assert set(choices.RULES) == {name for name, rule in RULES.items() if name != "target"}
     assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_divergence}
+    assert set(choices.RULES_WITHOUT_T) == {name for name, rule in RULES.items() if rule.drafts and not rule.fuzzy}
     assert tuple(DIVERGENCES) == choices.DIVERGENCES
     assert set(choices.POLICIES) == {*FAMILIES}
 

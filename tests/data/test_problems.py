@@ -12,9 +12,7 @@ from random import Random
 
 import pytest
 
-from fsd_data.problems import GeneratedProblem, fresh, generate, part_of
-from fsd_data.stories import STORIES
-from fsd_data.wording import say, weights
+from fsd_data.problems import STORIES, GeneratedProblem, fresh, generate, part_of, say, weights
 
 CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 

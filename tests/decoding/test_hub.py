@@ -272,7 +272,7 @@ def test_problems_on_the_hub_are_refused_with_the_way_out(case: str, said: str, 
         ((message, seconds),) = run(GSM8K, hub.address, tmp_path)
     assert f"openai/gsm8k cannot be loaded from the hub at {hub.address} (HF_ENDPOINT)" in message
     assert said in message
-    assert "--data FILE.jsonl" in message
+    assert "data takes a local FILE.jsonl" in message
     assert seconds < DEFINITE
 
 

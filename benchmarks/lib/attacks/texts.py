@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fsd_calib.tasks.base import Grader, Problem
-from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.graders import (
     contains,
     extracting,
     near_number,
     same_choice,
+    same_expression,
     same_number,
     same_text,
     similar,

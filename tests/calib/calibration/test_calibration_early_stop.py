@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
+from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces, load_traces
+from fsd_calib.calibration import predictor as training
 from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.baseline import TRACED
 from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
@@ -47,7 +49,7 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "predictor"
 
 
-def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], explore: bool = False) -> str:
+def planned(state: Path, predictor: Path | str, problems: tuple[Problem, ...], explore: bool = False) -> str:
     """The notes that the user sees."""
     target, draft = related(seed=1, spread=0.05)
     task, log = replace(tiny_calibration.task(300), problems=problems), StringIO()
@@ -137,6 +139,19 @@ def test_auto_trains_once_on_problems_that_nothing_else_is_measured_on(tmp_path:
     assert Predictor.load(tmp_path / "out" / "predictor").facts.rule == "fsd-sd"
     with pytest.raises(UsageError, match="a predictor is trained for one rule"):
         run(tmp_path, "auto", _PROBLEMS, rule=("fsd-sd", "fsd-coupled"))
+
+
+@pytest.mark.slow
+def test_a_plan_trains_no_predictor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(training, "train", lambda *_, **__: pytest.fail("a plan trains"))
+    problems = tiny_calibration.task(_PROBLEMS).problems
+    notes = planned(tmp_path, "auto", problems)
+    assert "a run trains its predictor first" in notes
+    assert not (tmp_path / "predictors").exists()
+    traced = [load_traces(folder).manifest.task.problems for folder in (tmp_path / "traces").glob("*/")]
+    assert traced == [TRACED]  # and no text that only training reads
+    with pytest.raises(UsageError, match="training a predictor takes at least"):
+        planned(tmp_path, "auto", problems[:300])
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_a_configuration_is_read_back_from_json() -> None:
 
 
 def test_vllm_is_told_that_it_drafts_no_trees() -> None:
-    with pytest.raises(UsageError, match="drafts trees, which vLLM does not; calibrate without --tree"):
+    with pytest.raises(UsageError, match="drafts trees, which vLLM does not; calibrate chains"):
         check_profile(profile({"tree": {"top_k": 2, "nodes": 4}}))
 
 

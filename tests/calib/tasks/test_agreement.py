@@ -95,7 +95,7 @@ def test_a_similarity_is_a_share(similarity: str) -> None:
 
 def test_prompts_must_be_given(tmp_path: Path) -> None:
     assert task_kind("agreement:0.90").name == "agreement:0.9"
-    assert "it has no prompts of its own; give --data" in load_refusal("agreement")
+    assert "it has no prompts of its own; give data, such as" in load_refusal("agreement")
     (tmp_path / "a.txt").write_text(" \n")
     assert "it is empty; it must hold one problem per row" in load_refusal("agreement", data=tmp_path / "a.txt")
 

@@ -17,10 +17,9 @@ import pytest
 
 from fsd_calib.tasks import load_task
 from fsd_calib.tasks.base import Problem
-from fsd_calib.tasks.grading import apart, expressions
+from fsd_calib.tasks.grading import apart, graders
 from fsd_calib.tasks.grading.apart import Apart, broken_texts
-from fsd_calib.tasks.grading.expressions import same_expression
-from fsd_calib.tasks.grading.graders import extracting, same_text
+from fsd_calib.tasks.grading.graders import extracting, same_expression, same_text
 from fsd_common.errors import UsageError
 from lib.common.forked_programs import environment
 from support.calibration.harness_tasks import write_task
@@ -32,7 +31,7 @@ DEEDS = Apart("support.crude_graders:deeds", seconds=0.5)
 def _fresh() -> Iterator[None]:
     """No verdict is known, and nothing was told."""
     apart._verdict.cache_clear()
-    apart._Broken.count = 0
+    apart._broken.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -182,7 +181,7 @@ def gone(process: int) -> bool:
 def test_an_expression_that_never_ends_is_wrong(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread too, where math-verify itself has no way to stop."""
     pytest.importorskip("math_verify", reason="math-verify is not installed (extra 'math')")
-    monkeypatch.setattr(expressions, "_COMPARISON", replace(expressions._COMPARISON, seconds=1.0))
+    monkeypatch.setattr(graders, "_COMPARISON", replace(graders._COMPARISON, seconds=1.0))
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(same_expression, with_reference(r"\boxed{0.5}"), text).result()
     with monkeypatch.context() as remembered:

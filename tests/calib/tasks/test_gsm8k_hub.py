@@ -47,7 +47,7 @@ except UsageError as error:
     message = run_in_process(code, tmp_path).strip()
     assert "\n" not in message
     assert "openai/gsm8k cannot be loaded" in message
-    assert "--data FILE.jsonl" in message
+    assert "data takes a local FILE.jsonl" in message
 
 
 def hub_layout(folder: Path) -> dict[str, list[GeneratedProblem]]:

@@ -114,7 +114,7 @@ def test_sampling_is_left_to_the_command_line_and_the_source_says_so(tmp_path: P
     path = write_task(tmp_path, changes={"generation_kwargs": {"until": [], "temperature": 0.6}})
     task = load_task(f"lm-eval:{path}")
     assert (task.stop, task.max_new_tokens) == ((), 256)
-    assert "asks for temperature 0.6, which --temperature sets" in task.source
+    assert "asks for temperature 0.6, which the run's own replaces" in task.source
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def test_data_replaces_the_file_s_own(folder: Path) -> None:
             "line 1: no column 'land'; its columns are country, city",
         ),
         ({"data": "none.jsonl"}, "none.jsonl: cannot be read"),
-        ({"data": None}, "it names no problems; give it data or hub, or give --data"),
+        ({"data": None}, "it names no problems; give it data or hub, or give data"),
         ({"examples": [{"country": "Italy"}]}, "key 'examples', example 1: no column 'city'"),
     ],
 )

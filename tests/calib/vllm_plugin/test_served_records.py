@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
-from fsd_calib.vllm_plugin.telemetry.records import EngineFacts, Records, Served, manifest_of, tables_of
+from fsd_calib.vllm_plugin.telemetry.records import Records, Served, manifest_of, tables_of
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import ServedText, Texts
 from fsd_collectors.collection.measures import Measures
@@ -35,12 +35,14 @@ from support.small_disks import small_disk
 
 LOG = logging.getLogger("fsd-test-records")
 TOKENIZER = AutoTokenizer.from_pretrained(pair_paths()[0])
-ENGINE = EngineFacts(draft_length=DRAFTS, batch_size=8, context=400, eos=[EOS], device="cpu", version="0.32.0")
+ENGINE: dict[str, Any] = {
+    "draft_length": DRAFTS, "batch_size": 8, "context": 400, "eos": [EOS], "device": "cpu", "version": "0.32.0",
+}  # fmt: skip
 
 
 def manifest(texts: int = 1000, portion: int = 50) -> Manifest:
     followed = profile({"threshold": THRESHOLD, "divergence": "js"})
-    return manifest_of(followed, texts, ENGINE).model_copy(update={"portion": portion})
+    return manifest_of(followed, texts, **ENGINE).model_copy(update={"portion": portion})
 
 
 MEASURES = Measures(manifest().divergences, "raw", Sampling())
@@ -338,6 +340,6 @@ def test_a_file_in_the_place_of_the_folder_is_left_alone_with_one_warning(
 
 
 def test_another_profile_is_another_run() -> None:
-    other = manifest_of(profile({"threshold": 0.3, "divergence": "js"}), 1000, ENGINE)
+    other = manifest_of(profile({"threshold": 0.3, "divergence": "js"}), 1000, **ENGINE)
     assert (manifest().difference(other) or "").startswith("policy.threshold '0.3'")
     assert manifest().difference(manifest()) is None
