@@ -12,7 +12,7 @@ from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.power import cells, least_problems, power, problems_needed, seeds_worth
 from fsd_calib.certification.score_test import p_value, p_values
 from fsd_common.errors import UsageError
-from lib.validity.seeds import law
+from lib.validity.sizes import law
 
 
 def chance(problems: int, churn: float, retention: float, accuracy: float = 0.8, wanted: float = 0.98) -> float:
