@@ -18,7 +18,7 @@ from fsd_calib.certification.multi_seed import fitted_p_values, p_value
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import p_value as one_seed
 from fsd_decoding.profile.parts import OutcomeCounts
-from lib.validity.seeds import Law, law, retention
+from lib.validity.sizes import Law, law, retention
 
 Table = NDArray[np.int64]
 

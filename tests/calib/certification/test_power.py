@@ -13,7 +13,7 @@ from fsd_calib.certification.power import cells, least_problems, power, problems
 from fsd_calib.certification.score_test import p_value, p_values
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import OutcomeCounts
-from lib.validity.seeds import law
+from lib.validity.sizes import law
 
 
 def chance(problems: int, churn: float, retention: float, accuracy: float = 0.8, wanted: float = 0.98) -> float:

@@ -16,9 +16,13 @@ import pytest
 from fsd_calib.tasks import Problem, Task, load_task
 from fsd_calib.tasks.checking import faults
 from fsd_calib.tasks.grading.graders import contains, extracting, same_expression, same_text, similarity
-from support.calibration.math_problems import MATH_PROBLEMS
 from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
 from support.paths import BENCHMARK_FILES
+
+_FILE = Path(__file__).with_suffix(".jsonl")
+
+MATH_PROBLEMS: list[dict[str, Any]] = [json.loads(line) for line in _FILE.read_text(encoding="utf-8").splitlines()]
+
 
 OPTIONS = ["bank", "library", "mall", "park", "zoo"]
 CSQA_ORIGINAL = [

@@ -1,10 +1,15 @@
-"""Size of the test with several seeds per problem, simulated under laws by which seeds agree in different ways."""
+"""Size of the test at populations whose retention is exactly what is wanted, where a false certificate is most likely.
+
+With one seed per problem the probability of p <= level is summed over outcomes, without simulation. With several seeds
+it is simulated, under laws by which seeds agree in different ways.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import astuple
-from itertools import product
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
@@ -12,15 +17,120 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from fsd_calib.certification import betting_test
+from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.multi_seed import FEW, fitted_p_values
-from fsd_calib.certification.power import Cells
-from lib.validity.cells import Cell, Floats, Grid
-from lib.validity.levels import LEVELS, allowed, line
+from fsd_calib.certification.power import Cells, cells
+from fsd_calib.certification.score_test import p_values
+from fsd_common.errors import UsageError
 
+Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Law = NDArray[np.float64]
 Classes = list[tuple[float, float, float, float]]
+
+CONFIDENCE = 0.95
+NUMBERS = (1, 2, 4)  # attempts whose levels are reported
+_DEVIATIONS = 5.5  # standard deviations from a count's mean; counts beyond have a probability below 1e-6
 _AGAIN = 8  # a cell above its level is drawn anew with this many times as many draws
+
+
+def own_level(number: int) -> float:
+    """Returns the significance level of the attempt with this number, without any inherited from an earlier one."""
+    return attempt_level(CONFIDENCE, number)
+
+
+LEVELS = tuple(own_level(number) for number in NUMBERS)
+
+
+def allowed(level: float, draws: int) -> float:
+    """Returns the level plus three standard errors of a share of that many draws."""
+    return level + 3 * math.sqrt(level * (1 - level) / draws)
+
+
+def line(*figures: object) -> str:
+    """Returns a row as text, which keeps a file of thousands of rows readable."""
+    return " | ".join(f"{f:.4g}" if isinstance(f, float) else str(f) for f in figures)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A population, and the number of problems drawn from it."""
+
+    problems: int
+    accuracy: float  # of the target
+    churn: float
+    wanted: float  # the required retention, which is the true one
+
+    @property
+    def population(self) -> Cells:
+        """Probabilities of the outcomes of a problem. Raises `UsageError` if none have these numbers."""
+        return cells(self.accuracy, self.churn, self.wanted)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Values of which all combinations are cells."""
+
+    problems: Sequence[int]
+    accuracy: Sequence[float]
+    churn: Sequence[float]
+    wanted: Sequence[float]
+
+    def feasible(self) -> Iterator[Cell]:
+        """Yields the cells that a population with any flips exists for."""
+        for cell in (Cell(*numbers) for numbers in product(self.problems, self.accuracy, self.churn, self.wanted)):
+            try:
+                population = cell.population
+            except UsageError:
+                continue
+            if population.lost + population.gained:
+                yield cell
+
+
+def one_seed(grid: Grid) -> dict[str, Any]:
+    """Returns the sizes of all cells, those above their level, and the largest at each level."""
+    computed = list[tuple[Cell, Floats]]()
+    for problems, cells_of in groupby(grid.feasible(), lambda cell: cell.problems):
+        computed += [(cell, summed_sizes(cell)) for cell in cells_of]
+        print(f"one seed, {problems} problems: {len(computed)} cells", flush=True)
+    return {
+        "columns": "problems | accuracy | churn | wanted, and true, then the chance of p <= each level",
+        "largest_over_level": np.max([sizes / LEVELS for _, sizes in computed], axis=0).tolist(),
+        "above": [_row(cell, sizes) for cell, sizes in computed if (sizes > LEVELS).any()],
+        "rows": [_row(cell, sizes) for cell, sizes in computed],
+    }
+
+
+def _row(cell: Cell, sizes: Floats) -> str:
+    return line(*astuple(cell), *sizes.tolist())
+
+
+def summed_sizes(cell: Cell) -> Floats:
+    """Returns the probability of p <= each level, summed over how many problems target or fuzzy rule solve."""
+    p = cell.population
+    either = 1 - p.both_wrong
+    solved = _likely(cell.problems, either)
+    weights = binom.pmf(solved, cell.problems, either)
+    conditional = [_conditional_sizes(int(s), cell, p.lost / either, p.gained / either) for s in solved]
+    return np.asarray(weights @ np.array(conditional), np.float64)
+
+
+def _conditional_sizes(solved: int, cell: Cell, p_lost: float, p_gained: float) -> Floats:
+    lost, gained = _likely(solved, p_lost)[:, None], _likely(solved, p_gained)
+    masses = binom.pmf(lost, solved, p_lost) * binom.pmf(gained, solved - lost, min(p_gained / (1 - p_lost), 1.0))
+    kept = np.maximum(solved - lost - gained, 0)  # where this is clipped the probability is 0
+    p = p_values(kept, lost, gained, cell.problems - solved, cell.wanted)
+    return np.array([masses[p <= level].sum() for level in LEVELS])
+
+
+def _likely(number: int, probability: float) -> NDArray[np.int64]:
+    """Returns the binomial counts that have any probability to speak of."""
+    mean = number * probability
+    reach = _DEVIATIONS * ((mean * (1 - probability)) ** 0.5 + 1)
+    return np.arange(max(int(mean - reach), 0), min(int(mean + reach), number) + 1)
+
+
+# --- several seeds ----------------------------------------------------------------------------------------
 
 
 def law(k: int, classes: Classes) -> Law:

@@ -19,12 +19,41 @@ import numpy as np
 
 from fsd_calib import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from fsd_decoding.observers.round_record import Observer
+from fsd_decoding.observers.round_record import Observer, RoundRecord
 from lib.common.timing import Run, rates
-from lib.decoding.pairs import Pair
-from lib.decoding.rounds import RoundClock
+from lib.pairs import Pair
 
 _COSTS_THRESHOLD = -1.0  # costs are measured at a threshold that no speed is predicted for
+
+
+class RoundClock:
+    """An observer that times the rounds of one call of `generate`, from one record to the next.
+
+    All work of a round lies between two records. Rounds with a prefill in between are kept apart.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []  # of every round: a batch shrinks towards the end of a stream
+        self.seconds: list[float] = []  # of the rounds without a prefill before them
+        self.rows_timed: list[int] = []  # rows of those rounds
+        self.drafting: list[float] = []  # seconds of drafting in those rounds
+        self.with_prompts: list[float] = []  # seconds of the other rounds, prefill included
+        self.first = self.last = 0.0  # times of the first and the last record
+        self._requests: set[int] = set()  # indices of all requests so far
+
+    def __call__(self, record: RoundRecord) -> None:
+        now = time.perf_counter()
+        requests = self._requests | {request.index for request in record.requests if request}
+        if not self.rows:
+            self.first = now
+        elif requests != self._requests:
+            self.with_prompts.append(now - self.last)
+        else:
+            self.seconds.append(now - self.last)
+            self.rows_timed.append(len(record.requests))
+            self.drafting.append(record.draft_seconds)
+        self.rows.append(len(record.requests))
+        self.last, self._requests = now, requests
 
 
 @dataclass(frozen=True)
@@ -53,21 +82,6 @@ class Setting:
     batch: int
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """One setting at one T, on prompts that costs were not measured on."""
-
-    setting: Setting
-    threshold: float
-    tokens_a_round: float  # of the whole batch
-    predicted: float  # tokens per second, prompts included
-    measured: float
-
-    @property
-    def error(self) -> float:
-        return abs(self.predicted / self.measured - 1)
-
-
 class Forecaster:
     """Decodes one pair's prompts: the first `known` to measure costs, the others to predict and time."""
 
@@ -94,7 +108,7 @@ class Forecaster:
         return Run(sum(r.emitted for r in results), time.perf_counter() - began)
 
     def predict(self, setting: Setting, threshold: float, costs: Costs) -> tuple[float, float]:
-        """Returns tokens per round, which are counted, and predicted tokens per second."""
+        """Returns tokens per round of the whole batch, which are counted, and tokens per second, prompts included."""
         clock = RoundClock()
         tokens = sum(r.emitted for r in self._decode(self._predicted, setting, threshold, clock))
         rounds = sum(costs.round(setting, rows) for rows in clock.rows)
@@ -136,9 +150,16 @@ def forecasts(pair: Pair, known: int, lengths: Sequence[int], batches: Sequence[
         for threshold in pair.thresholds:
             runs[setting, threshold].append(forecaster.time(setting, threshold))
     typical = {setting: Costs.typical(measured) for setting, measured in costs.items()}
-    made = [Forecast(*cell, *forecaster.predict(*cell, typical[cell[0]]), rates(runs[cell]).median) for cell in cells]
+    made = []
+    for setting, threshold in cells:
+        tokens_a_round, predicted = forecaster.predict(setting, threshold, typical[setting])
+        measured = rates(runs[setting, threshold]).median
+        made.append({
+            "setting": asdict(setting), "threshold": threshold, "tokens_a_round": tokens_a_round,
+            "predicted": predicted, "measured": measured, "error": abs(predicted / measured - 1),
+        })  # fmt: skip
     return {
         "pair": pair.name,
         "costs": [asdict(setting) | asdict(seconds) for setting, seconds in typical.items()],
-        "forecasts": [asdict(forecast) | {"error": forecast.error} for forecast in made],
+        "forecasts": made,
     }

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib.search.space import logit
-from lib.calibration.pool import Arm, Columns, Pool, PooledForecast
+from lib.pool import Arm, Columns, Pool, PooledForecast
 
 PROBLEMS, LENGTHS, RULE = 4_000, (3, 5, 8, 12), "fsd-coupled"
 LOWEST, HIGHEST = logit(0.1), 5.5  # logit(u), of forecast and pool

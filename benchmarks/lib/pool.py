@@ -3,33 +3,52 @@
 Making it takes more than an hour: `benchmarks/pool.py` and then `benchmarks/pool_replay.py`, which commit 63a8be76 is
 the last to hold. Its files are in `benchmarks/results/pool`, and a test compares some of them with decoding anew.
 A text holds for an interval of T, so a lookup returns what decoding the problem at that T gave. A calibration on the
-pool is simulated only in which problems it draws.
+pool is simulated only in which problems it draws: search, freezing and certificate are those of
+`fsd_calib.calibration.api`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fsd_calib import CostModel
+from fsd_calib.calibration.run import HOPELESS, chance_of, pass_model_of
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.holdout import Holdout
+from fsd_calib.config import Goal
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
+from fsd_calib.search.forecast import Forecast
+from fsd_calib.search.max_speed import MaxSpeed
+from fsd_calib.search.search import freeze, search
+from fsd_calib.search.space import Space
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, Problem, Task
 from fsd_calib.tasks.kinds.arithmetic import ARITHMETIC
+from fsd_common.progress.base import Silent
 from fsd_data.problems import generate
 from fsd_decoding.profile.setting import Setting
+from lib.common.results import RESULTS
 
-FOLDER = Path(__file__).parents[2] / "results" / "pool"
+FOLDER = RESULTS / "pool"
 TARGET = Setting("target", "js", 1)
+CONFIDENCE = 0.95
+DELTA = (1 - CONFIDENCE) * 6 / math.pi**2  # the significance level of a first attempt
+_BASELINE = 256  # tuning problems that the lossless rule decodes
+_TRIALS = 30
+_POINTS = 200  # thresholds per arm at which the truth is computed
 _NO_END = 4.0  # above every threshold; ends of problem n are stored as 2 * _NO_END * n + end, so all are sorted
 
 Rows = NDArray[np.intp]
@@ -105,6 +124,11 @@ class Pool:
             arms[divergence, int(length)] = Arm(path.name, _columns(path), about["thresholds_below"][divergence])
         return cls(about, arms, _columns(folder / "target.parquet"))
 
+    def space(self, rule: str = "fsd-coupled") -> Space:
+        """All of its arms."""
+        divergences, lengths = (tuple(sorted(set(of))) for of in zip(*self.arms, strict=True))
+        return Space((rule,), divergences, lengths)
+
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
         return pool_task(self.about["seed"], len(self._alone)).problems
@@ -135,26 +159,21 @@ class Pool:
         problems = arm.known.astype(np.intp) if problems is None else problems
         rows = arm.rows(problems, configuration.threshold)
         tokens, rounds, drafted = (int(column[rows].sum()) for column in (arm.tokens, arm.rounds, arm.drafted))
-        right = self.target_right[problems]
-        return Whole(
-            float(arm.correct[rows].sum() / right.sum()),
-            float(self.costs.tokens_per_second(tokens, rounds, drafted)),
-            arm.correct[rows],
-            right,
-        )
+        right, alone = arm.correct[rows], self.target_right[problems]
+        speed = float(self.costs.tokens_per_second(tokens, rounds, drafted))
+        return Whole(float(right.sum() / alone.sum()), speed, float(alone.mean()), float((right != alone).mean()))
 
     def _arm(self, configuration: Setting) -> Arm:
         return self.arms[configuration.divergence, configuration.draft_length]
 
 
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """The true retention and speed of a configuration on all problems of a pool."""
+class Whole(NamedTuple):
+    """What a configuration gives on problems of a pool, in truth."""
 
     retention: float
     tokens_per_second: float
-    right: NDArray[np.bool_]
-    target_right: NDArray[np.bool_]
+    accuracy: float  # of the target
+    churn: float
 
 
 @dataclass
@@ -224,3 +243,131 @@ class PooledForecast:
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
     table = pq.read_table(path)
     return {name: table[name].to_numpy() for name in table.column_names}
+
+
+class Truth:
+    """The true retention and speed of every arm at many thresholds, on problems of a pool by their numbers."""
+
+    def __init__(self, pool: Pool, forecast: PooledForecast, space: Space, numbers: Rows) -> None:
+        self.numbers = numbers
+        self._pool, self._forecast, self._arms = pool, forecast, list(chain.from_iterable(space.families))
+
+    def of(self, configuration: Setting) -> Whole:
+        return self._pool.whole(configuration, self.numbers)
+
+    @cached_property
+    def lossless(self) -> float:
+        """Tokens/s of the fastest lossless setting."""
+        return max(self.of(arm.at(0.0)).tokens_per_second for arm in self._arms)
+
+    def best(self, good: Callable[[Whole], bool]) -> float:
+        """Returns tokens/s of the fastest setting that is good."""
+        return max(whole.tokens_per_second for whole in self._swept if good(whole))
+
+    @cached_property
+    def _swept(self) -> list[Whole]:
+        """Settings of every arm, evenly spaced in logit(u), and the lossless one."""
+        shares = np.linspace(self._forecast.lowest, self._forecast.highest, _POINTS).tolist()
+        return [
+            self.of(arm.at(threshold))
+            for arm in self._arms
+            for threshold in sorted({0.0} | {self._forecast.threshold(arm, at) for at in shares})
+        ]
+
+
+# --- one calibration --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a step of a calibration decoded."""
+
+    decodings: int
+    tokens: int
+
+    @classmethod
+    def by(cls, counted: CountingPool) -> Spent:
+        return cls(counted.decodings, counted.tokens)
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.decodings + other.decodings, self.tokens + other.tokens)
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.decodings - other.decodings, self.tokens - other.tokens)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The outcome of a calibration.
+
+    `tuned` is the fastest feasible setting on the tuning part, which a search without a certificate would return.
+    """
+
+    tuned: Setting | None
+    frozen: Sequence[Setting]
+    certified: Setting | None
+    trials: int
+    baseline: Spent
+    search: Spent
+    certificate: Spent
+
+
+def draw(pool: Pool, first: int, count: int, random: np.random.Generator) -> list[Problem]:
+    """Draws `count` of the pool's `first` problems without replacement, in the pool's order."""
+    return [pool.problems[i] for i in np.sort(random.choice(first, count, replace=False)).tolist()]
+
+
+def calibrate_on_pool(
+    decode: CountingPool,
+    forecast: Forecast,
+    space: Space,
+    tuning: Sequence[Problem],
+    certification: Sequence[Problem],
+    wanted: float,
+) -> Calibrated:
+    """Runs the steps of `fsd-calibrate` with its defaults. Only the decoder is replaced, which counts each step."""
+    evaluator = Evaluator(decode, tuning, "tuning")
+    lossless = _lossless(evaluator, space, forecast)
+    alone = evaluator.measure(TARGET)
+    baseline = Spent.by(decode)
+    goal, number = Goal(min_acc=wanted, confidence=CONFIDENCE), len(certification)
+    bar = pass_model_of(goal, number, DELTA, alone)
+    objective = MaxSpeed(chance_of(goal, number, DELTA), f"retention {wanted}", bar, lossless)
+    searched = search(evaluator, alone, forecast, space, objective, None, "pool", _TRIALS, Silent())
+    frozen = [
+        configuration
+        for configuration in freeze(searched, space, evaluator, alone, forecast, objective)
+        if forecast.measured(evaluator.measure(configuration)) > lossless
+        and objective.chance(evaluator.measure(configuration), alone) >= HOPELESS
+    ]
+    until_frozen = Spent.by(decode)
+    passed = _passed(Evaluator(decode, certification, "certification"), tuning, frozen, wanted)
+    held = [trial for trial in searched.trials if trial.feasible]
+    return Calibrated(
+        tuned=max(held, key=lambda trial: trial.tokens_per_second).setting if held else None,
+        frozen=frozen,
+        certified=max(passed, key=lambda c: forecast.measured(evaluator.measure(c)), default=None),
+        trials=len(searched.trials),
+        baseline=baseline,
+        search=until_frozen - baseline,
+        certificate=Spent.by(decode) - until_frozen,
+    )
+
+
+def _lossless(evaluator: Evaluator, space: Space, forecast: Forecast) -> float:
+    """Returns tokens/s of the lossless rule, whose churn is the numerical floor, at its best draft length."""
+    arms = [Setting("coupled", space.divergences[0], length) for length in space.draft_lengths]
+    best = max(arms, key=lambda arm: forecast.tokens_per_second(replace(arm, rule=space.rules[0], threshold=0.0)))
+    return forecast.measured(evaluator.measure(best, _BASELINE))
+
+
+def _passed(
+    evaluator: Evaluator, tuning: Sequence[Problem], frozen: Sequence[Setting], wanted: float
+) -> Sequence[Setting]:
+    if not frozen:
+        return ()
+    with AttemptLedger(None) as ledger:
+        ledger.tuned_on("pool", tuning)
+        claim = Claim(wanted, problems=len(evaluator.problems))
+        verdict = Holdout(evaluator, ledger, "pool", "").open(frozen, TARGET, claim, CONFIDENCE).decide()
+    return () if verdict.passed is None else frozen[: verdict.passed + 1]
