@@ -62,7 +62,7 @@ def test_a_trial_that_is_gone_ends_the_search(statement: str, database: Path) ->
     "record", ["null", '"x"', "[1]", '{"value": []}', '{"value": [0], "digest": "0"}', '{"value": [0], "digest": 1}']
 )
 def test_a_damaged_record_ends_the_search(record: str, database: Path) -> None:
-    said = change(database, "UPDATE study_user_attributes SET value_json = ? WHERE key LIKE 'ended%'", record)
+    said = change(database, "UPDATE trial_user_attributes SET value_json = ? WHERE key LIKE 'ended%'", record)
     assert said.startswith("the record 'ended with at most 4 trials' in the study's storage does not match its digest")
 
 

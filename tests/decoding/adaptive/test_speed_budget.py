@@ -60,17 +60,15 @@ def profile_of(
     untested: dict[str, Any] = {"accuracy": 0.0, "retention": 0.0, "lower_bound": None, "source": "tuning"}
     curve = [
         {
-            **arm,
+            "setting": {**arm, "rule": "sd" if p.threshold is None else "fsd-coupled", "threshold": p.threshold},
             **untested,
-            "rule": "sd" if p.threshold is None else "fsd-coupled",
             "problems": 100,
-            "threshold": p.threshold,
             "tokens_per_round": p.tokens_per_round,
             "forecast": p.tokens_per_second,
         }
         for p in points
     ]
-    counts = dict.fromkeys(("both_right", "lost", "gained", "both_wrong", "problems"), 0)
+    counts = dict.fromkeys(("both_right", "lost", "gained", "both_wrong"), 0)
     unknown = dict.fromkeys(("wanted", "retention", "lower_bound"))
     # The target's own speed is not measured; budgets do not read it. This is a token per round of sd.
     alone = points[0].tokens_per_second / points[0].tokens_per_round
@@ -81,8 +79,8 @@ def profile_of(
         "tokenizer": tokenizer, "rule": "fsd-coupled", **arm, "divergence_version": DIVERGENCE_VERSION,
         "logits": "raw", "threshold": threshold, "sampling": {"temperature": 0.0, "top_k": None, "top_p": None},
         "seed": 0, "lossy": True, "curve": curve, "accuracy": {"target": 0.0, "chosen": 0.0},
-        "certificate": {**counts, **unknown, "certified": False, "confidence": 0.95, "method": "none",
-                        "guarantee": "none"},
+        "certificate": {"counts": counts, "problems": 0, **unknown, "certified": False, "confidence": 0.95,
+                        "method": "none", "guarantee": "none"},
         "tokens_per_round": {"sd": points[0].tokens_per_round, "chosen": chosen.tokens_per_round},
         "speed": {**speeds, "forecast": speeds, "batch": 1, "timed": 1},
         "estimate": None, "device": "cpu", "dtype": "float32", "versions": {},
