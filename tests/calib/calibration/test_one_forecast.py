@@ -47,7 +47,7 @@ def study_records(made: Made) -> list[dict[str, Any]]:
 
 def same(point: CurvePoint, attributes: dict[str, Any]) -> bool:
     names = ("rule", "divergence", "draft_length", "threshold")
-    return all(getattr(point, name) == attributes[name] for name in names)
+    return all(getattr(point.setting, name) == attributes[name] for name in names)
 
 
 def points(profile: ThresholdProfile, threshold: float | None, draft_length: int, rule: str) -> list[CurvePoint]:

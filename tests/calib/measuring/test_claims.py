@@ -53,7 +53,13 @@ def test_a_problem_is_claimed_by_one_process_at_any_threshold(tmp_path: Path) ->
     process, pipe = start_process(claim, tmp_path / "cache", 3)
     assert pipe.recv() == [True] * 3
     with ResultCache(tmp_path / "cache") as store:
-        wanted = [(KEY, 1, 0.2), (KEY, 1, 0.9), (KEY, 3, 0.2), (key(draft_length=6), 1, 0.2), (KEY, 3, 0.2)]
+        wanted = [
+            (KEY, 1, 0.2),
+            (KEY, 1, 0.9),
+            (KEY, 3, 0.2),
+            (key(setting=Setting("fsd-coupled", "js", 6)), 1, 0.2),
+            (KEY, 3, 0.2),
+        ]
         assert [store.claim(of, KeyedPrompt(n, "2 + 2"), t) for of, n, t in wanted] == [False, False, True, True, True]
         pipe.send("drop")
         pipe.recv()

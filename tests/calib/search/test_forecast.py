@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.measuring.measurement import flips, plausible_flips, with_gains, with_losses
@@ -30,14 +30,17 @@ def forecast(traces: Traces) -> ReplayForecast:
     return ReplayForecast(traces, SPACE, COSTS)
 
 
-@settings(max_examples=25, derandomize=True)  # one interpolated point in hundreds errs by 1.04 %
-@given(at=st.floats(-2, 7), rule=st.sampled_from(SPACE.rules), length=st.sampled_from(SPACE.draft_lengths))
-def test_forecast_speed_is_that_of_a_replay(
-    traces: Traces, forecast: ReplayForecast, at: float, rule: str, length: int
-) -> None:
-    threshold = forecast.threshold(Setting(rule, "js", length), at)
-    expected = replay(traces, rule, "js", threshold, length).tokens_per_second(COSTS)
-    assert forecast.tokens_per_second(Setting(rule, "js", length, threshold)) == pytest.approx(expected, rel=0.01)
+@pytest.mark.parametrize("length", SPACE.draft_lengths)
+@pytest.mark.parametrize("rule", SPACE.rules)
+def test_forecast_speed_is_that_of_a_replay(traces: Traces, forecast: ReplayForecast, rule: str, length: int) -> None:
+    """Between the points of the grid too, where it is interpolated: half a percent, twice that once in a hundred."""
+    errors = []
+    for at in np.linspace(-2, 7, 301):
+        setting = Setting(rule, "js", length).at(forecast.threshold(Setting(rule, "js", length), at))
+        expected = replay(traces, rule, "js", setting.threshold, length).tokens_per_second(COSTS)
+        errors.append(abs(forecast.tokens_per_second(setting) / expected - 1))
+    assert np.quantile(errors, 0.95) < 0.005
+    assert np.quantile(errors, 0.99) < 0.01
 
 
 @pytest.mark.parametrize("name", SPACE.divergences)
