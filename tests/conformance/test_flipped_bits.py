@@ -189,9 +189,8 @@ KINDS = {
         lambda folder: write(folder, ON), lambda folder: subjects.verify_traces(folder, {}), (0.9, 1.0), slow=True
     ),
     "digests of weights": Kind(make_digests, read_digests, (0.0, 0.0), 60, forgets=True, files="cache/fingerprints/*"),
-    "texts of a head in training": Kind(
-        make_training, lambda folder: subjects.read_training(folder, {}), files="unfinished/*.json*",
-        says=("unfinished",),
+    "head in training": Kind(
+        make_training, lambda folder: subjects.read_training(folder, {}), files="unfinished/*", says=("unfinished",)
     ),
     **{f"predictor, {kind}": Kind(partial(make_predictor, kind), read_predictor, (0.9, 1.0), 30, slow=True)
        for kind in MODELS},

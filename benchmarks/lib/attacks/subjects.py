@@ -227,12 +227,9 @@ def read_training(folder: Path, asked: Asked) -> Content:
     """Returns the texts and the state that a head's training continues with."""
     training = HeadFolder(folder, HEAD_FACTS)
     with training.held():
-        texts = training.texts()
-        with training.reading("checkpoint.pt"):
-            state = training.checkpoint()
-            weights = None if state is None else state["weights"].tolist()
-    known = {f"text {number}": text for number, text in enumerate(texts)}
-    return known | ({} if weights is None else {"weights": weights})
+        texts, state = training.texts(), training.checkpoint()
+    known: Content = {f"text {number}": text for number, text in enumerate(texts)}
+    return known | ({} if state is None else {"weights": state["weights"].tolist()})
 
 
 def read_model(folder: Path, asked: Asked) -> Content:

@@ -4,13 +4,15 @@ config.json, model.safetensors   the head, once it is finished
 training.json, card.md           how it was trained, and how well it drafts
 unfinished/facts.json            what the training is of
 unfinished/texts.jsonl           the target's texts so far, one a line, each with a digest of it and its place
-unfinished/checkpoint.pt         head and optimiser after the last whole epoch
+unfinished/checkpoint.pt         head and optimiser after the last whole epoch, after a digest of them
 unfinished/.lock                 held by the process that trains
 unfinished.tmp                   the same, about to be removed, once the head is finished
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +30,7 @@ from fsd_common.files import atomic_write, foreign_name, leftovers, open_to_appe
 
 UNFINISHED, DISCARDED, FACTS, TEXTS = "unfinished", "unfinished.tmp", "facts.json", "texts.jsonl"
 CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
+_DIGEST_SIZE = hashlib.sha256().digest_size
 CARD, TRAINING = "card.md", "training.json"
 _OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished(\.tmp)?"
 _OURS_UNFINISHED = r"facts\.json|texts\.jsonl|checkpoint\.pt|\.lock"
@@ -71,7 +74,7 @@ class HeadFolder:
             UsageError: they are damaged.
         """
         path = self._unfinished / TEXTS
-        with self.reading(TEXTS):
+        with self._reading(TEXTS):
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
             if len(whole) < len(lines):
@@ -87,13 +90,24 @@ class HeadFolder:
             sync(file)
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """Returns the state after the last whole epoch, on the CPU; None: there is none. Use it within `reading`."""
+        """Returns the state after the last whole epoch, on the CPU; None: there is none.
+
+        Raises:
+            UsageError: it is damaged.
+        """
         path = self._unfinished / CHECKPOINT
-        return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+        with self._reading(CHECKPOINT):
+            if not path.exists():
+                return None
+            content = path.read_bytes()
+            digest, state = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
+            if digest != hashlib.sha256(state).digest():
+                raise ValueError("it was changed")
+            return torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[None]:
-        """Inside, an unfinished training's file is read and used.
+    def _reading(self, name: str) -> Iterator[None]:
+        """Inside, an unfinished training's file is read.
 
         Raises:
             UsageError: it is damaged.
@@ -113,8 +127,10 @@ class HeadFolder:
 
     def keep(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the state after an epoch."""
+        torch.save(checkpoint, state := io.BytesIO())
         with atomic_write(self._unfinished / CHECKPOINT) as file:
-            torch.save(checkpoint, file)
+            file.write(hashlib.sha256(state.getbuffer()).digest())
+            file.write(state.getbuffer())
 
     def finish(self, files: Mapping[str, bytes]) -> None:
         """Writes the head, replacing an earlier one, and removes what continued its training."""
@@ -165,7 +181,7 @@ class HeadFolder:
             with atomic_write(path) as file:
                 file.write(json.dumps(self._facts, indent=2).encode())
             return
-        with self.reading(FACTS):
+        with self._reading(FACTS):
             differing = difference(self._facts, json.loads(path.read_text()))
         if differing:
             name, own, found = differing

@@ -32,7 +32,7 @@ from fsd_decoding.drafters.eagle_head import Eagle3Head, Rotation
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_decoding.tree_shape import TreeShape
-from fsd_predictors.heads.folder import CARD, CHECKPOINT, TRAINING, HeadFolder, Text
+from fsd_predictors.heads.folder import CARD, TRAINING, HeadFolder, Text
 from fsd_predictors.heads.recipe import HeadRecipe, Source
 
 _DRAFTS = {"chain of 3": (3, None), "chain of 5": (5, None), "tree 5 deep, 16 nodes": (5, TreeShape(4, 16))}
@@ -399,15 +399,14 @@ class _Training:
         return Texts.read(self._target, self._head.target_layers, tokens, begins, ends)
 
     def _continued(self) -> list[dict[str, Any]]:
-        with self._folder.reading(CHECKPOINT):
-            kept = self._folder.checkpoint()
-            if kept is None:
-                return []
-            self._head.load_state_dict(kept["head"])
-            self._optimiser.load_state_dict(kept["optimiser"])
-            self._schedule.load_state_dict(kept["schedule"])
-            history: list[dict[str, Any]] = kept["history"]
-            return history
+        kept = self._folder.checkpoint()
+        if kept is None:
+            return []
+        self._head.load_state_dict(kept["head"])
+        self._optimiser.load_state_dict(kept["optimiser"])
+        self._schedule.load_state_dict(kept["schedule"])
+        history: list[dict[str, Any]] = kept["history"]
+        return history
 
     def _keep(self, history: list[dict[str, Any]]) -> None:
         self._folder.keep({
