@@ -36,11 +36,11 @@ def main() -> None:
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
         from fsd_decoding import tensors
-        from fsd_decoding.engine import kv_pool
+        from fsd_decoding.engine import cache_pool
         from lib.gpu.tape import Tape
 
         tensors.INTERPRETED = True
-        kv_pool.CAPTURES["cpu"] = lambda device: Tape()
+        cache_pool.CAPTURES["cpu"] = lambda device: Tape()
     elif not torch.cuda.is_available():
         parser.error("torch finds no GPU on this machine; use --dry-run to try every part on a CPU")
     run(DRY if options.dry_run else FULL, options.parts, options.out)

@@ -32,8 +32,8 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.max_speed import MaxSpeed
-from fsd_calib.search.search import freeze, search
 from fsd_calib.search.space import Space
+from fsd_calib.search.trials import freeze, search
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, Problem, Task
 from fsd_calib.tasks.kinds.arithmetic import ARITHMETIC

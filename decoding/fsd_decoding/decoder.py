@@ -16,10 +16,11 @@ from fsd_common.errors import UsageError
 from fsd_decoding.acceptance import Criterion
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords, configured
+from fsd_decoding.decoding_setting import DecodingSetting, check_drafter
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.engine.cache_pool import KVCachePool, Models
 from fsd_decoding.engine.engine import Engine
-from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.engine.rounds import EngineSettings
 from fsd_decoding.graphs.callers import Compile
@@ -51,7 +52,6 @@ from fsd_decoding.profile.following import (
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.requests import Prompt, for_all_and_each, requests_for
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.setting import DecodingSetting, check_drafter
 from fsd_decoding.tensors import probe_triton
 from fsd_decoding.text import StopStrings, TextStream
 from fsd_decoding.tree_shape import TreeShape

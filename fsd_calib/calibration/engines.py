@@ -25,8 +25,8 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import is_source, keywords_of
 from fsd_decoding.model_options import USUAL_LOADING
-from fsd_decoding.profile.content import COMPILE
 from fsd_decoding.profile.drafts import kind_of
+from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.requests import requests_for
 from fsd_decoding.workers.model_workers import Capacity, Sources, open_workers
 

@@ -17,7 +17,7 @@ from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
 from fsd_calib.search.objective import FinishedTrial
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.profile.content import Outcome
+from fsd_decoding.profile.fields import Outcome
 from fsd_decoding.profile.setting import Setting
 
 

@@ -22,7 +22,7 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level
-from fsd_decoding.profile.content import Rounds
+from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EngineInfo
 
 CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true

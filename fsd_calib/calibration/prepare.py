@@ -38,7 +38,7 @@ from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.profile.content import Rounds
+from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.tree_shape import TreeShape

@@ -24,8 +24,8 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.profile.content import COMPILE, Outcome, Speed, follows, timed_outcome
 from fsd_decoding.profile.drafts import draft_of
+from fsd_decoding.profile.fields import COMPILE, Outcome, Speed, follows, timed_outcome
 from fsd_decoding.profile.io import FILE_NAME, file_of
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

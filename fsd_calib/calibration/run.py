@@ -32,12 +32,12 @@ from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import FinishedTrial, Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
-from fsd_calib.search.search import freeze, record_recounts, search
-from fsd_calib.search.study import agreed
+from fsd_calib.search.study_storage import agreed
 from fsd_calib.search.surrogate import PassModel
+from fsd_calib.search.trials import freeze, record_recounts, search
 from fsd_common.formatting import percent
 from fsd_common.progress.base import ProgressEstimate, Stage
-from fsd_decoding.profile.content import CERTIFIED, Outcome, Work, follows, timed_outcome
+from fsd_decoding.profile.fields import CERTIFIED, Outcome, Work, follows, timed_outcome
 from fsd_decoding.profile.setting import Setting
 
 _GRAPHS, _SEARCH, _TIMING = "graphs", "search", "timing"

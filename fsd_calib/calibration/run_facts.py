@@ -28,7 +28,7 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_common.files import atomic_write, naming, set_aside
 from fsd_common.progress.base import Progress, Silent, Waiting
 from fsd_common.strict_json import parse
-from fsd_decoding.profile.content import Rounds
+from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import Amount, Natural, Part
 from fsd_decoding.profile.setting import Setting
 

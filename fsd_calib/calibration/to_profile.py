@@ -17,7 +17,7 @@ from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.profile.content import CostInfo, CurvePoint, Effort, Speed, Work
+from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,

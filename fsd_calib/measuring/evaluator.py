@@ -19,7 +19,7 @@ from fsd_common.progress.base import Advance, Progress, Silent, Waiting
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.content import Work
+from fsd_decoding.profile.fields import Work
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Setting
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fsd_common.console import breakable, literal
 from fsd_common.formatting import NONE
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _NOT_COMPARED = {

@@ -22,7 +22,7 @@ from fsd_common.formatting import (
     pace,
     percent,
 )
-from fsd_decoding.profile.content import CurvePoint, Source, Speed, SpeedFigures
+from fsd_decoding.profile.fields import CurvePoint, Source, Speed, SpeedFigures
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -40,7 +40,7 @@ from fsd_common.pages.blocks import (
     Tone,
     Verdict,
 )
-from fsd_decoding.profile.content import Speed
+from fsd_decoding.profile.fields import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _TIMED = (

@@ -9,7 +9,7 @@ from fsd_calib.report.figures import is_chosen, was_timed
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import nondominated
 from fsd_common.formatting import in_trees
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.setting import DRAFT_ALONE, Setting
 
 TARGET, DRAFT, SD, COUPLED = "target alone", "draft alone", "sd (lossless)", "coupled (lossless)"

@@ -26,7 +26,7 @@ from fsd_common.formatting import (
     threshold,
     tokens,
 )
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.parts import IN_WORDS, Certificate, ModelInfo
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.setting import Setting

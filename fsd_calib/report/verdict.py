@@ -25,7 +25,7 @@ from fsd_common.formatting import (
     points_between,
     tokens,
 )
-from fsd_decoding.profile.content import CERTIFIED, MET, Speed
+from fsd_decoding.profile.fields import CERTIFIED, MET, Speed
 from fsd_decoding.profile.parts import TextCounts
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

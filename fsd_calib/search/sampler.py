@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fsd_calib.search.objective import FinishedTrial, History
 from fsd_calib.search.space import Point, Space, arm_of, parameters_of
-from fsd_calib.search.study import require_intact
+from fsd_calib.search.study_storage import require_intact
 from fsd_calib.storage import Watch, is_alive, this_process
 from fsd_common.errors import UsageError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from fsd_calib.vllm_plugin.serving import Serving
+from fsd_calib.vllm_plugin.rejection_sampler import Serving
 from fsd_calib.vllm_plugin.settings import MeasuredSetting
 from fsd_calib.vllm_plugin.telemetry.steps import StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import Round, ServedText, Texts

@@ -10,12 +10,12 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.calibrating import CalibratingServing
-from fsd_calib.vllm_plugin.serving import Serving, follow_profile
+from fsd_calib.vllm_plugin.rejection_sampler import Serving, follow_profile
 from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsd_calib.vllm_plugin.serving_v2 import ServingV2
+    from fsd_calib.vllm_plugin.rejection_sampler_v2 import ServingV2
 
 
 _RELOADED = "the engine follows an fsd profile of its models, so their weights cannot be reloaded; restart it"
@@ -34,7 +34,7 @@ class _FollowsProfile:
         runner, config = self.model_runner, self.vllm_config  # type: ignore[attr-defined]
         first = config.additional_config[KEY].get(CALIBRATION)
         if config.use_v2_model_runner:
-            from fsd_calib.vllm_plugin.serving_v2 import ServingV2
+            from fsd_calib.vllm_plugin.rejection_sampler_v2 import ServingV2
 
             self.serving = None if runner.rejection_sampler is None else ServingV2(runner)
         elif hasattr(runner, "drafter") and first is None:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.cli import train as train_app
+from fsd_calib.cli import train_predictor as train_app
 from fsd_calib.cli.console import run
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from support.messages import error_line
 from support.traces.tiny_traces import TOKENIZER, tiny_traces
 
-TRAIN = [sys.executable, "-c", "from fsd_calib.cli.train import main; main()"]
+TRAIN = [sys.executable, "-c", "from fsd_calib.cli.train_predictor import main; main()"]
 
 
 def train(*arguments: str) -> int:

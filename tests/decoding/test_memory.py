@@ -19,7 +19,7 @@ from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.eagle_head import EagleDrafter
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.engine.kv_pool import Models, PooledCaches
+from fsd_decoding.engine.cache_pool import Models, PooledCaches
 from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize, UnknownSizeError, Workload, available, need

@@ -17,8 +17,8 @@ import pytest
 
 import fsd_calib
 from fsd_calib.cli.console import run
-from fsd_calib.vllm_plugin.hooks import SUPPORTED
 from fsd_calib.vllm_plugin.plugin import register
+from fsd_calib.vllm_plugin.supported_vllm import SUPPORTED
 from support.paths import ROOT
 from support.sources import package_folders
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 from fsd_calib import ThresholdProfile, load_traces
 from fsd_collectors.store.verifying import verify
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.content import FOLLOWED
+from fsd_decoding.profile.fields import FOLLOWED
 from fsd_predictors.predictor import Predictor
 from lib.attacks.cases import Stage, Verdict
 from lib.attacks.commands import Ended, run

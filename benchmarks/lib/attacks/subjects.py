@@ -39,7 +39,7 @@ from fsd_calib.report.console import print_details, print_report
 from fsd_calib.report.page import run_page
 from fsd_calib.report.run_folder import load_run
 from fsd_calib.search.sampler import Workers, history_of
-from fsd_calib.search.study import open_study
+from fsd_calib.search.study_storage import open_study
 from fsd_calib.tasks.rows import read_rows
 from fsd_collectors.store.verifying import notes, verify
 from fsd_common.errors import UsageError

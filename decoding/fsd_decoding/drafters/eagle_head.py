@@ -16,8 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from fsd_common.digests import facts_digest
 from fsd_decoding.drafters.base import Frontier
-from fsd_decoding.models.kv_cache import Branches, SlotCache, attend, fold_mask
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner
+from fsd_decoding.models.slot_cache import Branches, SlotCache, attend, fold_mask
 from fsd_decoding.models.weights_digest import known_weights_digest
 
 _POWERS = {  # of a configuration's entries, in what logits are multiplied by

@@ -17,7 +17,7 @@ from fsd_common.errors import NumericalError, ThresholdError, UnfinishedError
 from fsd_decoding.acceptance import Path, Proposal, Verdict, as_chain, walk
 from fsd_decoding.batch import Batch, FinishReason, Request, Row
 from fsd_decoding.drafters.base import ReadsTarget
-from fsd_decoding.engine.kv_pool import PooledCaches
+from fsd_decoding.engine.cache_pool import PooledCaches
 from fsd_decoding.engine.rounds import Decided, Draft, EngineSettings, Rounds
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.threshold import (

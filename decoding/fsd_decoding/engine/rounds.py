@@ -18,11 +18,11 @@ from torch.nn.functional import pad
 from fsd_decoding.acceptance import Criterion, Path, Proposal, Rule, walk
 from fsd_decoding.batch import Batch, Request, Row
 from fsd_decoding.drafters.base import Drafter, TreeDrafter
+from fsd_decoding.engine.cache_pool import PooledCaches
 from fsd_decoding.engine.draft import Steps, StepsAhead, draft_until
-from fsd_decoding.engine.kv_pool import PooledCaches
 from fsd_decoding.graphs.callers import EagerCaller, GraphKey
-from fsd_decoding.models.kv_cache import Branches, move_path
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner
+from fsd_decoding.models.slot_cache import Branches, move_path
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, Verified
 from fsd_decoding.policies.threshold import ThresholdPolicy

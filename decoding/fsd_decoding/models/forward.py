@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fsd_common.errors import UsageError
-from fsd_decoding.models.kv_cache import SlotCache, attend, fold_mask
+from fsd_decoding.models.slot_cache import SlotCache, attend, fold_mask
 
 _KNOWN = sorted({"default", *ROPE_INIT_FUNCTIONS})
 

@@ -26,7 +26,7 @@ from transformers.utils import output_capturing
 
 from fsd_decoding.graphs.callers import in_graph
 from fsd_decoding.models.forward import Forward, ModuleForward, attention_kind
-from fsd_decoding.models.kv_cache import Masks, SlotCache, attend, fold_mask
+from fsd_decoding.models.slot_cache import Masks, SlotCache, attend, fold_mask
 
 _LARGE = 1 << 20
 """Multiplications from which oneDNN gains more than its call costs, which is about 10 µs above MKL's."""

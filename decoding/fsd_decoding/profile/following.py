@@ -16,14 +16,14 @@ from fsd_common.errors import UsageError
 from fsd_decoding.acceptance import rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.profile.content import MET
+from fsd_decoding.profile.fields import MET
 from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, PromptInfo, brief
 from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.setting import DecodingSetting
 from fsd_decoding.tree_shape import TreeShape
 
 

@@ -17,7 +17,7 @@ from pydantic import PrivateAttr, ValidationError
 from fsd_common.errors import UsageError
 from fsd_common.notebook import html_of
 from fsd_decoding.model_options import UNQUANTISED
-from fsd_decoding.profile.content import MET, ProfileContent
+from fsd_decoding.profile.fields import MET, ProfileContent
 from fsd_decoding.profile.io import digest_of, edited_message, file_of, first_problem, read, write_atomically
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector

@@ -103,7 +103,8 @@ class HeadFolder:
             digest, state = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
             if digest != hashlib.sha256(state).digest():
                 raise ValueError("it was changed")
-            return torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+            kept: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+            return kept
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

@@ -19,7 +19,7 @@ from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
 from fsd_common.progress.chosen import Lines
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
 from support.models import tiny_calibration

@@ -15,7 +15,7 @@ from fsd_calib.report.verdict import verdict
 from fsd_calib.tasks import Problem, Task
 from fsd_calib.tasks.split import parts_of
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from support.calibration.fixed_speeds import fix_costs, fix_speeds
 from support.calibration.profiles import FRONT, NO_COUNTS, TOO_SLOW, UNCERTIFIED, at, profile, values
 from support.calibration.reports import one_line, paper, text_of

@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from fsd_calib import ThresholdProfile
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from support.calibration.fixed_speeds import fix_costs, fix_speeds
 from support.models import tiny_calibration
 

@@ -36,9 +36,10 @@ def test_forecast_speed_is_that_of_a_replay(traces: Traces, forecast: ReplayFore
     """Between the points of the grid too, where it is interpolated: half a percent, twice that once in a hundred."""
     errors = []
     for at in np.linspace(-2, 7, 301):
-        setting = Setting(rule, "js", length).at(forecast.threshold(Setting(rule, "js", length), at))
-        expected = replay(traces, rule, "js", setting.threshold, length).tokens_per_second(COSTS)
-        errors.append(abs(forecast.tokens_per_second(setting) / expected - 1))
+        arm = Setting(rule, "js", length)
+        threshold = forecast.threshold(arm, at)
+        expected = replay(traces, rule, "js", threshold, length).tokens_per_second(COSTS)
+        errors.append(abs(forecast.tokens_per_second(arm.at(threshold)) / expected - 1))
     assert np.quantile(errors, 0.95) < 0.005
     assert np.quantile(errors, 0.99) < 0.01
 

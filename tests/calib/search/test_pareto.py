@@ -23,8 +23,8 @@ from fsd_calib.search.pareto import (
     selectable_retention,
     thin_out,
 )
-from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Point, Space
+from fsd_calib.search.trials import SearchResult, search
 from fsd_common.progress.base import Silent
 from fsd_decoding.profile.setting import Setting
 from support.calibration.simulated_worlds import HIGHEST, LOWEST, Formula, World

@@ -14,8 +14,8 @@ from fsd_calib.search.forecast import least_share_reaching, speed_at
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront, nondominated
-from fsd_calib.search.search import SearchResult, freeze, race, search
 from fsd_calib.search.space import Space, logit, same_family
+from fsd_calib.search.trials import SearchResult, freeze, race, search
 from fsd_common.progress.base import Silent
 from fsd_decoding.adaptive import Schedule
 from fsd_decoding.profile.setting import Setting

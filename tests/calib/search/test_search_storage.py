@@ -15,10 +15,10 @@ from typing import Any
 import optuna
 import pytest
 
-from fsd_calib.search.search import SearchResult, freeze, record_recounts, search, setting_attributes
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
-from fsd_calib.search.study import first_recorded, open_journal, open_storage
+from fsd_calib.search.study_storage import first_recorded, open_journal, open_storage
+from fsd_calib.search.trials import SearchResult, freeze, record_recounts, search, setting_attributes
 from fsd_common.progress.base import Silent
 from fsd_decoding.profile.setting import Setting
 from lib.common.forked_programs import ForkedProgram
@@ -305,7 +305,9 @@ def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     """Nothing writes to it, so reading it would wait for ever."""
     os.mkfifo(tmp_path / "ff")
     opening = (
-        "from pathlib import Path\nfrom fsd_calib.search.study import open_journal\nopen_journal(Path(sys.argv[1]))"
+        "from pathlib import Path\n"
+        "from fsd_calib.search.study_storage import open_journal\n"
+        "open_journal(Path(sys.argv[1]))"
     )
     assert "cannot be used: it is not a regular file" in usage_error_of(opening, tmp_path / "ff")
 

@@ -58,7 +58,7 @@ def test_a_search_refuses_a_bad_url_without_the_password(
     shape: str, password: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fsd_calib.search.study._TRIES", 1)
+    monkeypatch.setattr("fsd_calib.search.study_storage._TRIES", 1)
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

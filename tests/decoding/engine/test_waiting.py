@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 from fsd_decoding.acceptance import RULES, Criterion, Rule
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.batch import Request
+from fsd_decoding.engine.cache_pool import KVCachePool, Models
 from fsd_decoding.engine.draft import Steps, StepsAhead
 from fsd_decoding.engine.engine import Engine
-from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.rounds import Decided, EngineSettings
 from fsd_decoding.observers.round_log import Recorder
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy

@@ -14,7 +14,7 @@ from fsd_decoding.acceptance import RULES
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.engine import kv_pool
+from fsd_decoding.engine import cache_pool
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.tree_shape import TreeShape
 from lib.gpu.tape import Tape
@@ -27,7 +27,7 @@ from support.models.tiny_pair import tiny_decoder
 
 @pytest.fixture(autouse=True)
 def on_tape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(kv_pool.CAPTURES, "cpu", lambda device: Tape())
+    monkeypatch.setitem(cache_pool.CAPTURES, "cpu", lambda device: Tape())
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.engine import kv_pool
+from fsd_decoding.engine import cache_pool
 from fsd_decoding.graphs import callers
 from fsd_decoding.graphs.callers import CompiledCaller
 from lib.gpu.tape import Tape
@@ -22,7 +22,7 @@ from support.models.tiny_pair import related, tiny_decoder
 @pytest.fixture(params=["on tape", "compiled"])
 def graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "on tape":
-        monkeypatch.setitem(kv_pool.CAPTURES, "cpu", lambda device: Tape())
+        monkeypatch.setitem(cache_pool.CAPTURES, "cpu", lambda device: Tape())
     return str(request.param)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fsd_decoding.acceptance import Criterion, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.hf import fsd_generate
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.following import (
@@ -28,7 +29,6 @@ from fsd_decoding.profile.following import (
 )
 from fsd_decoding.profile.parts import AcceptanceInfo, ModelInfo
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.setting import DecodingSetting
 from support.calibration.profiles import FAST_ENOUGH, FRONT, TOO_SLOW, UNCERTIFIED, UNTESTED
 from support.models.profile_decoders import decoder_with_profile, unique_profile
 from support.models.tiny_models import llama, word_tokenizer

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.selection import Choice, PointSelector
 from fsd_decoding.profile.setting import Setting
 from support.calibration.profiles import FRONT, UNTESTED, profile, values

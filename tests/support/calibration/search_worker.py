@@ -17,8 +17,8 @@ from typing import Any
 
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.sampler import ProposingSampler
-from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Space
+from fsd_calib.search.trials import SearchResult, search
 from fsd_common.progress.base import Silent
 from fsd_decoding.profile.setting import Setting
 from support.calibration.simulated_worlds import Formula, World, keep_accuracy

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fsd_calib.vllm_plugin import hooks
+from fsd_calib.vllm_plugin import supported_vllm
 from fsd_common.errors import UsageError
 
 
@@ -25,11 +25,11 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("stub_of_vllm")
     module.__dict__["Batch"] = Batch
     monkeypatch.setitem(sys.modules, "stub_of_vllm", module)
-    monkeypatch.setattr(hooks, "_COMMON", {"stub_of_vllm": ["Batch"]})
+    monkeypatch.setattr(supported_vllm, "_COMMON", {"stub_of_vllm": ["Batch"]})
 
 
 def test_methods_and_fields_are_found() -> None:
-    hooks.check_vllm("0.32.0", {"stub_of_vllm": ["Batch.count", "Batch.rows"]})
+    supported_vllm.check_vllm("0.32.0", {"stub_of_vllm": ["Batch.count", "Batch.rows"]})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_methods_and_fields_are_found() -> None:
 )
 def test_a_name_that_vllm_lacks_is_named_in_one_line(runner: dict[str, list[str]], missing: str) -> None:
     with pytest.raises(UsageError) as caught:
-        hooks.check_vllm("0.32.0", runner)
+        supported_vllm.check_vllm("0.32.0", runner)
     (line,) = str(caught.value).splitlines()
     assert f"has no {missing}," in line
 
@@ -51,12 +51,12 @@ def test_a_name_that_vllm_lacks_is_named_in_one_line(runner: dict[str, list[str]
 @pytest.mark.parametrize("version", ["0.31.2", "0.33.0"])
 def test_other_versions_are_refused(version: str) -> None:
     with pytest.raises(UsageError, match=f"vLLM is version {version}"):
-        hooks.check_vllm(version, {})
+        supported_vllm.check_vllm(version, {})
 
 
 def test_a_runner_has_what_is_used_of_it() -> None:
     runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=[]), execute_model_state=None)
-    hooks.check_runner(runner, ["input_batch.req_ids", "execute_model_state"])
+    supported_vllm.check_runner(runner, ["input_batch.req_ids", "execute_model_state"])
     with pytest.raises(UsageError, match=r"SimpleNamespace has no input_batch\.num_prompt_tokens, which") as caught:
-        hooks.check_runner(runner, ["input_batch.req_ids", "input_batch.num_prompt_tokens"])
+        supported_vllm.check_runner(runner, ["input_batch.req_ids", "input_batch.num_prompt_tokens"])
     assert len(str(caught.value).splitlines()) == 1

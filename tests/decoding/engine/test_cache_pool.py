@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsd_common.errors import NumericalError, OutOfMemoryError, UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.engine import kv_pool
+from fsd_decoding.engine import cache_pool
 from fsd_decoding.graphs import callers
 from fsd_decoding.graphs.capture import CapturingCaller
 from lib.gpu.tape import Tape
@@ -23,7 +23,7 @@ from support.models.tiny_pair import related, tiny_decoder
 
 @pytest.fixture(autouse=True)
 def on_tape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(kv_pool.CAPTURES, "cpu", lambda device: Tape())
+    monkeypatch.setitem(cache_pool.CAPTURES, "cpu", lambda device: Tape())
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from fsd_calib.vllm_plugin import KEY, hooks
+from fsd_calib.vllm_plugin import KEY, supported_vllm
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, policy_of
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
@@ -62,7 +62,7 @@ class Serving:
     """
 
     def __init__(self, runner: Any, followed: Followed, telemetry: StepTelemetry) -> None:
-        hooks.check_runner(runner)
+        supported_vllm.check_runner(runner)
         _check_drafter(runner.drafter)
         self._runner, self._telemetry = runner, telemetry
         self._drafts = _draft_logits(runner.vllm_config, runner.device)

@@ -28,7 +28,7 @@ from fsd_calib.search.sampler import (
     history_of,
 )
 from fsd_calib.search.space import Point, Space, arm_of
-from fsd_calib.search.study import add_attributes, damaged, first_recorded, open_study, recorded, seal
+from fsd_calib.search.study_storage import add_attributes, damaged, first_recorded, open_study, recorded, seal
 from fsd_common.digests import facts_digest
 from fsd_common.progress.base import Advance, Progress, Waiting
 from fsd_decoding.profile.setting import Setting

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from fsd_calib.vllm_plugin import KEY, hooks
+from fsd_calib.vllm_plugin import KEY, supported_vllm
 from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Verification, policy_of
 from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
+from fsd_calib.vllm_plugin.rejection_sampler import warn_of
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
-from fsd_calib.vllm_plugin.serving import warn_of
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
@@ -37,7 +37,7 @@ class ServingV2:
     """
 
     def __init__(self, runner: Any) -> None:
-        hooks.check_runner(runner, hooks.OF_RUNNER_V2)
+        supported_vllm.check_runner(runner, supported_vllm.OF_RUNNER_V2)
         config = runner.vllm_config
         settings = ServeSettings(**config.additional_config[KEY])
         profile = ThresholdProfile.from_content(settings.content)
