@@ -9,7 +9,7 @@ import pytest
 
 from fsd_calib import RunConfig, SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces, load_traces
 from fsd_calib.cli import calibrate as calibrate_app
-from fsd_calib.cli import collect, generate, profile, traces
+from fsd_calib.cli import collect, generate, profile, traces, train_predictor
 from fsd_calib.cli.console import run
 from fsd_calib.search.study_storage import open_journal
 from fsd_calib.tasks import load_task
