@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,7 +27,7 @@ from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.verifying import verify
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_common.files import make_private_folder, private_lock
+from fsd_common.files import make_private_folder, private_lock, set_aside
 from fsd_common.formatting import at_least, at_most, confidence
 from fsd_common.progress.base import Progress, Waiting
 from fsd_decoding.engine.result import Result
@@ -156,10 +155,9 @@ def _set_aside_if_damaged(folder: Path) -> None:
     except UsageError as error:  # there is no manifest to verify them by
         faults = [str(error)] if any(folder.iterdir()) else []
     if faults:
-        aside = next(p for n in count(1) if not (p := folder.with_name(f"{folder.name}.damaged-{n}")).exists())
-        folder.rename(aside)
         warnings.warn(
-            f"traces {str(folder)!r} are damaged ({faults[0]}); they are renamed to {aside.name!r} and collected again",
+            f"traces {str(folder)!r} are damaged ({faults[0]}); they are renamed to {set_aside(folder).name!r} and "
+            "collected again",
             stacklevel=2,
         )
 
