@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fsd_calib import CostModel
+from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.run import HOPELESS, chance_of, pass_model_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.config import Goal
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.search.forecast import Forecast

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fsd_calib.calibrate_options import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
@@ -27,7 +28,6 @@ from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.config import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions

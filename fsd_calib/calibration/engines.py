@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fsd_calib.config import MOST_AT_ONCE, RunConfig, SearchSpace
+from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.vllm.loading import EngineArguments

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import beta
 
+from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.certification.bounds import Floor
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import least_problems, power, problems_needed
-from fsd_calib.config import Goal
 from fsd_calib.measuring.measurement import Measurement
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+from fsd_calib.calibrate_options import Compiling, Goal, RunConfig
 from fsd_calib.calibration.baseline import (
     COMPARED,
     COUNTED,
@@ -28,7 +29,6 @@ from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_re
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
-from fsd_calib.config import Compiling, Goal, RunConfig
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.measurement import Measurement

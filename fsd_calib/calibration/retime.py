@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, other_models, setting_of
 from fsd_calib.calibration.run_file import NAME, RunFile, read_run_file
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.calibration.to_profile import speed_figures
-from fsd_calib.config import Goal, RunConfig
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.page import run_page

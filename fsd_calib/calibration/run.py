@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.baseline import (
     COMPARED,
     COUNTED,
@@ -24,7 +25,6 @@ from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import power, seeds_worth
-from fsd_calib.config import Goal
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
-from fsd_calib.config import MOST_AT_ONCE, RunConfig
 from fsd_calib.engines.base import Engine
 from fsd_calib.engines.own import OwnEngine, round_seconds
 from fsd_calib.engines.workers import EngineWorkers

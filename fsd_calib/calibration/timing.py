@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from fsd_calib.calibrate_options import Goal, Timing
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.config import Goal, Timing
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.interleaved import (

@@ -1,6 +1,6 @@
 """The parts of a profile: records that check that their numbers agree.
 
-Speeds, costs, effort and points of the curve are in `content.py`, which has the whole.
+Speeds, costs, effort and points of the curve are in `fields.py`, which has the whole.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from fsd_calib import calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.engines.own import OwnEngine
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from fsd_calib import calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer
-from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.own import OwnEngine, OwnEngineSource
 from fsd_calib.measuring.fresh_process import in_fresh_process

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
+from fsd_calib.calibrate_options import Goal, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.policy_families import check_policies, shapes
-from fsd_calib.config import Goal, SearchSpace
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from fsd_calib import ThresholdProfile, adaptive, calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig, Timing
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, check_timing
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.config import Goal, RunConfig, Timing
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.baseline import traces_along_target
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.config import RunConfig
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.collection import run

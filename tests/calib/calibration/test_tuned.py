@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.policy_families import shapes
 from fsd_calib.calibration.predictor import choose
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
-from fsd_calib.config import RunConfig
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.space import Space
 from fsd_decoding.decoder import SpeculativeDecoder
