@@ -26,8 +26,7 @@ from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import TASKS, completed_tasks
 from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_path, check_sampling, named
 from fsd_common.errors import UsageError
-from fsd_common.option import Option
-from fsd_common.option_texts import json_object, several, several_each, whole_numbers
+from fsd_common.option import Option, json_object, several, several_each, whole_numbers
 from fsd_common.progress.base import Progress, Silent
 from fsd_common.settings import Count, Rule, Settings, Several, listed
 from fsd_decoding.model_options import USUAL, Loading, ModelKwargs, ModelOptions

@@ -10,12 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fsd_calib.calibration.policy_families import Shaped
-from fsd_calib.calibration.predictor import EarlyStop
 from fsd_calib.calibration.session import Session
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
@@ -27,6 +26,9 @@ from fsd_collectors.store.reading import Traces
 from fsd_common.files import atomic_write, make_private_folder, naming
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.setting import Drafting, Setting
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.predictor import EarlyStop
 
 LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)

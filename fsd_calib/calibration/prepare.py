@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsd_calib.calibrate_options import Compiling, Goal, RunConfig
 from fsd_calib.calibration.baseline import (
@@ -24,7 +24,6 @@ from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, claim_of, make_plan, planned_steps
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
-from fsd_calib.calibration.predictor import Chosen, choose, stopping_early
 from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
@@ -43,6 +42,9 @@ from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import Sources
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.predictor import Chosen
 
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
@@ -121,12 +123,16 @@ def prepare(
     """
     folder = config.path("out")
     _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
-    chosen = None if predictor is None else choose(predictor, session, space, folder, train=not plan_only)
-    if chosen is None and predictor is not None:
-        session.progress.note(
-            "a run trains its predictor first; the plan has neither the time of that nor drafts that end early"
-        )
-        space = replace(space, draft_lengths=tuple(range(1, max(space.draft_lengths) + 1)))
+    chosen = None
+    if predictor is not None:
+        from fsd_calib.calibration.predictor import choose, stopping_early  # which import what trains predictors
+
+        chosen = choose(predictor, session, space, folder, train=not plan_only)
+        if chosen is None:
+            session.progress.note(
+                "a run trains its predictor first; the plan has neither the time of that nor drafts that end early"
+            )
+            space = replace(space, draft_lengths=tuple(range(1, max(space.draft_lengths) + 1)))
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
         baseline = measure_baseline(session, _usual(session, space), _PILOT)

@@ -12,7 +12,6 @@ from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.to_profile import curve_point
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
-from fsd_calib.inspection.inspected import token_line
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding
 from fsd_calib.report.page import run_page
@@ -33,7 +32,7 @@ from fsd_calib.report.run_folder import PAGE, Run, save_record, write_as
 from fsd_calib.search.space import logit
 from fsd_calib.tasks.base import Problem
 from fsd_common.errors import UsageError
-from fsd_decoding.observers.token_sources import TokenSources
+from fsd_decoding.observers.token_sources import TokenSources, token_line
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -22,8 +22,7 @@ from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.rows import QUICK, check_data_file
 from fsd_common.errors import UsageError
-from fsd_common.option import Option
-from fsd_common.option_texts import json_object
+from fsd_common.option import Option, json_object
 from fsd_common.progress.base import Progress
 from fsd_decoding.hub import check_source
 from fsd_decoding.model_options import ALIASES, ATTENTION, SCHEMES, UNQUANTISED, Loading

@@ -17,8 +17,7 @@ from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.errors import UsageError
-from fsd_common.option import Option
-from fsd_common.option_texts import several
+from fsd_common.option import Option, several
 from fsd_predictors.heads.recipe import HeadRecipe
 
 NAME = "fsd-train-eagle"

@@ -14,8 +14,7 @@ from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import OutputOptions, check_sources, check_words, divergences
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_common.argument_checks import check_count
-from fsd_common.option import Option
-from fsd_common.option_texts import several
+from fsd_common.option import Option, several
 
 if TYPE_CHECKING:
     from fsd_predictors.predictor import Predictor

@@ -20,15 +20,13 @@ from fsd_calib.inspection.inspected import (
     counts_line,
     difference_line,
     first_difference,
-    name_of,
     shares_line,
     token_cells,
-    token_line,
 )
 from fsd_common.pages.page import token_style
 from fsd_common.pages.themes import DARK, LIGHT, variables
 from fsd_common.terminal import visible
-from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource, name_of, token_line
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsd_common.formatting import NONE, pace, percent, threshold
-from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import SourcedToken, TokenSource, name_of
 
 if TYPE_CHECKING:
     from fsd_decoding.decoder import SpeculativeDecoder
@@ -102,25 +102,6 @@ MEANINGS = {
 }
 TREE_WORDS = "what was accepted is marked"
 WITHOUT_TEXT = "no text of its own: part of a character, or the end of the text"
-_SEEN = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣", "\r": "␍"})
-
-
-def name_of(name: str) -> str:
-    """Returns a token's name with visible spaces and line ends."""
-    return name.translate(_SEEN)
-
-
-def token_line(token: SourcedToken) -> str:
-    """Returns what is known of a token, in one line."""
-    parts = [f"{name_of(token.name)}: {token.source}"]
-    if token.alternative_name is not None:
-        relation = "instead of" if token.source is TokenSource.FUZZY else "the draft had"
-        parts.append(f"{relation} {name_of(token.alternative_name)}")
-    if token.divergence is not None:
-        parts.append(f"D = {threshold(token.divergence)}")
-        if token.threshold is not None:
-            parts[-1] += f" {'≤' if token.divergence <= token.threshold else '>'} T = {threshold(token.threshold)}"
-    return " · ".join([*parts, f"round {token.round + 1}"])
 
 
 def token_cells(token: SourcedToken) -> tuple[str, ...]:

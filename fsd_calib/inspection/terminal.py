@@ -16,13 +16,12 @@ from fsd_calib.inspection.inspected import (
     counts_line,
     difference_line,
     first_difference,
-    name_of,
     shares_line,
     token_cells,
 )
 from fsd_common.console import LiteralConsole, literal
 from fsd_common.formatting import threshold
-from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource, name_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

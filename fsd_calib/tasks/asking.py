@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fsd_common.errors import UsageError
-from fsd_common.option import Option
-from fsd_common.option_texts import json_object
+from fsd_common.option import Option, json_object
 from fsd_common.settings import Count, Rule, Settings
 from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 

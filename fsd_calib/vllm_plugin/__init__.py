@@ -9,3 +9,6 @@ of `fsd_calib/engines/vllm` import vLLM.
 
 KEY = "fsd"
 """The entry of --additional-config that holds the plugin's settings."""
+
+RULES = ("fsd-sd", "fsd-coupled")
+"""Rules that vLLM can follow: where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law."""

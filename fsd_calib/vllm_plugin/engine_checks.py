@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fsd_calib.vllm_plugin import RULES
 from fsd_calib.vllm_plugin.judge import policy_of
 from fsd_calib.vllm_plugin.settings import Followed
 from fsd_common.errors import UsageError
@@ -20,9 +21,6 @@ DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 _NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
 _COMPARED = {"tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
 """Arguments of an engine that are compared with the profile's, or that change the last bits alone."""
-
-RULES = ("fsd-sd", "fsd-coupled")
-"""Rules that vLLM can follow: where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law."""
 
 _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 

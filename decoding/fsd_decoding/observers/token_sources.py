@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fsd_common.errors import UsageError
+from fsd_common.formatting import threshold
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.text import text_pieces, token_name
 
@@ -60,6 +61,27 @@ class SourcedToken:
     threshold: float | None = None
     alternative: int | None = None
     alternative_name: str | None = None
+
+
+_SEEN = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣", "\r": "␍"})
+
+
+def name_of(name: str) -> str:
+    """Returns a token's name with visible spaces and line ends."""
+    return name.translate(_SEEN)
+
+
+def token_line(token: SourcedToken) -> str:
+    """Returns what is known of a token, in one line."""
+    parts = [f"{name_of(token.name)}: {token.source}"]
+    if token.alternative_name is not None:
+        relation = "instead of" if token.source is TokenSource.FUZZY else "the draft had"
+        parts.append(f"{relation} {name_of(token.alternative_name)}")
+    if token.divergence is not None:
+        parts.append(f"D = {threshold(token.divergence)}")
+        if token.threshold is not None:
+            parts[-1] += f" {'≤' if token.divergence <= token.threshold else '>'} T = {threshold(token.threshold)}"
+    return " · ".join([*parts, f"round {token.round + 1}"])
 
 
 class FinishedText(Protocol):
