@@ -128,7 +128,7 @@ ALIASES = {"attn_implementation": "attn", "quantization_config": "quantization"}
 """transformers' names of fields."""
 _FOR_TOKENIZERS = ("trust_remote_code",)
 _REFUSED = {
-    **dict.fromkeys(("dtype", "torch_dtype"), "dtype (--dtype) sets it"),
+    **dict.fromkeys(("dtype", "torch_dtype"), "dtype sets it"),
     **dict.fromkeys(("token", "use_auth_token"), "log in with `hf auth login` or set HF_TOKEN"),
     **dict.fromkeys(("subfolder", "gguf_file", "variant"), "give the path of a local folder with these files alone"),
     "cache_dir": "set HF_HOME",

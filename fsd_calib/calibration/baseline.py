@@ -81,7 +81,7 @@ def measure_baseline(session: Session, lossless: Setting, first: int) -> Baselin
     if not alone.correct.any():
         raise UsageError(
             f"the target solves none of {alone.problems} {session.task.name} problems, so retention is "
-            "undefined; look at --show-prompt, or use another target"
+            "undefined; look at a prompt (fsd-calibrate --show-prompt), or use another target"
         )
     return Baseline(alone, session.tuning.measure(lossless, first), session.engine.exact_texts)
 

@@ -15,6 +15,7 @@ from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.interleaved import WALL, WALL_AND_CPU, Until, measure_speeds
 from fsd_calib.measuring.speed import TimedSpeeds, pool_processes
 from fsd_calib.tasks.base import Problem
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.graphs.callers import Compile
@@ -68,7 +69,7 @@ def time_in_fresh_processes(
             except UsageError as error:
                 raise UsageError(
                     f"timing in fresh process {order + 1} of {processes} failed: {error}; repeat the command, which "
-                    "reuses what was decoded, or time in this process with --timing run"
+                    f"reuses what was decoded, or time in this process with {named('timing')} run"
                 ) from error
             advance(1)
     return pool_processes(measurements)

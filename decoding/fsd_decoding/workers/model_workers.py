@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
@@ -153,11 +154,13 @@ def cluster_share(
     cpus, gpus = (sum(node[kind] for node in nodes) for kind in (0, 1))
     on_gpus = _device(device) == "cuda"
     if on_gpus and not gpus:
-        raise UsageError(f"the device is {device or 'cuda'}, and the Ray cluster has no GPUs; give --device cpu")
+        raise UsageError(
+            f"the device is {device or 'cuda'}, and the Ray cluster has no GPUs; give {named('device')} cpu"
+        )
     if device is None and gpus and not on_gpus:
         raise UsageError(
             f"the Ray cluster has {gpus} GPUs and this process none, though it decodes and measures speeds, too: start "
-            "it on a machine with a GPU, or give --device cpu"
+            f"it on a machine with a GPU, or give {named('device')} cpu"
         )
     places = sum(node // gpus_each for _, node in nodes) if on_gpus else cpus
     count = given or places

@@ -35,7 +35,7 @@ def forecast(traces: Traces) -> ReplayForecast:
 def test_forecast_speed_is_that_of_a_replay(traces: Traces, forecast: ReplayForecast, rule: str, length: int) -> None:
     """Between the points of the grid too, where it is interpolated: half a percent, twice that once in a hundred."""
     errors = []
-    for at in np.linspace(-2, 7, 301):
+    for at in np.linspace(-2, 7, 26):
         arm = Setting(rule, "js", length)
         threshold = forecast.threshold(arm, at)
         expected = replay(traces, rule, "js", threshold, length).tokens_per_second(COSTS)
