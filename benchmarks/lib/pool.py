@@ -369,5 +369,7 @@ def _passed(
     with AttemptLedger(None) as ledger:
         ledger.tuned_on("pool", tuning)
         claim = Claim(wanted, problems=len(evaluator.problems))
-        verdict = Holdout(evaluator, ledger, "pool", "").open(frozen, TARGET, claim, CONFIDENCE).decide()
+        verdict = (
+            Holdout(evaluator, ledger, "pool", "pool, retention", "").open(frozen, TARGET, claim, CONFIDENCE).decide()
+        )
     return () if verdict.passed is None else frozen[: verdict.passed + 1]

@@ -26,7 +26,6 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
-from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
@@ -43,6 +42,7 @@ from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of
+from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.workers.model_workers import Sources
 
@@ -257,7 +257,9 @@ class Calibration:
         with open_engines(request) as opened:
             engines = named(opened.engines)
             engine = next(iter(engines.values()), opened.engines[0])
-            with open_session(engine, task, config, engines, parts, opened.workers, self.sequence) as session:
+            with open_session(
+                engine, task, config, engines, parts, opened.workers, self.sequence, self.goal.acc
+            ) as session:
                 yield session, opened, memory
 
     def _checked(self, task: Task, tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:

@@ -22,14 +22,14 @@ from pathlib import Path
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
 
-from fsd_calib.certification.attempt_ledger import Run, attempt_level
+from fsd_calib.certification.attempt_ledger import Run
 from fsd_calib.certification.holdout import Holdout
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.files import atomic_write, naming, set_aside
 from fsd_common.progress.base import Progress, Silent, Waiting
 from fsd_common.strict_json import parse
 from fsd_decoding.profile.fields import Rounds
-from fsd_decoding.profile.parts import Amount, Natural, Part
+from fsd_decoding.profile.parts import Amount, Natural, Part, attempt_level
 from fsd_decoding.profile.setting import Setting
 
 _LARGEST = 1 << 20  # bytes of a file

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.claim import Acc
 from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
 from fsd_calib.engines.base import Engine
 from fsd_calib.engines.own import OwnEngine, round_seconds
@@ -137,6 +138,7 @@ def open_session(
     parts: Parts | None = None,
     workers: EngineWorkers | None = None,
     sequence: EngineSequence | None = None,
+    acc: Acc = "retention",
 ) -> Iterator[Session]:
     """Opens a session and closes its files on exit.
 
@@ -147,6 +149,7 @@ def open_session(
         parts: the task's, where they are known already.
         workers: processes that decode too.
         sequence: engines that certify one setting in turn; None: this one alone does.
+        acc: what is claimed of.
 
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
@@ -163,7 +166,7 @@ def open_session(
         identity = " and ".join(_identity(engine, decode, name, task) for name in names)
         tuned = TuningRecord(ledger, family)
         certifying = Evaluator(decode, parts.certification, "certification")
-        holdout = Holdout(certifying, ledger, family, identity, sequence)
+        holdout = Holdout(certifying, ledger, family, f"{task.name}, {acc}", identity, sequence)
         yield Session(
             engine, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
             batch_size, cache, progress, drafts or {}, None if workers is None else workers.models,

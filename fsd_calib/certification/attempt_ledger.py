@@ -2,16 +2,15 @@
 
 It is not a cache: deleting it voids the certificates issued afterwards on the same problems. Several processes may use
 one file at the same time: an SQLite file of rows with a digest of their values, changed in one transaction at a time.
-Problems are identified by two numbers each, the id and the content key.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -20,8 +19,10 @@ from numpy.typing import NDArray
 
 from fsd_calib.storage import DamageError, Schema, VersionError, open_database, translate_errors
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.parts import attempt_level
 
-Numbers = NDArray[np.int64]  # (n, 2): id and key of each problem
+Numbers = NDArray[np.int64]  # (n, 4): id, key, row and answer of each problem
+_KEY, _ROW, _ANSWER = 1, 2, 3
 
 
 class Numbered(Protocol):
@@ -29,7 +30,9 @@ class Numbered(Protocol):
 
     Attributes:
         id: Hash of the raw content.
-        key: Hash of the normalised content: problems with the same key are the same problem.
+        key: Hash of the normalised content.
+        row_key: Hash of the row of the source, whatever is asked about it and however.
+        answer_key: Hash of the reference answer.
     """
 
     @property
@@ -38,30 +41,40 @@ class Numbered(Protocol):
     @property
     def key(self) -> int: ...
 
+    @property
+    def row_key(self) -> int: ...
+
+    @property
+    def answer_key(self) -> int: ...
+
 
 def numbers(problems: Iterable[Numbered]) -> Numbers:
-    """Returns the numbers of problems, (n, 2), in their order."""
-    return np.array([(problem.id, problem.key) for problem in problems], np.int64).reshape(-1, 2)
+    """Returns the numbers of problems, (n, 4), in their order."""
+    return np.array([(p.id, p.key, p.row_key, p.answer_key) for p in problems], np.int64).reshape(-1, 4)
 
 
-def as_set(pairs: Numbers) -> Numbers:
+def as_set(of: Numbers) -> Numbers:
     """Returns each problem once, sorted, so that equal sets are equal arrays."""
-    return np.unique(pairs, axis=0)
+    return np.unique(of, axis=0)
 
 
 def known(requested: Numbers, recorded: Numbers) -> NDArray[np.bool_]:
-    """Returns, (n,), whether each problem is among the recorded ones, by its key.
+    """Returns, (n,), whether each problem is among the recorded ones: by its content, or by its row, which another
+    task may ask about in other words.
 
     Ids identify nothing, since another task may number its problems from 0 as well.
     """
-    return np.isin(requested[:, 1], recorded[:, 1])
+    return np.isin(requested[:, _KEY], recorded[:, _KEY]) | np.isin(requested[:, _ROW], recorded[:, _ROW])
 
 
 _COLUMNS = {
-    "tuned": {"family": "TEXT", "problems": "BLOB"},
-    "attempts": {"family": "TEXT", "problems": "BLOB", "frozen": "TEXT", "number": "INTEGER", "verdict": "TEXT"},
+    "tuned": {"family": "TEXT", "problems": "BLOB", "time": "TEXT"},
+    "attempts": {
+        "family": "TEXT", "claim": "TEXT", "problems": "BLOB", "frozen": "TEXT", "number": "INTEGER",
+        "verdict": "TEXT", "time": "TEXT",
+    },
     "runs": {"name": "TEXT", "facts": "TEXT", "attempt": "INTEGER"},
-}
+}  # fmt: skip
 
 
 def _table(name: str) -> str:
@@ -69,6 +82,7 @@ def _table(name: str) -> str:
     return f"CREATE TABLE {name} (place INTEGER PRIMARY KEY, {columns}, digest BLOB);"
 
 
+_TIMED = ("tuned", "attempts")
 _CONTINUES = "continues "
 
 _SCHEMA = Schema(
@@ -86,15 +100,20 @@ class Entry:
     """A row of the table of attempts.
 
     Args:
+        claim: Name of what is claimed, such as "gsm8k, retention": attempts at it share one budget of errors.
+        problems: (n, 4), in the order in which a verdict grades them.
         frozen: Text of the sequence, the claim and all else that identifies the attempt.
+        time: When it was opened, in UTC.
         place: Row number, from 1, in the order in which attempts were opened.
     """
 
     family: str
-    problems: Numbers  # (n, 2), a set
+    claim: str
+    problems: Numbers
     frozen: str
     number: int
     verdict: str | None = None
+    time: str = ""
     place: int = 0
 
     @property
@@ -109,7 +128,9 @@ class Entry:
 
     def stored(self) -> tuple[Any, ...]:
         """Returns the values in the order of the columns."""
-        return self.family, self.problems.tobytes(), self.frozen, self.number, self.verdict
+        return (
+            self.family, self.claim, self.problems.tobytes(), self.frozen, self.number, self.verdict, self.time,
+        )  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -140,11 +161,16 @@ class LedgerFile:
 
     def tuned(self, family: str) -> Numbers:
         """Returns all problems of a family that were tuned on."""
-        parts = [_stored_numbers(problems) for _, _, problems in self._rows("tuned", family=family)]
-        return np.concatenate([np.empty((0, 2), np.int64), *parts])
+        parts = [_stored_numbers(problems) for _, _, problems, _ in self._rows("tuned", family=family)]
+        return np.concatenate([np.empty((0, 4), np.int64), *parts])
 
     def add_tuned(self, family: str, problems: Numbers) -> None:
-        self._add("tuned", (family, problems.tobytes()))
+        self._add("tuned", (family, problems.tobytes(), _now()))
+
+    def since(self) -> str | None:
+        """Returns the time of the first row; None: there is none."""
+        times = (self._connection.execute(f"SELECT min(time) FROM {table}").fetchone()[0] for table in _TIMED)
+        return min(filter(None, times), default=None)
 
     def attempts(self, family: str) -> list[Entry]:
         columns = ("place", *_COLUMNS["attempts"])
@@ -232,31 +258,25 @@ def _row_digest(*values: Any) -> bytes:
 
 
 def _stored_numbers(stored: bytes) -> Numbers:
-    return np.frombuffer(stored, np.int64).reshape(-1, 2)
+    return np.frombuffer(stored, np.int64).reshape(-1, 4)
 
 
-def attempt_level(confidence: float, number: int) -> float:
-    """Returns the significance level of attempt `number`; the levels of all attempts sum to 1 - confidence.
-
-    So all attempts on one problem together keep the promised confidence. Unlike in Tian and Ramdas's online fallback
-    procedure (2021), an attempt that passes does not hand its level on to a later one: that procedure is valid for
-    hypotheses fixed beforehand, not where a user chooses the next goal by the last result (docs/benchmarks.md has the
-    figures).
-    """
-    return (1 - confidence) * 6 / (math.pi**2 * number**2)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def next_number(entries: Sequence[Entry], requested: Numbers) -> int:
-    """Returns the number of a further attempt on these problems: one more than the attempts that share a problem."""
+def next_number(entries: Sequence[Entry], requested: Numbers, claim: str) -> int:
+    """Returns the number of a further attempt: one more than the attempts at the same claim, on whatever problems, and
+    those that share a problem, whatever they claimed."""
     own = (entry for entry in entries if not entry.continues)
-    return 1 + sum(bool(known(requested, entry.problems).any()) for entry in own)
+    return 1 + sum(entry.claim == claim or bool(known(requested, entry.problems).any()) for entry in own)
 
 
 class AttemptLedger:
     """The ledger in a file, or in memory.
 
     Attempts are grouped by family, see `fsd_decoding.models.fingerprint.family_id` of a target. Drafts, divergences, T
-    and the name of the task are choices within a family. A problem is known where an earlier row has its content key.
+    and the name of the task are choices within a family.
 
     Raises:
         UsageError: The file is damaged or of another version, or cannot be read or written.
@@ -274,15 +294,16 @@ class AttemptLedger:
                 self._file.add_tuned(family, new)
 
     def open(
-        self, family: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None,
+        self, family: str, claim: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None,
         continued: int | None = None,
     ) -> Attempt:  # fmt: skip
         """Returns the attempt to certify `frozen`, a text of the whole sequence, the claim and its confidence.
 
         The same family, problems and `frozen` are the same attempt, with the same number. Problems are the same where
-        both ids and keys are.
+        all their numbers are.
 
         Args:
+            claim: See `Entry`.
             run: Recorded with the attempt.
             continued: Number of the attempt that this is a part of, whose own text says what it goes on with. It goes
                 on once: with another text, of another version of a library for instance, this is an attempt of its own,
@@ -291,30 +312,33 @@ class AttemptLedger:
         Raises:
             UsageError: There are no problems, or some were tuned on before a verdict was recorded.
         """
-        requested = as_set(numbers(problems))
+        requested = numbers(problems)
         if not len(requested):
             raise UsageError("an attempt has 0 problems; it needs at least 1 to certify on")
+        distinct = as_set(requested)
         with self._file.transaction():
             entries = self._file.attempts(family)
             begun = None if continued is None else _begun(entries, requested, continued)
-            frozen, number = _as_part(entries, begun, frozen) or (frozen, next_number(entries, requested))
-            entry = _decided_first([e for e in entries if e.frozen == frozen and np.array_equal(e.problems, requested)])
+            frozen, number = _as_part(entries, begun, frozen) or (frozen, next_number(entries, requested, claim))
+            same = [e for e in entries if e.frozen == frozen and np.array_equal(as_set(e.problems), distinct)]
+            entry = _decided_first(same)
             if entry is None or entry.verdict is None:
                 self._require_untuned(family, requested)
             if entry is None:
-                entry = self._file.add_attempt(Entry(family, requested, frozen, number))
+                entry = self._file.add_attempt(Entry(family, claim, requested, frozen, number, time=_now()))
             if run is not None and entry.place not in self._file.runs(run.name):
                 self._file.add_run(run, entry.place)
-        return Attempt(self, entry)
+            since = self._file.since()
+        return Attempt(self, entry, [e for e in entries if e.place < entry.place], since)
 
-    def next_number(self, family: str, problems: Iterable[Numbered], continued: int | None = None) -> int:
-        """Returns the number that a further attempt on these problems would have; for `continued` see `open`."""
+    def next_number(self, family: str, claim: str, problems: Iterable[Numbered], continued: int | None = None) -> int:
+        """Returns the number that a further attempt would have; for `continued` see `open`."""
         requested = numbers(problems)
         with self._file.naming_errors():
             entries = self._file.attempts(family)
         begun = None if continued is None else _begun(entries, requested, continued)
         went_on = begun is not None and any(entry.frozen.startswith(begun.beginning) for entry in entries)
-        return next_number(entries, requested) if begun is None or went_on else begun.number
+        return next_number(entries, requested, claim) if begun is None or went_on else begun.number
 
     def facts_of(self, family: str, run: str) -> str | None:
         """Returns the facts recorded of the run of that name; None: it made no attempt."""
@@ -334,7 +358,7 @@ class AttemptLedger:
                 return known(requested, entry.problems)
             return ~known(requested, self._file.tuned(family))
 
-    def best_case(self, family: str, problems: Iterable[Numbered], confidence: float) -> tuple[int, float]:
+    def best_case(self, family: str, claim: str, problems: Iterable[Numbered], confidence: float) -> tuple[int, float]:
         """Returns the most problems and the highest level that an attempt on these problems can have.
 
         It may be a new attempt, or a decided one that is repeated.
@@ -343,7 +367,7 @@ class AttemptLedger:
         with self._file.naming_errors():
             entries, untuned = self._file.attempts(family), requested[~known(requested, self._file.tuned(family))]
         repeatable = [e for e in entries if e.verdict is not None and known(e.problems, requested).all()]
-        number = min([next_number(entries, untuned), *(e.number for e in repeatable)])
+        number = min([next_number(entries, untuned, claim), *(e.number for e in repeatable)])
         return max([len(untuned), *(len(e.problems) for e in repeatable)]), attempt_level(confidence, number)
 
     def _entry_of_run(self, family: str, run: str) -> Entry | None:
@@ -388,14 +412,21 @@ class Attempt:
     """One attempt on a certification part, decided once.
 
     Attributes:
-        number: 1 for the first attempt on its problems.
+        number: 1 for the first attempt at its claim and on its problems.
         verdict: None until it is decided.
+        earlier: The family's attempts before it, in their order.
+        since: Time of the ledger's first row.
     """
 
-    def __init__(self, ledger: AttemptLedger, entry: Entry) -> None:
-        self.number, self.verdict = entry.number, entry.verdict
+    def __init__(self, ledger: AttemptLedger, entry: Entry, earlier: Sequence[Entry], since: str | None) -> None:
+        self.number, self.verdict, self.earlier, self.since = entry.number, entry.verdict, tuple(earlier), since
         self._ledger, self._entry = ledger, entry
         self._decided = False
+
+    @property
+    def at_same_claim(self) -> list[Entry]:
+        """Those of the earlier attempts that claimed the same."""
+        return [entry for entry in self.earlier if entry.claim == self._entry.claim and not entry.continues]
 
     def level(self, confidence: float) -> float:
         """Returns the significance level of its test."""

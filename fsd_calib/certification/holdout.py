@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run, attempt_level
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run
 from fsd_calib.certification.certificate import (
     Evidence,
     SequenceVerdict,
@@ -25,6 +25,7 @@ from fsd_calib.tasks.base import Problem
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
+from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.setting import Setting
 
 
@@ -60,6 +61,7 @@ class Holdout:
     Args:
         evaluator: Measures on the certification part.
         family: Attempts of one family are counted together, see `family_id`.
+        claim: Name of what is claimed, see `Entry`.
         identity: All that determines the outcomes besides settings and problems: models, sampling, seeds. Another
             identity makes another attempt.
         sequence: The engines that certify in turn; None: this one alone does.
@@ -67,10 +69,11 @@ class Holdout:
     """
 
     def __init__(
-        self, evaluator: Evaluator, ledger: AttemptLedger, family: str, identity: str,
+        self, evaluator: Evaluator, ledger: AttemptLedger, family: str, claim: str, identity: str,
         sequence: EngineSequence | None = None, whole: int | None = None,
     ) -> None:  # fmt: skip
-        self._evaluator, self._ledger, self._family, self._identity = evaluator, ledger, family, identity
+        self._evaluator, self._ledger, self._family, self._claim = evaluator, ledger, family, claim
+        self._identity = identity
         self.sequence = sequence
         self.whole = len(evaluator.problems) if whole is None else whole
 
@@ -85,11 +88,11 @@ class Holdout:
     @property
     def next_attempt(self) -> int:
         """The number that a new attempt on these problems would have, or that of the sequence that goes on here."""
-        return self._ledger.next_number(self._family, self._evaluator.problems, self._continued)
+        return self._ledger.next_number(self._family, self._claim, self._evaluator.problems, self._continued)
 
     def best_case(self, confidence: float) -> tuple[int, float]:
         """Returns the most problems and the highest level of any attempt; see `AttemptLedger.best_case`."""
-        problems, level = self._ledger.best_case(self._family, self._evaluator.problems, confidence)
+        problems, level = self._ledger.best_case(self._family, self._claim, self._evaluator.problems, confidence)
         return problems, max(level, attempt_level(confidence, self.next_attempt))
 
     def facts_of(self, run: str) -> str | None:
@@ -149,7 +152,9 @@ class Holdout:
         if self.sequence is not None:
             identity.append(str(self.sequence))
         frozen_text = json.dumps([identity, [c.values for c in frozen], asdict(claim), confidence], sort_keys=True)
-        attempt = self._ledger.open(self._family, self._evaluator.problems, frozen_text, run, self._continued)
+        attempt = self._ledger.open(
+            self._family, self._claim, self._evaluator.problems, frozen_text, run, self._continued
+        )
         return HoldoutAttempt(self._evaluator, frozen, target, claim, attempt, attempt.level(confidence))
 
     @property
@@ -159,7 +164,7 @@ class Holdout:
 
     def _with(self, evaluator: Evaluator, suffix: str = "") -> Holdout:
         identity = self._identity + suffix
-        return Holdout(evaluator, self._ledger, self._family, identity, self.sequence, self.whole)
+        return Holdout(evaluator, self._ledger, self._family, self._claim, identity, self.sequence, self.whole)
 
 
 class HoldoutAttempt:

@@ -311,8 +311,8 @@ def _estimate(profile: ThresholdProfile) -> str:
 
 def _needed(profile: ThresholdProfile) -> str:
     """How many problems would certify the tested setting, if they showed the same shares."""
-    from fsd_calib.certification.attempt_ledger import attempt_level
     from fsd_calib.certification.power import problems_needed
+    from fsd_decoding.profile.parts import attempt_level
 
     c = profile.certificate
     if c.wanted is None or c.retention is None:

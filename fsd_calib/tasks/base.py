@@ -29,6 +29,7 @@ class Example:
             question alone, it must contain them too.
         stratum: What a limited choice of problems is balanced over, such as a subject.
         row: Columns of the source that the prompt or the grader needs besides.
+        source_row: Hash of the whole row of the source, see `row_hash`; None: it is no row of a source.
     """
 
     question: str
@@ -37,6 +38,12 @@ class Example:
     choices: tuple[str, ...] = ()
     stratum: str = ""
     row: Mapping[str, object] = field(default_factory=dict, hash=False)
+    source_row: int | None = None
+
+
+def row_hash(columns: Mapping[str, object]) -> int:
+    """Returns 48 bits of a hash of a row's columns, whatever their order: the row is known by it in another task."""
+    return hashed(json.dumps(columns, sort_keys=True, default=str))
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,23 @@ class Problem:
     part: Part | None  # None: the source has no parts
     choices: tuple[str, ...] = ()
     row: Mapping[str, object] = field(default_factory=dict, hash=False)  # see `Example`
+    source_row: int | None = None  # see `Example`
     room: int | None = None  # tokens that the models' context leaves for an answer, where fewer than the task allows
 
     @property
     def key(self) -> int:
         """The 48-bit content key: independent of spacing and of Unicode composition."""
         return hashed(content_key(self.question, self.choices))
+
+    @property
+    def row_key(self) -> int:
+        """The 48-bit key of the row that its source gave: the same under another prompt, grader or task."""
+        return self.key if self.source_row is None else self.source_row
+
+    @property
+    def answer_key(self) -> int:
+        """The 48-bit hash of the reference answer."""
+        return hashed(self.reference)
 
 
 Grader = Callable[[Problem, str], bool]  # (problem, a model's whole answer) -> whether it is right
@@ -186,7 +204,14 @@ def problem_of(example: Example, prompt: str) -> Problem:
     """Returns the problem of an example, asked by a prompt."""
     identity = json.dumps([example.question, *example.choices]) if example.choices else example.question
     return Problem(
-        hashed(identity), example.question, prompt, example.answer, example.part, example.choices, example.row
+        hashed(identity),
+        example.question,
+        prompt,
+        example.answer,
+        example.part,
+        example.choices,
+        example.row,
+        example.source_row,
     )
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsd_calib.tasks.base import Example, Read, pick
+from fsd_calib.tasks.base import Example, Read, pick, row_hash
 from fsd_collectors.split import Part
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -292,7 +292,9 @@ def read_or_fetch(task: str, hub: HubData, example: Callable[[Row], Example]) ->
     def read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
         if data is not None:
             return pick(examples_of(read_rows(data), example), seed, limit), str(data)
-        return pick([replace(example(row), part=part) for row, part in hub.rows(task)], seed, limit), str(hub)
+        rows = hub.rows(task)
+        examples = [replace(example(row), part=part, source_row=row_hash(row.columns)) for row, part in rows]
+        return pick(examples, seed, limit), str(hub)
 
     return read
 
@@ -322,7 +324,7 @@ def examples_of(rows: Iterable[Row], example: Callable[[Row], Example]) -> list[
     first: dict[tuple[str, tuple[str, ...]], str] = {}
     found, repeats = [], []
     for row in rows:
-        made = example(row)
+        made = replace(example(row), source_row=row_hash(row.columns))
         original = first.setdefault((made.question, made.choices), row.where)
         if original != row.where:
             repeats.append((row.where, original))

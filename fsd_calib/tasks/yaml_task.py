@@ -342,7 +342,9 @@ class YamlTask:
         elif described.hub is not None:
             parts = {split: None if use == "problems" else use for split, use in described.hub.splits.items()}
             hub = HubData(described.hub.id, parts, described.hub.configuration)
-            found, source = [self._example(row, part) for row, part in hub.rows(self.name)], str(hub)
+            rows = hub.rows(self.name)
+            found = [replace(self._example(row, part), source_row=row_hash(row.columns)) for row, part in rows]
+            source = str(hub)
         else:
             raise UsageError(
                 f"task file {self.file}: it names no problems; give it data or hub, or give {named('data')}"

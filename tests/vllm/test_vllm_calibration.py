@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile
-from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
+from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from lib.common.forked_programs import environment

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from fsd_calib.certification import betting_test
-from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.multi_seed import FEW, fitted_p_values
 from fsd_calib.certification.power import Cells, cells
 from fsd_calib.certification.score_test import p_values
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.parts import attempt_level
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

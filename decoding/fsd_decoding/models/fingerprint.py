@@ -46,10 +46,11 @@ def architecture_digest(config: Any) -> str:
 
 
 def family_id(model: Any) -> str:
-    """Returns the SHA-256 (hex) of a loaded causal LM's class, its architecture and 64 elements of every tensor.
+    """Returns the SHA-256 (hex) of a loaded causal LM's class, its architecture and the signs of 64 elements of every
+    tensor.
 
-    Models that differ elsewhere share it. The ledger of attempts counts by it: a model that hardly differs from one
-    that was certified is no new start.
+    Models that differ elsewhere share it, and so do float16 and bfloat16 of one checkpoint. The ledger of attempts
+    counts by it: a model that hardly differs from one that was certified is no new start.
     """
     from fsd_decoding.models.weights_digest import while_unchanged
 
@@ -119,14 +120,14 @@ def _samples(model: Any) -> str:
 
 
 def _sample(tensor: Tensor) -> bytes:
-    """Evenly spaced elements of a tensor, as bytes of bfloat16."""
+    """Signs of evenly spaced elements of a tensor, which are the same in any type of numbers that a checkpoint is
+    stored or loaded in."""
     import torch
 
     flat = tensor.detach().reshape(-1)
     count = min(_SAMPLED, flat.numel())
     at = torch.arange(count, device=flat.device) * flat.numel() // max(count, 1)
-    elements = flat[at].to("cpu", torch.float32).to(torch.bfloat16)
-    return elements.view(torch.int16).numpy().tobytes()
+    return torch.signbit(flat[at].to("cpu", torch.float32)).numpy().tobytes()
 
 
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a fast tokenizer

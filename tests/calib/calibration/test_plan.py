@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import binom
 
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
-from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
@@ -19,6 +18,7 @@ from fsd_calib.measuring.measurement import Decoding, Measurement
 from fsd_calib.report.plan import attempt_line, outlook, print_plan
 from fsd_common.errors import UsageError
 from fsd_common.formatting import duration
+from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.setting import Setting
 from support.calibration.reports import paper, text_of
 

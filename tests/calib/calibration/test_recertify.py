@@ -13,13 +13,12 @@ from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, setting_of
-from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.engines.own import OwnEngine
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.profile.parts import EngineInfo
+from fsd_decoding.profile.parts import EngineInfo, attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import SLOWER, profile
 from support.messages import usage_error

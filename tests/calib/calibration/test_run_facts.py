@@ -24,7 +24,7 @@ AGAIN = Timings((CostModel(0.002, 0.005, 0.00003),), Pace(0.02, 0.03))
 
 
 def holdout(ledger: AttemptLedger) -> Holdout:
-    return Holdout(Evaluator(lambda *_: [], PROBLEMS, "certification"), ledger, "family", "these models")
+    return Holdout(Evaluator(lambda *_: [], PROBLEMS, "certification"), ledger, "family", "claim", "these models")
 
 
 def begun(folder: Path, timings: Timings, ledger: AttemptLedger | None = None) -> RunFacts:

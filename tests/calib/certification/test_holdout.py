@@ -52,7 +52,7 @@ class Table:
 
 
 def holdout(ledger: AttemptLedger, table: Table | None = None, problems: Sequence[Problem] = PROBLEMS) -> Holdout:
-    return Holdout(Evaluator(table or Table(), problems, "certification"), ledger, "family", "these models")
+    return Holdout(Evaluator(table or Table(), problems, "certification"), ledger, "family", "claim", "these models")
 
 
 def test_a_sequence_is_decided_once(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_engines_in_turn_are_one_attempt() -> None:
 
     def part(ledger: AttemptLedger, sequence: EngineSequence | None) -> Holdout:
         name = "these models" if sequence is None else sequence.engines[sequence.place][0]
-        return Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", name, sequence)
+        return Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "claim", name, sequence)
 
     both = EngineSequence((("fsd-calib", "{}"), ("vllm", "{}")))
     with AttemptLedger(None) as ledger:
@@ -126,7 +126,7 @@ def test_engines_in_turn_are_one_attempt() -> None:
 def test_a_sequence_goes_on_from_a_decided_attempt_only() -> None:
     both = EngineSequence((("fsd-calib", "{}"), ("vllm", "{}")), place=1, attempt=1)
     with AttemptLedger(None) as ledger:
-        part = Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "models", both)
+        part = Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "claim", "models", both)
         holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
         with pytest.raises(UsageError, match="attempt 1 is not decided on these problems"):
             part.open([SAFE], ALONE, CLAIM, 0.95)
@@ -137,7 +137,7 @@ def test_another_sequence_of_engines_is_another_attempt() -> None:
     with AttemptLedger(None) as ledger:
         for engines in ((("fsd-calib", "{}"), ("vllm", "{}")), (("fsd-calib", "{}"), ("vllm", '{"seed": 1}')), None):
             sequence = None if engines is None else EngineSequence(engines)
-            part = Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "models", sequence)
+            part = Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "claim", "models", sequence)
             numbers.append(part.open([SAFE], ALONE, CLAIM, 0.95).attempt.number)
     assert numbers == [1, 2, 3]
 

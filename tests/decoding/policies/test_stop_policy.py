@@ -223,7 +223,7 @@ def test_an_attempt_under_a_policy_is_another_attempt() -> None:
 
     frozen, alone = [Setting("fsd-coupled", "js", 5, 0.1)], Setting("target", "js", 1)
     with AttemptLedger(None) as ledger:
-        holdout = Holdout(Evaluator(none, task(12).problems, "certification"), ledger, "family", "models")
+        holdout = Holdout(Evaluator(none, task(12).problems, "certification"), ledger, "family", "claim", "models")
         numbers = [
             of.open(frozen, alone, Claim(0.9), 0.95).attempt.number
             for of in (holdout, holdout.decoded_by(none, "shy"), holdout, holdout.decoded_by(none, "shy"))
