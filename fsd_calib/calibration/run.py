@@ -365,7 +365,10 @@ def _bound_front(ready: Prepared, points: Sequence[Setting]) -> Decision:
 def _open_holdout(ready: Prepared, frozen: Sequence[Setting]) -> HoldoutAttempt:
     """Opens the certification part for these; the attempt is spent from here on."""
     claim = claim_of(ready.goal, ready.session.holdout.problems)
-    return ready.session.holdout.open(frozen, ready.alone, claim, ready.goal.confidence, ready.facts.run)
+    opened = ready.session.holdout.open(frozen, ready.alone, claim, ready.goal.confidence, ready.facts.run)
+    if opened.dropped is not None:
+        ready.session.progress.note(str(opened.dropped))
+    return opened
 
 
 def _outcome(ready: Prepared, outcome: Outcome, best: Setting) -> tuple[Outcome, Setting | None]:

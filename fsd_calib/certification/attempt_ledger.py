@@ -67,6 +67,12 @@ def known(requested: Numbers, recorded: Numbers) -> NDArray[np.bool_]:
     return np.isin(requested[:, _KEY], recorded[:, _KEY]) | np.isin(requested[:, _ROW], recorded[:, _ROW])
 
 
+def same_and_unchanged(recorded: Numbers, requested: Numbers) -> NDArray[np.bool_]:
+    """Returns, (n,), whether each recorded problem is among those that are requested, with the answer that it had."""
+    here = {(name, int(row[name]), int(row[_ANSWER])) for row in requested for name in (_KEY, _ROW)}
+    return np.array([any((n, int(row[n]), int(row[_ANSWER])) in here for n in (_KEY, _ROW)) for row in recorded], bool)
+
+
 _COLUMNS = {
     "tuned": {"family": "TEXT", "problems": "BLOB", "time": "TEXT"},
     "attempts": {

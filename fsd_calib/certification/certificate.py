@@ -218,10 +218,16 @@ def standing_grades(own: str, standing: str, kind: str, number: int) -> list[Pai
             f"attempt {number} was decided before as {standing!r:.200}, and now as {own!r:.200}; the first verdict "
             "stands, and answers another question: change the sequence or the claim for a new attempt"
         )
-    counts = [sum(shown) // seeds for shown, (*_, seeds) in zip(theirs["shown"], theirs["grades"], strict=True)]
+    return graded_in(standing)
+
+
+def graded_in(verdict: str) -> list[Paired]:
+    """Returns the grades that a verdict rests on, of every setting tested."""
+    read = json.loads(verdict)
+    counts = [sum(shown) // seeds for shown, (*_, seeds) in zip(read["shown"], read["grades"], strict=True)]
     return [
         Paired(_decode(target, problems, seeds), _decode(fuzzy, problems, seeds))
-        for (target, fuzzy, seeds), problems in zip(theirs["grades"], counts, strict=True)
+        for (target, fuzzy, seeds), problems in zip(read["grades"], counts, strict=True)
     ]
 
 

@@ -31,6 +31,7 @@ class Claim:
         test: "score" decides on the whole certification part. "betting" is valid at any time, so it may decide early;
             it has less power where all problems are decoded anyway.
         problems: Size of the whole certification part. Without it no test stops for futility.
+        dropped: Problems beside these that count as lost, see `dropped`.
 
     Raises:
         UsageError: `wanted` is out of range, or `problems` is required and missing.
@@ -41,6 +42,7 @@ class Claim:
     guarantee: Guarantee = "population"
     test: Test = "score"
     problems: int | None = None
+    dropped: int = 0
 
     def __post_init__(self) -> None:
         most = 1.0 if self.acc == "absolute" else math.inf
@@ -73,7 +75,8 @@ class Claim:
         That holds as far as the test keeps its size; see the tests' docstrings.
         """
         assert self.wanted is not None
-        return self._test()(paired.against_perfect() if self.acc == "absolute" else paired, self.wanted)
+        counted = self._with_dropped(paired)
+        return self._test()(counted.against_perfect() if self.acc == "absolute" else counted, self.wanted)
 
     def bounds(self, paired: Paired, delta: float, any_time: bool = False) -> tuple[float, float]:
         """Returns lower bounds of retention and of absolute accuracy, each by itself at 1 - `delta`.
@@ -84,9 +87,13 @@ class Claim:
         Raises:
             UsageError: `delta` is not in (0, 1).
         """
+        paired = self._with_dropped(paired)
         perfect = paired.against_perfect()
         retention = self._bound(paired, "retention", delta, any_time) if paired.target.any() else 0.0
         return retention, self._bound(perfect, "absolute", delta, any_time)
+
+    def _with_dropped(self, paired: Paired) -> Paired:
+        return paired.followed_by(True, False, self.dropped) if self.dropped else paired
 
     def _bound(self, paired: Paired, acc: Acc, delta: float, any_time: bool) -> float:
         """Returns the bound, which is at least `wanted` where the test of `wanted` passes, whatever the rounding."""
@@ -98,7 +105,7 @@ class Claim:
 
     def _test(self, any_time: bool = False) -> PValue:
         if self.any_time or any_time:
-            whole = self.problems if self.guarantee == "dataset" else None
+            whole = self.problems + self.dropped if self.problems is not None and self.guarantee == "dataset" else None
             return lambda paired, r: float(betting_test.p_values(paired.target.mean(1), paired.fuzzy.mean(1), r, whole))
         return _score_test
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run, numbers
 from fsd_calib.certification.certificate import (
     Evidence,
     SequenceVerdict,
@@ -18,6 +18,7 @@ from fsd_calib.certification.certificate import (
     verdict_text,
 )
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.dropped import Dropped, dropped
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
@@ -155,7 +156,9 @@ class Holdout:
         attempt = self._ledger.open(
             self._family, self._claim, self._evaluator.problems, frozen_text, run, self._continued
         )
-        return HoldoutAttempt(self._evaluator, frozen, target, claim, attempt, attempt.level(confidence))
+        gone = dropped(attempt.earlier, numbers(self._evaluator.problems), claim.acc)
+        claim = replace(claim, dropped=gone.counted if gone else 0)
+        return HoldoutAttempt(self._evaluator, frozen, target, claim, attempt, attempt.level(confidence), gone)
 
     @property
     def _continued(self) -> int | None:
@@ -178,8 +181,10 @@ class HoldoutAttempt:
         claim: Claim,
         attempt: Attempt,
         delta: float,
+        dropped: Dropped | None = None,
     ) -> None:
         self.frozen, self.target, self.claim, self.attempt, self.delta = tuple(frozen), target, claim, attempt, delta
+        self.dropped = dropped
         self._evaluator = evaluator
 
     @property

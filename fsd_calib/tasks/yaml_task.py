@@ -21,7 +21,7 @@ from jinja2 import Environment, TemplateSyntaxError, nodes
 from pydantic import Field, field_validator, model_validator
 
 from fsd_calib.tasks.asking import Asking
-from fsd_calib.tasks.base import Example, Grader, Problem, Task, pick, problem_of, prompt_of, task_of
+from fsd_calib.tasks.base import Example, Grader, Problem, Task, pick, problem_of, prompt_of, row_hash, task_of
 from fsd_calib.tasks.grading import graders
 from fsd_calib.tasks.grading.apart import Apart, renew
 from fsd_calib.tasks.grading.graders import same_expression

@@ -66,7 +66,7 @@ def test_how_a_run_calls_rounds_is_known_once_it_has_begun(tmp_path: Path) -> No
         facts = begun(tmp_path, replace(TIMINGS, compile="capture"), ledger)
         assert rounds_of(tmp_path, "name", holdout(ledger)) == "capture"
         assert rounds_of(None, "name", holdout(ledger)) is None
-        ledger.open("family", PROBLEMS, "frozen", Run("name", facts.model_dump_json()))
+        ledger.open("family", "claim", PROBLEMS, "frozen", Run("name", facts.model_dump_json()))
         assert rounds_of(None, "name", holdout(ledger)) == "capture"
 
 
@@ -91,7 +91,7 @@ def test_a_file_without_a_digest_is_set_aside(tmp_path: Path) -> None:
 def test_after_an_attempt_the_facts_of_a_damaged_file_are_in_the_ledger(tmp_path: Path) -> None:
     with AttemptLedger(None) as ledger:
         facts = begun(tmp_path, TIMINGS, ledger)
-        ledger.open("family", PROBLEMS, "frozen", Run("name", facts.model_dump_json()))
+        ledger.open("family", "claim", PROBLEMS, "frozen", Run("name", facts.model_dump_json()))
         (path,) = tmp_path.glob("run-*.json")
         path.write_text(path.read_text().replace("2e-05", ".10002"))
         with pytest.warns(UserWarning, match="is damaged"):

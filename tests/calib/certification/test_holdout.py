@@ -82,7 +82,7 @@ def test_the_same_sequence_is_the_same_attempt_and_another_is_the_next(tmp_path:
             numbers.append((attempt.number, expected))
     assert [number for number, _ in numbers] == [1, 1, 2, 1]
     assert [expected for _, expected in numbers] == [1, 2, 2, 3]
-    assert attempt.level(0.95) == pytest.approx(0.05 * 6 / 9.8696, rel=1e-4)
+    assert attempt.level(0.95) == pytest.approx(0.045)
 
 
 def test_other_prompts_or_models_are_another_attempt() -> None:
@@ -115,7 +115,7 @@ def test_engines_in_turn_are_one_attempt() -> None:
         assert continued.open([SAFE], ALONE, CLAIM, 0.95).attempt.verdict is not None  # the same command again
         assert part(ledger, None).next_attempt == 3
         other = Holdout(
-            Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "vllm, another version",
+            Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "claim", "vllm, another version",
             dataclasses.replace(both, place=1, attempt=2),
         )  # fmt: skip
         assert other.next_attempt == 3  # it goes on once
@@ -196,7 +196,7 @@ def test_a_success_does_not_raise_the_level_of_the_next_attempt() -> None:
     with AttemptLedger(None) as ledger:
         assert holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).decide().passed == 0
         second = holdout(ledger).open([SAFER], ALONE, CLAIM, 0.95)
-    assert second.delta == pytest.approx(0.05 * 6 / np.pi**2 / 4)
+    assert second.delta == pytest.approx(0.005 * 6 / np.pi**2)
 
 
 def test_problems_decoded_under_a_threshold_are_marked_before() -> None:

@@ -23,13 +23,25 @@ class Numbered(NamedTuple):
     def key(self) -> int:
         return self.id
 
+    @property
+    def row_key(self) -> int:
+        return self.id
+
+    @property
+    def answer_key(self) -> int:
+        return 0
+
 
 def problems_with(ids: Iterable[int]) -> list[Numbered]:
     return [Numbered(one) for one in ids]
 
 
-def open_attempt(ledger: AttemptLedger, family: str, ids: Iterable[int], frozen: str) -> Attempt:
-    return ledger.open(family, problems_with(ids), frozen)
+def open_attempt(
+    ledger: AttemptLedger, family: str, ids: Iterable[int], frozen: str, claim: str | None = None
+) -> Attempt:
+    """An attempt at a claim; None: at one of these problems' own, so that shared problems alone count."""
+    problems = problems_with(ids)
+    return ledger.open(family, claim or f"of {sorted(set(problems))}", problems, frozen)
 
 
 def write_ledger(path: Path) -> None:
@@ -38,7 +50,7 @@ def write_ledger(path: Path) -> None:
         ledger.tuned_on(OURS, problems_with(range(1000, 1500)))
         for n in range(5):
             run = Run(f"run {n}", f"facts {n}")
-            attempt = ledger.open(OURS, problems_with(range(100 * n, 100 * n + 500)), "frozen", run)
+            attempt = ledger.open(OURS, f"claim {n}", problems_with(range(100 * n, 100 * n + 500)), "frozen", run)
             attempt.decide("failed" if n else "passed")
 
 
@@ -46,11 +58,13 @@ def content_of(path: Path) -> object:
     """Returns all that a ledger holds, or the message with which it is refused; nothing else may happen."""
     try:
         with AttemptLedger(path) as ledger:
-            attempts = [open_attempt(ledger, OURS, range(100 * n, 100 * n + 500), "frozen") for n in range(5)]
+            attempts = [
+                open_attempt(ledger, OURS, range(100 * n, 100 * n + 500), "frozen", f"claim {n}") for n in range(5)
+            ]
             with pytest.raises(UsageError, match="500 of 500 certification problems were tuned on"):
                 open_attempt(ledger, OURS, range(1000, 1500), "a")
             facts = [ledger.facts_of(OURS, f"run {n}") for n in range(5)]
-            number = ledger.next_number(OURS, problems_with(range(100)))
+            number = ledger.next_number(OURS, "claim", problems_with(range(100)))
             return [(attempt.number, attempt.verdict) for attempt in attempts], facts, number
     except UsageError as error:
         return str(error)
