@@ -129,6 +129,8 @@ def _certificate(findings: Findings) -> Certificate:
             "attempt": opened.attempt.number if opened else None,
             "delta": opened.delta if opened else None,
             "frozen": len(opened.frozen) if opened else None,
+            "history": opened.history if opened else None,
+            "dropped": opened.claim.dropped if opened else 0,
         }
     )  # fmt: skip
 

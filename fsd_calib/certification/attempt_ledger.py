@@ -173,10 +173,10 @@ class LedgerFile:
     def add_tuned(self, family: str, problems: Numbers) -> None:
         self._add("tuned", (family, problems.tobytes(), _now()))
 
-    def since(self) -> str | None:
-        """Returns the time of the first row; None: there is none."""
+    def since(self) -> str:
+        """Returns the time of the first row, of which there must be one."""
         times = (self._connection.execute(f"SELECT min(time) FROM {table}").fetchone()[0] for table in _TIMED)
-        return min(filter(None, times), default=None)
+        return min(filter(None, times))
 
     def attempts(self, family: str) -> list[Entry]:
         columns = ("place", *_COLUMNS["attempts"])
@@ -424,7 +424,7 @@ class Attempt:
         since: Time of the ledger's first row.
     """
 
-    def __init__(self, ledger: AttemptLedger, entry: Entry, earlier: Sequence[Entry], since: str | None) -> None:
+    def __init__(self, ledger: AttemptLedger, entry: Entry, earlier: Sequence[Entry], since: str) -> None:
         self.number, self.verdict, self.earlier, self.since = entry.number, entry.verdict, tuple(earlier), since
         self._ledger, self._entry = ledger, entry
         self._decided = False

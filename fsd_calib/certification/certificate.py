@@ -221,6 +221,11 @@ def standing_grades(own: str, standing: str, kind: str, number: int) -> list[Pai
     return graded_in(standing)
 
 
+def has_passed(verdict: str | None) -> bool:
+    """Whether a verdict certified anything."""
+    return verdict is not None and json.loads(verdict).get("passed") is not None
+
+
 def graded_in(verdict: str) -> list[Paired]:
     """Returns the grades that a verdict rests on, of every setting tested."""
     read = json.loads(verdict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run, numbers
@@ -14,6 +15,7 @@ from fsd_calib.certification.certificate import (
     bound_together,
     certify_sequence,
     counts_of,
+    has_passed,
     standing_grades,
     verdict_text,
 )
@@ -26,7 +28,7 @@ from fsd_calib.tasks.base import Problem
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.parts import ClaimHistory, attempt_level
 from fsd_decoding.profile.setting import Setting
 
 
@@ -185,6 +187,11 @@ class HoldoutAttempt:
     ) -> None:
         self.frozen, self.target, self.claim, self.attempt, self.delta = tuple(frozen), target, claim, attempt, delta
         self.dropped = dropped
+        earlier = attempt.at_same_claim
+        self.history = ClaimHistory(
+            asked=1 + len(earlier), passed=sum(has_passed(entry.verdict) for entry in earlier),
+            attempts=1 + len(attempt.earlier), since=datetime.fromisoformat(attempt.since),
+        )  # fmt: skip
         self._evaluator = evaluator
 
     @property

@@ -22,6 +22,7 @@ from fsd_common.formatting import (
     percent,
     requirement,
 )
+from fsd_decoding.profile.parts import attempt_level
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.memory import MemoryPlan
@@ -70,10 +71,10 @@ def attempt_line(plan: Plan) -> str:
         return (
             "This explores (--explore): the certification part stays closed, no attempt is spent, nothing is certified."
         )
-    left = plan.delta * (plan.attempt / (plan.attempt + 1)) ** 2
+    left = plan.delta * attempt_level(0, plan.attempt + 1) / attempt_level(0, plan.attempt)
     return (
-        f"A run is attempt {plan.attempt} on these problems, tested at level {level(plan.delta)}, and spends it: "
-        f"attempt {plan.attempt + 1} on any of them is tested at level {level(left)}. --explore spends none."
+        f"A run is attempt {plan.attempt} at this claim or on these problems, tested at level {level(plan.delta)}, and "
+        f"spends it: attempt {plan.attempt + 1} is tested at level {level(left)}. --explore spends none."
     )
 
 

@@ -129,7 +129,20 @@ def _attempt(profile: ThresholdProfile) -> str:
     c = profile.certificate
     if c.attempt is None:
         return ""
-    return f"This was attempt {c.attempt} to certify on these problems, tested at level {level(c.level)}."
+    sentences = [f"It is attempt {c.attempt} at this claim or on these problems, tested at level {level(c.level)}."]
+    if c.history is not None:
+        h = c.history
+        since = f"{h.since:%Y-%m-%d}"
+        passed = f"; {h.passed} of the earlier ones passed" if h.asked > 1 else ""
+        sentences.insert(0, f"Certificate {h.asked} asked for this target on this claim{passed}.")
+        sentences.append(
+            "The ledger is new: attempts elsewhere before are not known."
+            if h.attempts == 1
+            else f"The ledger has {h.attempts} attempts of this target since {since}; others elsewhere are not known."
+        )
+    if c.dropped:
+        sentences.append(f"{c.dropped} problems that an earlier attempt lost and that are gone count as lost.")
+    return " ".join(sentences)
 
 
 def _tested_scope(profile: ThresholdProfile) -> str:

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
+    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -223,6 +224,19 @@ def attempt_level(confidence: float, number: int) -> float:
     return _FIRST * budget if number == 1 else (1 - _FIRST) * budget * 6 / (math.pi * (number - 1)) ** 2
 
 
+class ClaimHistory(Part):
+    """What the ledger knew when the attempt was opened. It knows what was asked with it, not elsewhere."""
+
+    asked: Natural
+    """Certificates asked for this target at this claim (task, retention or accuracy), this one included."""
+    passed: Count
+    """How many of the earlier ones passed."""
+    attempts: Natural
+    """All attempts of this target in the ledger, this one included."""
+    since: AwareDatetime
+    """When the first row of the ledger was written."""
+
+
 class Certificate(Part):
     """Results on the certification part for one configuration: the chosen one, or the safest one if none passed."""
 
@@ -248,7 +262,8 @@ class Certificate(Part):
     guarantee: Literal["population", "dataset", "none"] = "population"
     """What the certificate is about: new problems like these, these problems alone, or nothing."""
     attempt: Natural | None = None
-    """How many times, including this one, problems of this part were used to decide. null: nothing was tested."""
+    """How many times, including this one, this was claimed of the target, or problems of this part were used to decide.
+    null: nothing was tested."""
     delta: Confidence | None = None
     """Significance level of the test, at most that of its attempt: nine tenths of 1 - confidence for the first, and
     0.6 / (pi^2 (attempt - 1)^2) of it for a later one. null: nothing was tested."""
@@ -271,6 +286,11 @@ class Certificate(Part):
     """Accuracy minus the target's."""
     difference_interval: tuple[Change, Change] | None = None
     """Two-sided interval of the difference, at `confidence`."""
+    history: ClaimHistory | None = None
+    """What was asked before. null: nothing was tested."""
+    dropped: Count = 0
+    """Problems that count as lost in the test and its bounds, beside `counts`: an earlier attempt lost them, and they
+    are not among these any more."""
 
     @property
     def level(self) -> float:

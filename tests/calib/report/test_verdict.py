@@ -38,7 +38,7 @@ def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
     assert speeds in said
     assert "(700 problems that the search never saw): both right 650, lost 3, gained 2, both wrong 45." in said
     assert "a retention of 99.8% (at least 98.9%) and an accuracy of 93.1% (at least 91.1%)" in said
-    assert "This was attempt 1 to certify on these problems, tested at level 0.0304." in said
+    assert "It is attempt 1 at this claim or on these problems, tested at level 0.045." in said
     assert (
         "changed 1 of 700 texts and flipped 0 outcomes, so it flips at most 0.43% of outcomes (95% confidence)." in said
     )
@@ -49,7 +49,7 @@ def test_what_is_not_known_is_not_said() -> None:
     unknown = UNKNOWN | {"certificate.attempt": None, "certificate.accuracy": None, "numerical_churn": None,
                "speed.intervals": None, "effort": None}  # fmt: skip
     said = verdict(profile(unknown))
-    assert "This was attempt" not in said
+    assert "It is attempt" not in said
     assert "Rounding" not in said
     assert "That is a retention of 99.8% (at least 98.9%)." in said
     assert "1.21x the tokens/s of sd and" in said
