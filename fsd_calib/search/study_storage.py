@@ -255,7 +255,7 @@ def first_recorded(study: Study, key: str, value: Any) -> Any:
     of its own, since every storage numbers the trials of a study one after another. JSON types only.
     """
     records = optuna.create_study(storage=study._storage, study_name=_of_records(study), load_if_exists=True)
-    if all(key not in trial.user_attrs for trial in records.trials):
+    if all(key not in trial.user_attrs for trial in _trials_of(records)):
         attributes = {key: {"value": value, "digest": facts_digest(value)}}
         records.add_trial(create_trial(state=TrialState.FAIL, user_attrs=attributes))
     return recorded(study, key)
@@ -264,16 +264,23 @@ def first_recorded(study: Study, key: str, value: Any) -> Any:
 def recorded(study: Study, key: str) -> Any:
     """Returns the value that was recorded first under a key; None: there is none. UsageError: it is damaged."""
     try:
-        trials = optuna.load_study(storage=study._storage, study_name=_of_records(study)).trials
+        records = optuna.load_study(storage=study._storage, study_name=_of_records(study))
     except KeyError:  # nothing was recorded
         return None
-    found = [trial.user_attrs[key] for trial in trials if key in trial.user_attrs]
+    found = [trial.user_attrs[key] for trial in _trials_of(records) if key in trial.user_attrs]
     match found:
         case []:
             return None
         case [{"value": value, "digest": str(digest)}, *_] if digest == facts_digest(value):
             return value
     raise damaged(f"the record {key!r}")
+
+
+def _trials_of(records: Study) -> list[FrozenTrial]:
+    try:
+        return records.trials
+    except (LookupError, TypeError, ValueError) as error:  # what optuna raises where a row is damaged
+        raise StorageInternalError("a record cannot be read") from error
 
 
 def _of_records(study: Study) -> str:

@@ -71,7 +71,7 @@ def test_a_damaged_record_ends_the_search(record: str, database: Path) -> None:
     "statement",
     [
         "UPDATE trial_user_attributes SET value_json = '{' WHERE trial_id = 2",
-        "UPDATE study_user_attributes SET value_json = '{' WHERE key LIKE 'ended%'",
+        "UPDATE trial_user_attributes SET value_json = '{' WHERE key LIKE 'ended%'",
         "UPDATE trials SET state = 'NONE' WHERE trial_id = 2",
         "UPDATE trial_params SET distribution_json = '{}' WHERE trial_id = 2",
         "UPDATE trial_params SET distribution_json = '[' WHERE trial_id = 2",
