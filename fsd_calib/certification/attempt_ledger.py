@@ -176,7 +176,8 @@ class LedgerFile:
     def since(self) -> str:
         """Returns the time of the first row, of which there must be one."""
         times = (self._connection.execute(f"SELECT min(time) FROM {table}").fetchone()[0] for table in _TIMED)
-        return min(filter(None, times))
+        first: str = min(filter(None, times))
+        return first
 
     def attempts(self, family: str) -> list[Entry]:
         columns = ("place", *_COLUMNS["attempts"])

@@ -41,7 +41,7 @@ def test_show_prints_report_curve_and_sheets(files: tuple[Path, Path], capsys: p
     shown = capsys.readouterr().out
     for piece in (
         *("Certified at 95% confidence", "the curve on the tuning part", "the curve on the certification part"),
-        *("300 for tuning, 700 for certification", "both right 650, lost 3", "tested at level 0.0304"),
+        *("300 for tuning, 700 for certification", "both right 650, lost 3", "tested at level 0.045"),
         *("one draft step          1 ms", "88.0% ± 7.0% per text", "decoded 712 (0.04 M tokens)", "reused 9,000"),
     ):
         assert piece in shown

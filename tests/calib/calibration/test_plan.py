@@ -57,8 +57,10 @@ def test_a_plan_agrees_with_simulated_certifications(claim: Claim, problems: int
 
 def test_a_plan_says_which_attempt_it_spends_at_which_level() -> None:
     plan = replace(make_plan(Claim(0.98), HANDFUL, 1319, attempt_level(0.95, 2)), attempt=2)
-    said = "attempt 2 on these problems, tested at level 0.0076, and spends it: attempt 3 on any of them is tested at"
-    assert f"A run is {said} level 0.00338. --explore spends none." in attempt_line(plan)
+    said = (
+        "attempt 2 at this claim or on these problems, tested at level 0.00304, and spends it: attempt 3 is tested at"
+    )
+    assert f"A run is {said} level 0.00076. --explore spends none." in attempt_line(plan)
     print_plan(plan, console := paper(80))
     assert said in " ".join(text_of(console).split())
     assert "no attempt is spent" in attempt_line(replace(plan, attempt=None))

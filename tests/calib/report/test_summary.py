@@ -36,7 +36,7 @@ def test_marks_say_where_a_number_was_measured() -> None:
     text = printed()
     assert "¹ measured on the certification part: 700 problems, unseen" in text
     assert "² timed on 50 tuning problems, with every setting in turn; 95% intervals within this" in one_line(text)
-    assert "≥ lower bound at 96.9% confidence, individually and not corrected for the choice" in text
+    assert "≥ lower bound at 95.5% confidence, individually and not corrected for the choice" in text
     assert "95% intervals" not in one_line(printed(UNKNOWN | {"speed.intervals": None}))
 
 
