@@ -149,6 +149,14 @@ Data = Annotated[
     Option("Read problems from this file instead of the task's own source.", PROBLEMS, written=str, saved=absolute),
 ]
 Limit = Annotated[Count | None, Option("Use at most this many problems.", PROBLEMS)]
+Group = Annotated[
+    str | None,
+    Option(
+        "Column of the data whose value problems share that are not independent of each other, such as a document or a "
+        "conversation: they are on one side of the split, and count together in the test.",
+        PROBLEMS,
+    ),
+]
 Seed = Annotated[int, Option("Seed for generating or picking problems, and for sampling.", PROBLEMS)]
 Workers = Annotated[
     Count | None,
@@ -467,6 +475,7 @@ class RunConfig(PromptOptions):
     dtype: Dtype = None
     data: Data = None
     limit: Limit = None
+    group: Group = None
     seeds: Annotated[
         Count, Option("Noise seeds to decode each problem with when the temperature is above 0.", DECODING)
     ] = 1

@@ -25,7 +25,7 @@ class Splittable(Protocol):
     """What the split needs of a problem.
 
     `part` is None where the source has no parts of its own. A multiple-choice problem also has the attribute
-    `choices`, a sequence of texts.
+    `choices`, a sequence of texts; one of a group has the attribute `group`, a number.
     """
 
     @property
@@ -68,14 +68,15 @@ def tuning_and_certification(
     """Splits problems into the tuning part and the certification part.
 
     Each part is ordered by a hash of the content key, so that any prefix of it is a random sample, whatever the order
-    of `problems`.
+    of `problems`. Problems of a group are in one part, side by side.
 
     Args:
         certification_share: share of certification problems among those whose source names no part.
     """
     parts: dict[Part, list[P]] = {"tuning": [], "certification": []}
-    for key, problem in sorted(((_key(p), p) for p in problems), key=lambda keyed: hashed(keyed[0])):
-        drawn: Part = "certification" if hashed(_SALT + key) / 2**48 < certification_share else "tuning"
+    keyed = ((_together(p), _key(p), p) for p in problems)
+    for together, _, problem in sorted(keyed, key=lambda each: (hashed(each[0]), hashed(each[1]))):
+        drawn: Part = "certification" if hashed(_SALT + together) / 2**48 < certification_share else "tuning"
         parts[problem.part or drawn].append(problem)
     return parts["tuning"], parts["certification"]
 
@@ -97,6 +98,12 @@ def _content(problem: Identified) -> tuple[str, Sequence[str], str]:
 
 def _key(problem: Splittable) -> str:
     return content_key(problem.question, _choices(problem))
+
+
+def _together(problem: Splittable) -> str:
+    """What the part of a problem follows from: its group, or what it asks."""
+    group = getattr(problem, "group", None)
+    return _key(problem) if group is None else f"group {group}"
 
 
 def _choices(problem: Splittable) -> tuple[str, ...]:

@@ -291,7 +291,13 @@ class Calibration:
         config = self.config
         source = self.task if self.fixed is None else prompts_of(self.fixed, self.task)
         task = load_task(
-            source, self.decoding.seed, config.limit, config.path("data"), tokenizer, **dict(config.prompts)
+            source,
+            self.decoding.seed,
+            config.limit,
+            config.path("data"),
+            tokenizer,
+            config.group,
+            **dict(config.prompts),
         )
         if self.fixed is not None and task.prompt != self.fixed.prompt:
             config.reporter.note(f"prompts are made otherwise than those of the profile of {self.fixed.task!r}")

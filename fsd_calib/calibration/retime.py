@@ -30,7 +30,7 @@ from fsd_decoding.profile.io import FILE_NAME, file_of
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_OF_RUN = ("limit", "data", "device", "dtype", "model_kwargs", "draft_model_kwargs")
+_OF_RUN = ("limit", "group", "data", "device", "dtype", "model_kwargs", "draft_model_kwargs")
 
 
 def retime(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fsd_calib.certification import betting_test, multi_seed, score_test
+from fsd_calib.certification import betting_test, grouped, multi_seed, score_test
 from fsd_calib.certification.bounds import largest
 from fsd_calib.certification.outcomes import Paired
 from fsd_common.errors import UsageError
@@ -106,9 +106,11 @@ class Claim:
     def _test(self, any_time: bool = False) -> PValue:
         if self.any_time or any_time:
             whole = self.problems + self.dropped if self.problems is not None and self.guarantee == "dataset" else None
-            return lambda paired, r: float(betting_test.p_values(paired.target.mean(1), paired.fuzzy.mean(1), r, whole))
+            return lambda paired, r: float(betting_test.p_values(*paired.bounded_units, r, whole))
         return _score_test
 
 
 def _score_test(paired: Paired, wanted: float) -> float:
+    if paired.groups is not None:
+        return grouped.p_value(paired, wanted)
     return score_test.p_value(paired.outcomes, wanted) if paired.seeds == 1 else multi_seed.p_value(paired, wanted)

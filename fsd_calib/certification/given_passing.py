@@ -9,7 +9,7 @@ JASA 108, 2013). The closer a result is to failing, the less it shows beyond the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri
@@ -51,13 +51,16 @@ def given_passing(paired: Paired, claim: Claim, delta: float, confidence: float)
     wanted, share = claim.wanted, (1 - confidence) / _PRINTED
     assert wanted is not None
     observed, critical = (-float(ndtri(max(p, _LEAST))) for p in (claim.p_value(paired), delta))
-    target, fuzzy = paired.target.mean(1), paired.fuzzy.mean(1)  # (problems,)
-    against = np.ones_like(target) if claim.acc == "absolute" else target
+    whole = paired.against_perfect() if claim.acc == "absolute" else paired
+    (against, fuzzy), (target, _) = whole.units, paired.units
+        paired.units,
+        (paired.against_perfect() if claim.acc == "absolute" else paired).units,
+    )
     beyond = _deviation(fuzzy - wanted * against) * _truncated_mean(observed, critical, share)  # right answers
     return GivenPassing(
         max(wanted + beyond / float(against.sum()), 0.0),
         _harm(paired, claim, delta, share),
-        max((wanted * float(against.sum()) + beyond - float(target.sum())) / len(target), -1.0),
+        max((wanted * float(against.sum()) + beyond - float(target.sum())) / paired.problems, -1.0),
     )
 
 
@@ -101,5 +104,5 @@ def _more_losses(paired: Paired, claim: Claim, delta: float) -> int:
         middle = (low + high) // 2
         fuzzy = paired.fuzzy.copy()
         fuzzy[both[:middle]] = False
-        low, high = (middle, high) if claim.p_value(Paired(paired.target, fuzzy)) <= delta else (low, middle)
+        low, high = (middle, high) if claim.p_value(replace(paired, fuzzy=fuzzy)) <= delta else (low, middle)
     return low

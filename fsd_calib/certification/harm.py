@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy.special import ndtri
 
@@ -28,15 +28,16 @@ class Harm:
 def harm_of(paired: Paired, claim: Claim, delta: float) -> Harm | None:
     """Returns the harm of the outcomes that a claim was decided on, at 1 - `delta`; None: the target solved nothing.
 
-    With one seed and all problems decoded, losses are binomial among the problems that the target solved. Otherwise
-    (several seeds per problem, or decoding that stopped depending on outcomes) the rate is 1 - the retention of a rule
-    that gains nothing, bounded by betting: the problem is the unit, and the bound is valid at any time.
+    With one seed, no groups and all problems decoded, losses are binomial among the problems that the target solved.
+    Otherwise (or where decoding stopped depending on outcomes) the rate is 1 - the retention of a rule that gains
+    nothing, bounded by betting: the problem or group is the unit, and the bound is valid at any time.
     """
     lost, target_solved = paired.outcomes.lost, paired.outcomes.both_right + paired.outcomes.lost
     if not target_solved:
         return None
     rate = lost / target_solved
-    if paired.seeds == 1 and paired.problems == claim.problems and not claim.any_time:
+    independent = paired.seeds == 1 and paired.groups is None
+    if independent and paired.problems == claim.problems and not claim.any_time:
         return Harm(rate, bounds.at_most(lost, target_solved, delta))
     return Harm(
         rate, max(1 - _both_solved_share(paired, claim, delta), rate)
@@ -45,7 +46,7 @@ def harm_of(paired: Paired, claim: Claim, delta: float) -> Harm | None:
 
 def _both_solved_share(paired: Paired, claim: Claim, delta: float) -> float:
     """Returns a lower bound of the share of the target's solved problems that both solve."""
-    target, both = paired.target.mean(1), (paired.target & paired.fuzzy).mean(1)
+    target, both = replace(paired, fuzzy=paired.target & paired.fuzzy).bounded_units
     whole = claim.problems if claim.guarantee == "dataset" else None
     return largest(lambda share: float(betting_test.p_values(target, both, share, whole)), delta)
 
@@ -54,27 +55,28 @@ def difference_of(paired: Paired, confidence: float) -> tuple[float, float, floa
     """Returns the difference in accuracy, fuzzy rule minus target, and the ends of its two-sided interval.
 
     The interval is the adjusted Wald interval of paired proportions, which adds one loss and one gain: Bonett and
-    Price, Journal of Educational and Behavioral Statistics 37, 2012. With several seeds the problem is the unit, and
-    the added loss and gain are with all seeds.
+    Price, Journal of Educational and Behavioral Statistics 37, 2012. The problem or group is the unit, and the added
+    loss and gain are of problems, with all seeds.
 
     Args:
         paired: A sample whose size did not depend on the outcomes.
     """
-    change = paired.fuzzy.mean(1) - paired.target.mean(1)  # (problems,)
-    n = paired.problems + 2
+    target, fuzzy = paired.units
+    change, n = fuzzy - target, paired.problems + 2
     centre = float(change.sum()) / n
-    variance = (float(change @ change) + 2) / n - centre**2
-    reach = float(ndtri((1 + confidence) / 2)) * (variance / n) ** 0.5
-    return float(change.mean()), max(centre - reach, -1.0), min(centre + reach, 1.0)
+    residual = change - centre * paired.unit_sizes
+    squares = float(residual @ residual) + 2 * (1 + centre**2)
+    reach = float(ndtri((1 + confidence) / 2)) * squares**0.5 / n
+    return float(change.sum()) / paired.problems, max(centre - reach, -1.0), min(centre + reach, 1.0)
 
 
 def retention_interval(paired: Paired, confidence: float) -> tuple[float, float] | None:
     """Returns the interval of accuracy / target's accuracy by the delta method; None: the target solved nothing.
 
-    The problem is the unit, whatever the number of seeds. As in `difference_of`, one loss and one gain are added, so
-    that the interval has a width where no outcome flipped.
+    The problem or group is the unit, whatever the number of seeds. As in `difference_of`, one loss and one gain are
+    added, so that the interval has a width where no outcome flipped.
     """
-    target, fuzzy = paired.target.mean(1), paired.fuzzy.mean(1)  # (problems,)
+    target, fuzzy = paired.units
     if not target.any():
         return None
     ratio = float(fuzzy.sum() / target.sum())

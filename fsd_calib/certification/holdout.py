@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+
 from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run, numbers
 from fsd_calib.certification.certificate import (
     Evidence,
@@ -21,7 +23,7 @@ from fsd_calib.certification.certificate import (
 )
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.dropped import Dropped, dropped
-from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.outcomes import Counts, Paired
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
 from fsd_calib.tasks.base import Problem
@@ -187,6 +189,7 @@ class HoldoutAttempt:
     ) -> None:
         self.frozen, self.target, self.claim, self.attempt, self.delta = tuple(frozen), target, claim, attempt, delta
         self.dropped = dropped
+        self._groups = groups_of(evaluator.problems)
         earlier = attempt.at_same_claim
         self.history = ClaimHistory(
             asked=1 + len(earlier), passed=sum(has_passed(entry.verdict) for entry in earlier),
@@ -223,14 +226,16 @@ class HoldoutAttempt:
         standing = self._record("passed", verdict.passed, verdict.tested, progress)
         if standing is None:
             return verdict
-        return certify_sequence(([grades] for grades in standing), self.claim, self.delta)
+        return certify_sequence(([self._grouped(grades)] for grades in standing), self.claim, self.delta)
 
     def bound_all(self, progress: Progress | None = None) -> tuple[Evidence, ...]:
         """Returns simultaneous bounds of all frozen settings, recorded as the attempt's verdict; see `decide`."""
         whole = [self._paired(setting, None) for setting in self.frozen]
         bounded = bound_together(whole, self.claim, self.delta)
         standing = self._record("bounded", counts_of(bounded), bounded, progress)
-        return bounded if standing is None else bound_together(standing, self.claim, self.delta)
+        if standing is None:
+            return bounded
+        return bound_together([self._grouped(grades) for grades in standing], self.claim, self.delta)
 
     def _record(
         self, kind: str, result: Any, evidence: Sequence[Evidence], progress: Progress | None
@@ -252,11 +257,29 @@ class HoldoutAttempt:
         """Yields growing prefixes of the part, so that an early decision saves decoding the rest."""
         whole = len(self._evaluator.problems)
         for portion in range(1, PORTIONS + 1):
-            yield self._paired(setting, max(whole * portion // PORTIONS, 1))
+            yield self._paired(setting, self._to_end_of_group(max(whole * portion // PORTIONS, 1)))
+
+    def _to_end_of_group(self, first: int) -> int:
+        groups = self._groups
+        if groups is not None:
+            while first < len(groups) and groups[first] == groups[first - 1]:
+                first += 1
+        return first
 
     def _paired(self, setting: Setting, first: int | None) -> Paired:
         target, fuzzy = (self._evaluator.measure(c, first) for c in (self.target, setting))
-        return Paired(target.correct, fuzzy.correct)
+        return self._grouped(Paired(target.correct, fuzzy.correct))
+
+    def _grouped(self, grades: Paired) -> Paired:
+        return grades if self._groups is None else replace(grades, groups=self._groups[: grades.problems])
+
+
+def groups_of(problems: Sequence[Problem]) -> Counts | None:
+    """Returns, (n,), numbers of the problems' groups, of which one that has none is alone; None: none has any."""
+    if all(problem.group is None for problem in problems):
+        return None
+    alone = [-1 - place if problem.group is None else problem.group for place, problem in enumerate(problems)]
+    return np.unique(alone, return_inverse=True)[1]
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

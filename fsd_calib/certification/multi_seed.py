@@ -43,12 +43,12 @@ def fitted_p_values(tables: Counts, wanted: float) -> Floats:
     solved = np.arange(k + 1) / k
     z = (solved - wanted * solved[:, None]).ravel()
     counts = tables.reshape(*tables.shape[:-2], -1)
-    second, third = _null_moments(counts, z)
+    second, third = null_moments(counts, z)
     p = tail(counts @ z, second, third, wanted, 1 / k)
     return np.where(counts @ np.repeat(solved, k + 1) > 0, p, 1.0)
 
 
-def _null_moments(counts: Counts, z: Floats) -> tuple[Floats, Floats]:
+def null_moments(counts: Counts, z: Floats) -> tuple[Floats, Floats]:
     """Returns moments of the sum of Z under the law p that maximises sum n log p with sum p z = 0.
 
     p = n / (N (1 + lambda z)) in the observed cells, where the slope in lambda of the dual, sum n log(1 + lambda z), is

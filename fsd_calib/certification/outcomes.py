@@ -17,10 +17,15 @@ Gradings = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """Grades, (problems, seeds), in the part's order; target and fuzzy rule share a seed's noise."""
+    """Grades, (problems, seeds), in the part's order; target and fuzzy rule share a seed's noise.
+
+    Args:
+        groups: (problems,): numbers of groups of problems that are not independent of each other; None: all are.
+    """
 
     target: Gradings
     fuzzy: Gradings
+    groups: Counts | None = None
 
     def __post_init__(self) -> None:
         if self.target.ndim != 2 or self.target.shape != self.fuzzy.shape or not self.target.size:
@@ -35,6 +40,37 @@ class Paired:
     @property
     def seeds(self) -> int:
         return int(self.target.shape[1])
+
+    @cached_property
+    def _unit_of(self) -> Counts:
+        """The unit of the test that each problem belongs to: its group, or itself."""
+        if self.groups is None:
+            return np.arange(self.problems)
+        return np.asarray(np.unique(self.groups, return_inverse=True)[1])
+
+    def _by_unit(self, values: Floats) -> Floats:
+        return np.asarray(np.bincount(self._unit_of, weights=values), np.float64)
+
+    @cached_property
+    def units(self) -> tuple[Floats, Floats]:
+        """Right answers of target and fuzzy rule, summed over a unit's problems, of means over seeds: (units,) each."""
+        return self._by_unit(self.target.mean(1)), self._by_unit(self.fuzzy.mean(1))
+
+    @property
+    def unit_sizes(self) -> Floats:
+        """Numbers of problems, by unit: (units,)."""
+        return self._by_unit(np.ones(self.problems))
+
+    @property
+    def bounded_units(self) -> tuple[Floats, Floats]:
+        """The same, as shares of the largest unit."""
+        largest, (target, fuzzy) = self.unit_sizes.max(), self.units
+        return target / largest, fuzzy / largest
+
+    @property
+    def unit_flips(self) -> Floats:
+        """Outcomes that flipped, by unit: (units,)."""
+        return self._by_unit((self.target != self.fuzzy).sum(1).astype(np.float64))
 
     @cached_property
     def outcomes(self) -> OutcomeCounts:
@@ -71,11 +107,15 @@ class Paired:
 
     def against_perfect(self) -> Paired:
         """Returns the grades beside a target that is always right, whose retention is the absolute accuracy."""
-        return Paired(np.ones_like(self.target), self.fuzzy)
+        return Paired(np.ones_like(self.target), self.fuzzy, self.groups)
 
     def followed_by(self, target: bool, fuzzy: bool, problems: int) -> Paired:
-        """Returns the grades with more problems appended, all graded alike."""
+        """Returns the grades with more problems appended, all graded alike and each in a group of its own."""
         more = (problems, self.seeds)
+        groups = self.groups
+        if groups is not None:
+            groups = np.append(groups, groups.max() + 1 + np.arange(problems))
         return Paired(
-            np.concatenate([self.target, np.full(more, target)]), np.concatenate([self.fuzzy, np.full(more, fuzzy)])
-        )
+            np.concatenate([self.target, np.full(more, target)]), np.concatenate([self.fuzzy, np.full(more, fuzzy)]),
+            groups,
+        )  # fmt: skip

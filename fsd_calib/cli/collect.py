@@ -59,7 +59,7 @@ Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues
 """
 
 _POLICY = "On-policy only"
-_OF_RUN = ("device", "dtype", "data", "limit", "workers", "ray", *PromptOptions.model_fields)
+_OF_RUN = ("device", "dtype", "data", "limit", "group", "workers", "ray", *PromptOptions.model_fields)
 
 app = Family()
 
@@ -156,7 +156,7 @@ def command(
     check_loading(large, [small], device, loading.target, loading.draft)
     with interruptible(lambda: _on_disk(folder)):
         tokenizer = load_tokenizer(large, loading.target)
-        loaded = load_task(task, seed, config.limit, data, tokenizer, **dict(config.prompts))
+        loaded = load_task(task, seed, config.limit, data, tokenizer, config.group, **dict(config.prompts))
         _check_graded(loaded, policy)
         asked = usable(
             loaded, tokenizer, context_of([(large, loading.target), (small, loading.draft)], dtype), progress.note

@@ -48,7 +48,9 @@ def first_prompt(asked: Request) -> str:
     config = asked.run
     tokenizer = load_tokenizer(asked.target or default_pair(asked.task)[0], asked.loaded.target)
     source = asked.task if asked.certified is None else prompts_of(asked.certified, asked.task)
-    task = load_task(source, asked.seed, config.limit, config.path("data"), tokenizer, **dict(config.prompts))
+    task = load_task(
+        source, asked.seed, config.limit, config.path("data"), tokenizer, config.group, **dict(config.prompts)
+    )
     return task.problems[0].prompt
 
 

@@ -27,7 +27,7 @@ Example: fsd-train-eagle --task arithmetic --out head
 Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
 """
 _TRAINING = "Training"
-_OF_RUN = ("device", "dtype", "data", "limit", *PromptOptions.model_fields)
+_OF_RUN = ("device", "dtype", "data", "limit", "group", *PromptOptions.model_fields)
 
 app = Family()
 
@@ -94,7 +94,7 @@ def command(
     large = target or default_pair(name)[0]
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
-        loaded = load_task(name, seed, config.limit, data, tokenizer, **dict(config.prompts))
+        loaded = load_task(name, seed, config.limit, data, tokenizer, config.group, **dict(config.prompts))
         prompts = tuple(problem.prompt for problem in tuning_of(loaded))
         source = Source(name, prompts, loaded.max_new_tokens, loaded.stop)
         record = train_head(load_model(large, place, dtype), tokenizer, source, out, recipe, progress)

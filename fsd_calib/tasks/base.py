@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fsd_calib.tasks.asking import Asking
 from fsd_collectors.split import Part, content_key, hashed
+from fsd_common.argument_checks import named
+from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.parts import PromptForm, PromptInfo
     from fsd_decoding.profile.rendering import PromptRenderer
+
+
+_SHOWN = 60  # characters of a text in a message
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Example:
             question alone, it must contain them too.
         stratum: What a limited choice of problems is balanced over, such as a subject.
         row: Columns of the source that the prompt or the grader needs besides.
-        source_row: Hash of the whole row of the source, see `row_hash`; None: it is no row of a source.
+        source: All columns of the source's row; None: it is no row of a source.
     """
 
     question: str
@@ -38,12 +43,7 @@ class Example:
     choices: tuple[str, ...] = ()
     stratum: str = ""
     row: Mapping[str, object] = field(default_factory=dict, hash=False)
-    source_row: int | None = None
-
-
-def row_hash(columns: Mapping[str, object]) -> int:
-    """Returns 48 bits of a hash of a row's columns, whatever their order: the row is known by it in another task."""
-    return hashed(json.dumps(columns, sort_keys=True, default=str))
+    source: Mapping[str, object] | None = field(default=None, hash=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Problem:
     part: Part | None  # None: the source has no parts
     choices: tuple[str, ...] = ()
     row: Mapping[str, object] = field(default_factory=dict, hash=False)  # see `Example`
-    source_row: int | None = None  # see `Example`
+    source: Mapping[str, object] | None = field(default=None, hash=False, compare=False)  # see `Example`
+    group: int | None = None  # hash of what it shares with problems that are not independent of it; None: nothing
     room: int | None = None  # tokens that the models' context leaves for an answer, where fewer than the task allows
 
     @property
@@ -68,7 +69,9 @@ class Problem:
     @property
     def row_key(self) -> int:
         """The 48-bit key of the row that its source gave: the same under another prompt, grader or task."""
-        return self.key if self.source_row is None else self.source_row
+        if self.source is None:
+            return self.key
+        return hashed(json.dumps(self.source, sort_keys=True, default=str))
 
     @property
     def answer_key(self) -> int:
@@ -95,6 +98,14 @@ class Task:
     prompt: PromptInfo | None = None  # how the prompts were made; None: that is not known, so no profile says it
     answer_after: str | None = None  # see `PromptInfo`
     runs: str = ""  # a user's function that grades
+
+    def grouped_by(self, column: str) -> Task:
+        """Returns the task with problems whose source has the same in a column as one group.
+
+        Raises:
+            UsageError: Problems have no such column.
+        """
+        return replace(self, problems=tuple(replace(p, group=_group_of(p, column)) for p in self.problems))
 
     def grade(self, problem: Problem, text: str, target_text: str | None = None) -> bool:
         """Returns whether `text`, a model's whole text, is right.
@@ -131,6 +142,17 @@ class Task:
     def graded(self) -> str:
         """What tells apart how the same problems are graded."""
         return self.grading + ("" if self.answer_after is None else f" of what follows {self.answer_after!r}")
+
+
+def _group_of(problem: Problem, column: str) -> int:
+    columns = problem.source or {}
+    if column not in columns:
+        known = ", ".join(map(str, columns)) or "none"
+        raise UsageError(
+            f"{named('group')} is {column!r:.60}, and problem {problem.question[:_SHOWN]!r} has no such column; its "
+            f"columns are {known:.400}"
+        )
+    return hashed(json.dumps([column, columns[column]], sort_keys=True, default=str))
 
 
 class Kind(Protocol):
@@ -211,7 +233,7 @@ def problem_of(example: Example, prompt: str) -> Problem:
         example.part,
         example.choices,
         example.row,
-        example.source_row,
+        example.source,
     )
 
 

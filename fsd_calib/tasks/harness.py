@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsd_calib.tasks.asking import Asking
-from fsd_calib.tasks.base import Example, Problem, Task, pick, problem_of, row_hash, task_of
+from fsd_calib.tasks.base import Example, Problem, Task, pick, problem_of, task_of
 from fsd_calib.tasks.grading.apart import Apart, renew
 from fsd_collectors.split import Part
 from fsd_common.argument_checks import named
@@ -232,8 +232,7 @@ class Prompts:
             if number in chosen:
                 prompt = self._of_training(number, content) if part == "tuning" else self.prompt(content)
                 question = str(task.doc_to_text(content)).strip()
-                answer, row = reference(task, content), row_hash(content)
-                yield Example(question, answer, part, row=content, source_row=row), prompt
+                yield Example(question, reference(task, content), part, row=content, source=content), prompt
             elif self._shots and part != "tuning":  # drawn as `fewshot_context` does, and forgotten
                 same = task.fewshot_cfg.split == task.config.test_split
                 task.sampler.sample(n=self._shots, eval_doc=content if same else None)

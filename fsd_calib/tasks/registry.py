@@ -45,6 +45,7 @@ def load_task(
     limit: int | None = None,
     data: str | PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    group: str | None = None,
     **options: Any,
 ) -> Task:
     """Returns the problems of one task, with prompts for `tokenizer`'s model.
@@ -56,6 +57,7 @@ def load_task(
             it in proportion to their sizes.
         data: A file of problems, for the tasks that take one.
         tokenizer: Determines the form of the prompts: its chat template, or worked examples where it has none.
+        group: Column of the data whose value problems of a group share; None: the task's own, if it has one.
         options: Fields of `PromptOptions`: `chat_template_kwargs`, `system`, `max_new_tokens`, `answer_after`.
 
     Raises:
@@ -68,7 +70,8 @@ def load_task(
     if limit is not None and limit < 1:
         raise UsageError(f"limit {limit}: it must be at least 1 (leave it out for the default)")
     asking = Asking(tokenizer, PromptOptions(**options), recorded)
-    return kind.load(seed, limit, None if data is None else Path(data), asking)
+    task = kind.load(seed, limit, None if data is None else Path(data), asking)
+    return task if group is None else task.grouped_by(group)
 
 
 def task_kind(name: str, specification: str | None = None) -> Kind:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsd_calib.tasks.base import Example, Read, pick, row_hash
+from fsd_calib.tasks.base import Example, Read, pick
 from fsd_collectors.split import Part
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -292,8 +292,7 @@ def read_or_fetch(task: str, hub: HubData, example: Callable[[Row], Example]) ->
     def read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
         if data is not None:
             return pick(examples_of(read_rows(data), example), seed, limit), str(data)
-        rows = hub.rows(task)
-        examples = [replace(example(row), part=part, source_row=row_hash(row.columns)) for row, part in rows]
+        examples = [replace(example(row), part=part, source=row.columns) for row, part in hub.rows(task)]
         return pick(examples, seed, limit), str(hub)
 
     return read
@@ -324,7 +323,7 @@ def examples_of(rows: Iterable[Row], example: Callable[[Row], Example]) -> list[
     first: dict[tuple[str, tuple[str, ...]], str] = {}
     found, repeats = [], []
     for row in rows:
-        made = replace(example(row), source_row=row_hash(row.columns))
+        made = replace(example(row), source=row.columns)
         original = first.setdefault((made.question, made.choices), row.where)
         if original != row.where:
             repeats.append((row.where, original))

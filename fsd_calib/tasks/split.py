@@ -91,6 +91,12 @@ def parts_of(task: Task) -> Parts:
     check_ids(task.problems)
     distinct = [_representative(task, group) for group in _groups_of_same_content(task.problems)]
     tuning, certification = tuning_and_certification(distinct)
+    if torn := {p.group for p in tuning} & {p.group for p in certification} - {None}:
+        one = next(p for p in tuning if p.group in torn)
+        raise UsageError(
+            f"{len(torn)} groups have problems in both parts of the source (such as {one.question[:_EXCERPT]!r}); "
+            "leave them out of one part"
+        )
     for name, part in (("tuning", tuning), ("certification", certification)):
         if len(part) < 2:
             raise UsageError(

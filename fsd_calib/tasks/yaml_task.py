@@ -21,7 +21,7 @@ from jinja2 import Environment, TemplateSyntaxError, nodes
 from pydantic import Field, field_validator, model_validator
 
 from fsd_calib.tasks.asking import Asking
-from fsd_calib.tasks.base import Example, Grader, Problem, Task, pick, problem_of, prompt_of, row_hash, task_of
+from fsd_calib.tasks.base import Example, Grader, Problem, Task, pick, problem_of, prompt_of, task_of
 from fsd_calib.tasks.grading import graders
 from fsd_calib.tasks.grading.apart import Apart, renew
 from fsd_calib.tasks.grading.graders import same_expression
@@ -60,6 +60,7 @@ class Columns(Strict):
     answer: str = "answer"
     choices: str | None = None
     subject: str | None = None
+    group: str | None = None
 
 
 class Description(Strict):
@@ -296,7 +297,9 @@ class YamlTask:
         check_renders(info.form, examples[0], where)
         renderer = asking.renderer(info, where)
         problems = [problem_of(example, prompt_of(renderer, example)) for example in examples]
-        return task_of(self.name, problems, info, source, grader, grading=grading, runs=self.description.function or "")
+        runs, group = self.description.function or "", self.description.columns.group
+        task = task_of(self.name, problems, info, source, grader, grading=grading, runs=runs)
+        return task if group is None else task.grouped_by(group)
 
     def prompts(self, asking: Asking) -> PromptInfo:
         """See `Kind.prompts`. Worked examples precede a prompt, and in a chat they are earlier turns; one that asks
@@ -342,8 +345,7 @@ class YamlTask:
         elif described.hub is not None:
             parts = {split: None if use == "problems" else use for split, use in described.hub.splits.items()}
             hub = HubData(described.hub.id, parts, described.hub.configuration)
-            rows = hub.rows(self.name)
-            found = [replace(self._example(row, part), source_row=row_hash(row.columns)) for row, part in rows]
+            found = [replace(self._example(row, part), source=row.columns) for row, part in hub.rows(self.name)]
             source = str(hub)
         else:
             raise UsageError(

@@ -98,7 +98,7 @@ def test_verdict_and_bound_agree(
     acc: Acc, guarantee: Guarantee, test: Test, outcomes: OutcomeCounts, wanted: float, seeds: int, delta: float
 ) -> None:
     one = paired(outcomes, np.random.default_rng(0))
-    sample = Paired(*(np.repeat(side, seeds, 1) for side in (one.target, one.fuzzy)))
+    sample = Paired(np.repeat(one.target, seeds, 1), np.repeat(one.fuzzy, seeds, 1))
     assume(guarantee == "dataset" or seeds == 1 or outcomes.lost + outcomes.gained >= 5 or test == "betting")
     verdict = certify_sequence([[sample]], Claim(wanted, acc, guarantee, test, sample.problems), delta)
     evidence = verdict.tested[0]
