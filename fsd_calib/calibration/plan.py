@@ -153,7 +153,7 @@ class Plan:
 
 def claim_of(goal: Goal, problems: int) -> Claim:
     """Returns the claim to show on `problems` certification problems; of an exploration, the one that would be."""
-    return Claim(goal.min_acc, goal.acc, goal.guarantee, goal.test, problems)
+    return Claim(goal.min_acc, goal.acc, goal.guarantee, goal.test, problems, goal.confidence)
 
 
 def make_plan(

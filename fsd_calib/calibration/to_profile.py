@@ -11,9 +11,9 @@ from typing import Any
 
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.harm import difference_of, harm_of, retention_interval
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.divergence import DIVERGENCE_VERSION
@@ -117,7 +117,7 @@ def _certificate(findings: Findings) -> Certificate:
         "problems": evidence.paired.problems,
         "lossless": lossless,
         "counts": evidence.outcomes,
-        **({} if lossless or opened is None else _harm_and_difference(evidence.paired, opened, goal.confidence)),
+        **({} if lossless or opened is None else _harm_and_difference(evidence, opened)),
     }  # fmt: skip
     nothing = {"retention": None, "lower_bound": None, "problems": 0, "counts": OutcomeCounts(0, 0, 0, 0)}
     return Certificate.model_validate(
@@ -135,21 +135,21 @@ def _certificate(findings: Findings) -> Certificate:
     )  # fmt: skip
 
 
-def _harm_and_difference(paired: Paired, opened: HoldoutAttempt, confidence: float) -> dict[str, Any]:
+def _harm_and_difference(evidence: Evidence, opened: HoldoutAttempt) -> dict[str, Any]:
     """Fields of `Certificate`.
 
     The difference has no interval where outcomes ended the decoding early, since none would hold, nor where the whole
     data set was decoded, since none is needed.
     """
-    claim = opened.claim
+    paired, claim, given = evidence.paired, opened.claim, evidence.given_passing
     harm = harm_of(paired, claim, opened.delta)
-    difference, low, high = difference_of(paired, confidence)
+    difference, *ends = difference_of(paired, claim.confidence)
     sample = claim.guarantee == "population" and paired.problems == claim.problems
     return {
         "harm": harm.rate if harm else None,
-        "harm_upper_bound": harm.at_most if harm else None,
+        "harm_upper_bound": None if harm is None else harm.at_most if given is None else given.harm,
         "difference": difference,
-        "difference_interval": (low, high) if sample else None,
+        "difference_interval": (ends if given is None else given.difference) if sample else None,
     }
 
 

@@ -20,7 +20,8 @@ import numpy as np
 from scipy.stats import beta, binom
 
 from fsd_calib.certification.bounds import require_level
-from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.claim import Acc, Claim
+from fsd_calib.certification.given_passing import GivenPassing, given_passing
 from fsd_calib.certification.outcomes import Gradings, Paired
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import OutcomeCounts
@@ -34,7 +35,7 @@ class Evidence:
 
     Attributes:
         p_value: None: nothing was tested; 1: given up before the whole part was decoded.
-        delta: Each bound by itself holds at 1 - delta.
+        delta: Each bound by itself holds at 1 - delta; of what passed, see `given_passing`.
         any_time: Whether the number of problems depended on outcomes.
 
     Raises:
@@ -55,15 +56,24 @@ class Evidence:
     def outcomes(self) -> OutcomeCounts:
         return self.paired.outcomes
 
-    @property
-    def lower_bound(self) -> float:
-        """The lower bound of retention; 0 where the target solved nothing."""
-        return self._bounds[0]
+    @cached_property
+    def given_passing(self) -> GivenPassing | None:
+        """What holds given that it passed; None: it did not, nothing was wanted, or the test has bounds at any time."""
+        passed = self.p_value is not None and self.p_value <= self.delta and not self.claim.any_time
+        return given_passing(self.paired, self.claim, self.delta) if passed else None
 
     @property
-    def accuracy_bound(self) -> float:
-        """The lower bound of the fuzzy rule's absolute accuracy."""
-        return self._bounds[1]
+    def lower_bound(self) -> float | None:
+        """The lower bound of retention: 0 where the target solved nothing, None where accuracy was shown."""
+        return self._bounds[0] if self.given_passing is None else self._of_claim("retention")
+
+    @property
+    def accuracy_bound(self) -> float | None:
+        """The lower bound of the fuzzy rule's absolute accuracy; None where retention was shown."""
+        return self._bounds[1] if self.given_passing is None else self._of_claim("absolute")
+
+    def _of_claim(self, acc: Acc) -> float | None:
+        return self.given_passing.kept if self.given_passing and self.claim.acc == acc else None
 
     @cached_property
     def _bounds(self) -> tuple[float, float]:  # which take a hundred tests, and no verdict needs them

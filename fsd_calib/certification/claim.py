@@ -31,6 +31,7 @@ class Claim:
         test: "score" decides on the whole certification part. "betting" is valid at any time, so it may decide early;
             it has less power where all problems are decoded anyway.
         problems: Size of the whole certification part. Without it no test stops for futility.
+        confidence: Of what is printed beside a claim that passed, see `given_passing`.
         dropped: Problems beside these that count as lost, see `dropped`.
 
     Raises:
@@ -42,6 +43,7 @@ class Claim:
     guarantee: Guarantee = "population"
     test: Test = "score"
     problems: int | None = None
+    confidence: float = 0.95
     dropped: int = 0
 
     def __post_init__(self) -> None:

@@ -292,6 +292,7 @@ def _certified(profile: ThresholdProfile) -> str:
     certificate = profile.certificate
     absolute = certificate.acc == "absolute"
     bound = certificate.accuracy_lower_bound if absolute else certificate.lower_bound
+    bound = bound if certificate.wanted is None else certificate.wanted
     if not (certificate.certified and profile.bound) or bound is None:
         return "nothing is certified"
     kept = "accuracy" if absolute else certificate.acc

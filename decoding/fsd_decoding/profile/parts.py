@@ -250,7 +250,9 @@ class Certificate(Part):
     retention: Ratio | None
     """Right answers of the configuration, divided by those of the target. null: nothing was decoded."""
     lower_bound: Ratio | None
-    """Lower bound of retention, by itself at `delta`. null: nothing was decoded."""
+    """Lower bound of retention. If `wanted` is certified: given that it passed, together with the other bounds at
+    `confidence`, so that it may be below `wanted`, which is the claim; else by itself at `delta`. null: nothing was
+    decoded, or accuracy is certified."""
     confidence: Confidence
     """Confidence over all attempts on these problems."""
     problems: Count
@@ -272,7 +274,7 @@ class Certificate(Part):
     accuracy: Share | None = None
     """Share of right answers. null: nothing was decoded."""
     accuracy_lower_bound: Share | None = None
-    """Lower bound of accuracy, by itself at `delta`. null: nothing was decoded."""
+    """Lower bound of accuracy, as `lower_bound`. null: nothing was decoded, or retention is certified."""
     frozen: Natural | None = None
     """Number of configurations that were frozen to be tested. If there were several, the bounds of the chosen one hold
     for it by itself and are not corrected for the choice. null: nothing was tested."""
@@ -281,11 +283,12 @@ class Certificate(Part):
     harm: Share | None = None
     """Share of the target's right answers that were lost."""
     harm_upper_bound: Share | None = None
-    """Upper bound of harm, by itself at `delta`."""
+    """Upper bound of harm, as `lower_bound`."""
     difference: Change | None = None
     """Accuracy minus the target's."""
     difference_interval: tuple[Change, Change] | None = None
-    """Two-sided interval of the difference, at `confidence`."""
+    """Two-sided interval of the difference, at `confidence`; if `wanted` is certified given that it passed, together
+    with the bounds."""
     history: ClaimHistory | None = None
     """What was asked before. null: nothing was tested."""
     dropped: Count = 0
@@ -322,8 +325,6 @@ class Certificate(Part):
             raise ValueError("certified is true, but guarantee is 'none'")
         if bound is None:
             raise ValueError(f"certified is true, but {name} is null")
-        if self.wanted is not None and bound < self.wanted:
-            raise ValueError(f"certified is true, but {name} {bound} is below wanted {self.wanted}")
         return self
 
     @model_validator(mode="after")

@@ -141,7 +141,8 @@ class PointSelector:
         bounded = self._bounded()
         if point not in bounded or self.divergence not in (None, point.setting.divergence):
             return None
-        if point.simultaneous or len(bounded) == 1:
+        claimed = self.certificate.certified and self.certificate.wanted is not None
+        if point.simultaneous or (len(bounded) == 1 and not claimed):
             return point.lower_bound
         own = point.setting == self.chosen and self.certificate.certified
         return self.certificate.wanted if own and self.certificate.acc == "retention" else None
