@@ -170,7 +170,7 @@ class Training(Job):
     """`fsd-train-predictor` on collected traces."""
 
     traces: Path
-    name = "train"
+    name = "train_predictor"
 
     def arguments(self) -> list[str | Path]:
         return ["--traces", self.traces, "--out", self.folder / "out", "--kind", "boosted", "--trials", "1"]
@@ -228,7 +228,7 @@ def training(stage: Stage) -> Training:
     return Training(stage.scratch / "material" / "training", collection(stage).folder / "out").finish()
 
 
-UNDISTURBED: dict[str, Callable[[Stage], Job]] = {"calibrate": calibration, "collect": collection, "train": training}
+UNDISTURBED: dict[str, Callable[[Stage], Job]] = {"calibrate": calibration, "collect": collection, "train_predictor": training}
 """Each made when it is first needed."""
 
 

@@ -38,7 +38,7 @@ CHAINS = (
     *(Chain("calibrate", 7, 0.3),) * 3,
     Chain("collect", 5, 0.5),
     Chain("collect", 4, 0.5),
-    Chain("train", 4, 0.8),
+    Chain("train_predictor", 4, 0.8),
 )
 _QUICK = Chain("collect", 1, 0.5)
 

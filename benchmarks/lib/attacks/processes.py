@@ -171,7 +171,7 @@ _OPTIONS: list[tuple[str, list[str], tuple[str, ...]]] = [  # command, arguments
     ("tasks", ["check", "gsm8k", "--data", _HERE], _READ),
     ("tasks", ["show", f"{_HERE}.yaml"], _READ),
     ("traces", ["verify", _HERE], _READ),
-    ("train", ["--traces", _HERE, "--out", "predictor"], _READ),
+    ("train_predictor", ["--traces", _HERE, "--out", "predictor"], _READ),
     ("train_eagle", ["--task", "arithmetic", "--limit", "8", "--target", _HERE, "--out", "head"], _READ),
 ]  # fmt: skip
 _ODD = ("nothing", "a pipe", "a device", "a folder", "a long name", "half characters", "a file in a file")

@@ -316,7 +316,7 @@ def read_cache(folder: Path, asked: Asked) -> Content:
 
 def study_in(storage: str) -> Asked:
     """Returns what to ask the only study of a journal or a database for."""
-    (study,) = optuna.get_all_study_summaries(_opened(storage))
+    study, *_ = optuna.get_all_study_summaries(_opened(storage))  # the others have its records
     identity = {name: value for name, value in study.user_attrs.items() if isinstance(value, str)}
     return {"study": study.study_name, "identity": identity}
 
