@@ -111,9 +111,9 @@ def _certificate(findings: Findings) -> Certificate:
     goal, opened, (evidence, lossless) = findings.ready.goal, findings.opened, findings.certifying
     shown = {} if evidence is None else {
         "retention": evidence.paired.retention if evidence.paired.target.any() else None,
-        "lower_bound": evidence.lower_bound,
+        "lower_bound": evidence.printed.retention,
         "accuracy": evidence.paired.accuracy,
-        "accuracy_lower_bound": evidence.accuracy_bound,
+        "accuracy_lower_bound": evidence.printed.accuracy,
         "problems": evidence.paired.problems,
         "lossless": lossless,
         "counts": evidence.outcomes,
@@ -225,7 +225,7 @@ def _estimate(findings: Findings, fuzzy: Measurement) -> Estimate | None:
     return Estimate(
         threshold=findings.chosen.threshold,
         retention=findings.paired(fuzzy).retention,
-        lower_bound=evidence.lower_bound if evidence else None,
+        lower_bound=evidence.printed.retention if evidence else None,
         draft=findings.exported(findings.chosen).draft,
     )
 
@@ -279,7 +279,7 @@ def curve_point(findings: Findings, measured: Measurement, forecast: float | Non
         accuracy=paired.accuracy,
         retention=paired.retention if paired.target.any() else 0.0,
         interval=retention_interval(paired, findings.ready.goal.confidence),
-        lower_bound=tested.lower_bound if tested else None,
+        lower_bound=tested.printed.retention if tested else None,
         simultaneous=tested is not None and findings.outcome == "front",
         tokens_per_round=measured.tokens_per_round,
         accepted=measured.accepted / measured.drafted if measured.drafted else None,

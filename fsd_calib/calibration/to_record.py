@@ -110,8 +110,8 @@ def _rungs(findings: Findings) -> Iterator[Rung]:
         shown: dict[str, Any] = dict.fromkeys(("counts", "lower_bound", "accuracy_bound", "p_value"))
         if found is not None:
             shown = {
-                "counts": found.outcomes, "lower_bound": found.lower_bound, "accuracy_bound": found.accuracy_bound,
-                "p_value": found.p_value,
+                "counts": found.outcomes, "lower_bound": found.printed.retention,
+                "accuracy_bound": found.printed.accuracy, "p_value": found.p_value,
             }  # fmt: skip
         yield Rung(setting=findings.exported(setting), **shown)
 

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import beta, binom
 
 from fsd_calib.certification.bounds import require_level
-from fsd_calib.certification.claim import Acc, Claim
+from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.given_passing import GivenPassing, given_passing
 from fsd_calib.certification.outcomes import Gradings, Paired
 from fsd_common.errors import UsageError
@@ -29,13 +29,20 @@ from fsd_decoding.profile.parts import OutcomeCounts
 _DOUBT = 1e-3  # probability that the remaining problems hold more gains than assumed
 
 
+class Bounds(NamedTuple):
+    """Lower bounds of retention and of accuracy; None: none holds given that it is printed."""
+
+    retention: float | None
+    accuracy: float | None
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The result of one setting on the problems decoded of it.
 
     Attributes:
         p_value: None: nothing was tested; 1: given up before the whole part was decoded.
-        delta: Each bound by itself holds at 1 - delta; of what passed, see `given_passing`.
+        delta: Each bound by itself holds at 1 - delta, whether or not it is printed.
         any_time: Whether the number of problems depended on outcomes.
 
     Raises:
@@ -63,17 +70,22 @@ class Evidence:
         return given_passing(self.paired, self.claim, self.delta) if passed else None
 
     @property
-    def lower_bound(self) -> float | None:
-        """The lower bound of retention: 0 where the target solved nothing, None where accuracy was shown."""
-        return self._bounds[0] if self.given_passing is None else self._of_claim("retention")
+    def printed(self) -> Bounds:
+        """The bounds to print: of what passed that of the claim alone, given that it passed."""
+        given = self.given_passing
+        if given is None:
+            return Bounds(self.lower_bound, self.accuracy_bound)
+        return Bounds(given.kept, None) if self.claim.acc == "retention" else Bounds(None, given.kept)
 
     @property
-    def accuracy_bound(self) -> float | None:
-        """The lower bound of the fuzzy rule's absolute accuracy; None where retention was shown."""
-        return self._bounds[1] if self.given_passing is None else self._of_claim("absolute")
+    def lower_bound(self) -> float:
+        """The lower bound of retention; 0 where the target solved nothing."""
+        return self._bounds[0]
 
-    def _of_claim(self, acc: Acc) -> float | None:
-        return self.given_passing.kept if self.given_passing and self.claim.acc == acc else None
+    @property
+    def accuracy_bound(self) -> float:
+        """The lower bound of the fuzzy rule's absolute accuracy."""
+        return self._bounds[1]
 
     @cached_property
     def _bounds(self) -> tuple[float, float]:  # which take a hundred tests, and no verdict needs them
