@@ -228,7 +228,11 @@ def training(stage: Stage) -> Training:
     return Training(stage.scratch / "material" / "training", collection(stage).folder / "out").finish()
 
 
-UNDISTURBED: dict[str, Callable[[Stage], Job]] = {"calibrate": calibration, "collect": collection, "train_predictor": training}
+UNDISTURBED: dict[str, Callable[[Stage], Job]] = {
+    "calibrate": calibration,
+    "collect": collection,
+    "train_predictor": training,
+}
 """Each made when it is first needed."""
 
 
