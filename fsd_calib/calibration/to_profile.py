@@ -116,6 +116,7 @@ def _certificate(findings: Findings) -> Certificate:
         "accuracy_lower_bound": evidence.printed.accuracy,
         "problems": evidence.paired.problems,
         "lossless": lossless,
+        "given_passing": evidence.given_passing is not None,
         "counts": evidence.outcomes,
         **({} if lossless or opened is None else _harm_and_difference(evidence, opened)),
     }  # fmt: skip

@@ -268,9 +268,7 @@ def notes(profile: ThresholdProfile) -> str:
         f"{_PART} measured on the {_part(profile)}",
         f"{_TIMED} {timing_note(speed)}",
         busy_note(speed),
-        f"≥ lower bound at {confidence(certificate.level)} confidence, individually{_uncorrected(profile)}"
-        if _has_bounds(profile)
-        else "",
+        f"≥ lower bound {_held(profile)}{_uncorrected(profile)}" if _has_bounds(profile) else "",
         f"T bounds {profile.divergence}{moved}; {sampling}{seeds}; speed at batch {speed.batch} on {profile.device} in "
         f"{profile.dtype}{_rounds(profile)}",
     ]
@@ -289,6 +287,13 @@ def was_selected(profile: ThresholdProfile) -> bool:
     Where none passed, the certificate is of the first one, which is no choice.
     """
     return profile.outcome != "not-certified" and profile.certificate.frozen != 1
+
+
+def _held(profile: ThresholdProfile) -> str:
+    c = profile.certificate
+    if c.given_passing:
+        return f"given that it passed, at {exact(c.confidence)} confidence together with the other bounds"
+    return f"at {confidence(c.level)} confidence, individually"
 
 
 def _uncorrected(profile: ThresholdProfile) -> str:

@@ -92,7 +92,10 @@ def _bounds(profile: ThresholdProfile) -> str:
     c = profile.certificate
     both = (("a retention", c.retention, c.lower_bound), ("an accuracy", c.accuracy, c.accuracy_lower_bound))
     figures = [f"{name} of {percent(share)}{_at_least(low)}" for name, share, low in both if share is not None]
-    return f"That is {' and '.join(figures)}." if figures and not c.lossless else ""
+    if not figures or c.lossless:
+        return ""
+    given = " The bounds hold given that it passed, which a result that only just passes hardly adds to."
+    return f"That is {' and '.join(figures)}.{given if c.given_passing else ''}"
 
 
 def _at_least(low: float | None) -> str:
@@ -119,10 +122,10 @@ def _selected(profile: ThresholdProfile) -> str:
     if not was_selected(profile) or not c.problems:
         return ""
     several = "several" if c.frozen is None else c.frozen
-    return (
-        f"Each bound (at least, at most) holds individually at {confidence(c.level)} confidence and is not corrected "
-        f"for the choice among the {several} frozen settings."
-    )
+    hold = f"Each bound (at least, at most) holds individually at {confidence(c.level)} confidence"
+    if c.given_passing:
+        hold = f"The bounds (at least, at most) hold together at {exact(c.confidence)} confidence"
+    return f"{hold}, and not corrected for the choice among the {several} frozen settings."
 
 
 def _attempt(profile: ThresholdProfile) -> str:
@@ -206,7 +209,10 @@ def effort_line(profile: ThresholdProfile) -> str:
 def _certified(profile: ThresholdProfile) -> str:
     c = profile.certificate
     kept = _claim(profile, bound(c.lower_bound) if c.wanted is None else exact(c.wanted))
-    return f"Certified at {exact(c.confidence)} confidence: {_chosen(profile)} {kept} {LIKE[c.guarantee]}."
+    harm = ""
+    if c.given_passing and c.harm is not None and c.harm_upper_bound is not None:
+        harm = f" It lost {percent(c.harm)} of the target's right answers (at most {at_most(c.harm_upper_bound)})."
+    return f"Certified at {exact(c.confidence)} confidence: {_chosen(profile)} {kept} {LIKE[c.guarantee]}.{harm}"
 
 
 def _not_certified(profile: ThresholdProfile) -> str:

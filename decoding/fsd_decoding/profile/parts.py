@@ -250,9 +250,8 @@ class Certificate(Part):
     retention: Ratio | None
     """Right answers of the configuration, divided by those of the target. null: nothing was decoded."""
     lower_bound: Ratio | None
-    """Lower bound of retention. If `wanted` is certified: given that it passed, together with the other bounds at
-    `confidence`, so that it may be below `wanted`, which is the claim; else by itself at `delta`. null: nothing was
-    decoded, or accuracy is certified."""
+    """Lower bound of retention, by itself at `delta`; see `given_passing`, with which it may be below `wanted`, the
+    claim. null: nothing was decoded, or accuracy is certified."""
     confidence: Confidence
     """Confidence over all attempts on these problems."""
     problems: Count
@@ -287,10 +286,11 @@ class Certificate(Part):
     difference: Change | None = None
     """Accuracy minus the target's."""
     difference_interval: tuple[Change, Change] | None = None
-    """Two-sided interval of the difference, at `confidence`; if `wanted` is certified given that it passed, together
-    with the bounds."""
+    """Two-sided interval of the difference, at `confidence`."""
     history: ClaimHistory | None = None
     """What was asked before. null: nothing was tested."""
+    given_passing: bool = False
+    """Whether the bounds hold given that the test passed, together at `confidence`."""
     dropped: Count = 0
     """Problems that count as lost in the test and its bounds, beside `counts`: an earlier attempt lost them, and they
     are not among these any more."""
