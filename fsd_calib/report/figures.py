@@ -260,7 +260,7 @@ def profile_table(profile: ThresholdProfile) -> Table:
 
 def notes(profile: ThresholdProfile) -> str:
     """Returns what the marks of the table mean, and the settings under which it was measured."""
-    certificate, speed, temperature = profile.certificate, profile.speed, profile.sampling.temperature
+    speed, temperature = profile.speed, profile.sampling.temperature
     sampling = f"temperature {temperature:g}" if temperature else "greedy"
     moved = "" if profile.policy is None else f", moved by {profile.policy}"
     seeds = f", {profile.seeds} seeds per problem" if profile.seeds > 1 else ""

@@ -122,10 +122,10 @@ def _selected(profile: ThresholdProfile) -> str:
     if not was_selected(profile) or not c.problems:
         return ""
     several = "several" if c.frozen is None else c.frozen
-    hold = f"Each bound (at least, at most) holds individually at {confidence(c.level)} confidence"
+    hold = f"Each bound (at least, at most) holds individually at {confidence(c.level)} confidence and is"
     if c.given_passing:
-        hold = f"The bounds (at least, at most) hold together at {exact(c.confidence)} confidence"
-    return f"{hold}, and not corrected for the choice among the {several} frozen settings."
+        hold = f"The bounds (at least, at most) hold together at {exact(c.confidence)} confidence and are"
+    return f"{hold} not corrected for the choice among the {several} frozen settings."
 
 
 def _attempt(profile: ThresholdProfile) -> str:
