@@ -7,6 +7,8 @@ one file at the same time: an SQLite file of rows with a digest of their values,
 from __future__ import annotations
 
 import hashlib
+import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +35,7 @@ class Numbered(Protocol):
         key: Hash of the normalised content.
         row_key: Hash of the row of the source, whatever is asked about it and however.
         answer_key: Hash of the reference answer.
+        question: Its text, by which others may be found to resemble it.
     """
 
     @property
@@ -46,6 +49,9 @@ class Numbered(Protocol):
 
     @property
     def answer_key(self) -> int: ...
+
+    @property
+    def question(self) -> str: ...
 
 
 def numbers(problems: Iterable[Numbered]) -> Numbers:
@@ -74,10 +80,10 @@ def same_and_unchanged(recorded: Numbers, requested: Numbers) -> NDArray[np.bool
 
 
 _COLUMNS = {
-    "tuned": {"family": "TEXT", "problems": "BLOB", "time": "TEXT"},
+    "tuned": {"family": "TEXT", "problems": "BLOB", "texts": "BLOB", "time": "TEXT"},
     "attempts": {
-        "family": "TEXT", "claim": "TEXT", "problems": "BLOB", "frozen": "TEXT", "number": "INTEGER",
-        "verdict": "TEXT", "time": "TEXT",
+        "family": "TEXT", "claim": "TEXT", "problems": "BLOB", "texts": "BLOB", "frozen": "TEXT",
+        "number": "INTEGER", "verdict": "TEXT", "time": "TEXT",
     },
     "runs": {"name": "TEXT", "facts": "TEXT", "attempt": "INTEGER"},
 }  # fmt: skip
@@ -108,6 +114,7 @@ class Entry:
     Args:
         claim: Name of what is claimed, such as "gsm8k, retention": attempts at it share one budget of errors.
         problems: (n, 4), in the order in which a verdict grades them.
+        texts: Their questions, packed by `_packed`.
         frozen: Text of the sequence, the claim and all else that identifies the attempt.
         time: When it was opened, in UTC.
         place: Row number, from 1, in the order in which attempts were opened.
@@ -116,6 +123,7 @@ class Entry:
     family: str
     claim: str
     problems: Numbers
+    texts: bytes
     frozen: str
     number: int
     verdict: str | None = None
@@ -135,7 +143,8 @@ class Entry:
     def stored(self) -> tuple[Any, ...]:
         """Returns the values in the order of the columns."""
         return (
-            self.family, self.claim, self.problems.tobytes(), self.frozen, self.number, self.verdict, self.time,
+            self.family, self.claim, self.problems.tobytes(), self.texts, self.frozen, self.number, self.verdict,
+            self.time,
         )  # fmt: skip
 
 
@@ -167,11 +176,20 @@ class LedgerFile:
 
     def tuned(self, family: str) -> Numbers:
         """Returns all problems of a family that were tuned on."""
-        parts = [_stored_numbers(problems) for _, _, problems, _ in self._rows("tuned", family=family)]
+        parts = [_stored_numbers(problems) for _, _, problems, *_ in self._rows("tuned", family=family)]
         return np.concatenate([np.empty((0, 4), np.int64), *parts])
 
-    def add_tuned(self, family: str, problems: Numbers) -> None:
-        self._add("tuned", (family, problems.tobytes(), _now()))
+    def add_tuned(self, family: str, problems: Numbers, texts: Sequence[str]) -> None:
+        self._add("tuned", (family, problems.tobytes(), _packed(texts), _now()))
+
+    def texts(self, family: str) -> dict[int, str]:
+        """Returns the questions of all problems of a family, tuned or certified on, by their keys."""
+        found = dict[int, str]()
+        for table, problems_at, texts_at in (("tuned", 2, 3), ("attempts", 3, 4)):
+            for row in self._rows(table, family=family):
+                keys = _stored_numbers(row[problems_at])[:, _KEY].tolist()
+                found |= zip(keys, json.loads(zlib.decompress(row[texts_at])), strict=True)
+        return found
 
     def since(self) -> str:
         """Returns the time of the first row, of which there must be one."""
@@ -268,6 +286,10 @@ def _stored_numbers(stored: bytes) -> Numbers:
     return np.frombuffer(stored, np.int64).reshape(-1, 4)
 
 
+def _packed(texts: Sequence[str]) -> bytes:
+    return zlib.compress(json.dumps(list(texts)).encode())
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -294,11 +316,20 @@ class AttemptLedger:
 
     def tuned_on(self, family: str, problems: Iterable[Numbered]) -> None:
         """Records problems that influenced a choice: no later attempt of the family may certify on them."""
-        requested = as_set(numbers(problems))
+        texts = {problem.key: problem for problem in problems}
         with self._file.transaction():
+            requested = as_set(numbers(texts.values()))
             new = requested[~known(requested, self._file.tuned(family))]
             if len(new):
-                self._file.add_tuned(family, new)
+                self._file.add_tuned(family, new, [texts[key].question for key in new[:, _KEY].tolist()])
+
+    def other_questions(self, family: str, problems: Iterable[Numbered]) -> list[str]:
+        """Returns the questions that the ledger knows of the family, and that are not among these problems."""
+        with self._file.naming_errors():
+            known_texts = self._file.texts(family)
+        for problem in problems:
+            known_texts.pop(problem.key, None)
+        return list(known_texts.values())
 
     def open(
         self, family: str, claim: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None,
@@ -319,6 +350,7 @@ class AttemptLedger:
         Raises:
             UsageError: There are no problems, or some were tuned on before a verdict was recorded.
         """
+        problems = tuple(problems)
         requested = numbers(problems)
         if not len(requested):
             raise UsageError("an attempt has 0 problems; it needs at least 1 to certify on")
@@ -332,7 +364,8 @@ class AttemptLedger:
             if entry is None or entry.verdict is None:
                 self._require_untuned(family, requested)
             if entry is None:
-                entry = self._file.add_attempt(Entry(family, claim, requested, frozen, number, time=_now()))
+                texts = _packed([problem.question for problem in problems])
+                entry = self._file.add_attempt(Entry(family, claim, requested, texts, frozen, number, time=_now()))
             if run is not None and entry.place not in self._file.runs(run.name):
                 self._file.add_run(run, entry.place)
             since = self._file.since()

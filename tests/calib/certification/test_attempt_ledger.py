@@ -31,6 +31,10 @@ class Spaced(NamedTuple):
     def row_key(self) -> int:
         return self.key
 
+    @property
+    def question(self) -> str:
+        return f"question  {self.id}"
+
 
 class Rewritten(NamedTuple):
     """A problem that asks about a row."""
@@ -39,6 +43,7 @@ class Rewritten(NamedTuple):
     key: int
     row_key: int
     answer_key: int = 0
+    question: str = "?"
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ class Numbered(NamedTuple):
     def answer_key(self) -> int:
         return 0
 
+    @property
+    def question(self) -> str:
+        return f"question {self.id}"
+
 
 def problems_with(ids: Iterable[int]) -> list[Numbered]:
     return [Numbered(one) for one in ids]
