@@ -45,7 +45,7 @@ MISTAKES = {
     "report": ["none", "folder", "bad.json", "bad.json --format foo"],
     "tasks": ["show none", "show none.yaml", "show bad.yaml", "show gsm8k --data none.jsonl", "show csqa --target ./n"],
     "traces": ["verify none", "describe folder", "plot none"],
-    "train": [
+    "train_predictor": [
         "--traces none --out x", "--traces folder --out x", "--traces none --out x --kind foo",
         "--traces none --out x --rule foo", "--traces none --out x --tokenizer ./none",
     ],

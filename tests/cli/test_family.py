@@ -29,7 +29,7 @@ from fsd_decoding.divergence import DIVERGENCES
 from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error
 
-LONG = ["calibrate", "collect", "generate", "inspect", "train"]
+LONG = ["calibrate", "collect", "generate", "inspect", "train_predictor"]
 ALL = [*LONG, "profile", "report", "tasks", "traces"]
 
 

@@ -23,7 +23,18 @@ from support.paths import ROOT
 from support.sources import package_folders
 
 HEAVY = {"torch", "transformers", "optuna", "lightgbm", "vl_convert", "jinja2", "pandas", "datasets"}
-APPS = ["calibrate", "collect", "generate", "inspect", "profile", "report", "tasks", "traces", "train_eagle", "train"]
+APPS = [
+    "calibrate",
+    "collect",
+    "generate",
+    "inspect",
+    "profile",
+    "report",
+    "tasks",
+    "traces",
+    "train_eagle",
+    "train_predictor",
+]
 
 
 @pytest.mark.thinned(every=4)

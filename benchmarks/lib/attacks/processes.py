@@ -180,7 +180,7 @@ _ODD = ("nothing", "a pipe", "a device", "a folder", "a long name", "half charac
 def _give(stage: Stage, name: str, options: list[str], odd: str, folder: Path) -> Verdict:
     shutil.copy(calibration(stage).profile, folder / PROFILE)
     path = str(_odd(odd, folder)) if odd != "nothing" else ""
-    if f"{_HERE}.yaml" in options and path and odd != "a long name":
+    if f"{_HERE}.yaml" in options and path and odd not in ("a long name", "a file in a file"):
         Path(f"{path}.yaml").symlink_to(path)
     places = {_HERE: path, PROFILE: str(folder / PROFILE), f"{_HERE}.yaml": f"{path}.yaml", _PAIR: str(pair_paths()[0])}
     found = run(name, [places.get(part, part) for part in options], folder=folder)
