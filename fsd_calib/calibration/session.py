@@ -19,7 +19,7 @@ from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.measuring.threads import Threads
 from fsd_calib.tasks.base import Task
-from fsd_calib.tasks.split import Parts, parts_of
+from fsd_calib.tasks.split import Parts, near_duplicates, parts_of
 from fsd_common.progress.base import Progress
 from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -31,6 +31,7 @@ from fsd_decoding.workers.model_workers import ModelWorkers
 
 DECODINGS = "decodings.sqlite"
 _LEDGER = "ledger.sqlite"
+_EXCERPT = 60  # characters of a problem in a note
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,14 @@ class Session:
             self.progress.note(
                 f"{out} of {self.holdout.problems} certification problems were tuned"
                 f"{' or trained' if trained else ''} on before and are left out"
+            )
+        found = near_duplicates([problem.question for problem in holdout.part], holdout.other_questions)
+        if found is not None:
+            one, other = (f"{text[:_EXCERPT]!r}" for text in found.closest)
+            self.progress.note(
+                f"{found.count} of {holdout.problems} certification problems closely resemble one that was tuned or "
+                f"certified on before in other words; the closest, at {found.similarity:.2f}: {one} and {other}. Leave "
+                "out what is the same problem"
             )
         return replace(self, holdout=holdout)
 

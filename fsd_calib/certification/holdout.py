@@ -87,8 +87,8 @@ class Holdout:
         return len(self._evaluator.problems)
 
     @property
-    def ids(self) -> list[int]:
-        return [problem.id for problem in self._evaluator.problems]
+    def part(self) -> tuple[Problem, ...]:
+        return self._evaluator.problems
 
     @property
     def next_attempt(self) -> int:

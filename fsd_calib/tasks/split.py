@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.split import check_ids, content_key, tuning_and_certification
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
 BOUND = 0.7
@@ -37,27 +38,35 @@ class NearDuplicates:
     closest: tuple[str, str]
 
 
-def near_duplicates(texts: Sequence[str], others: Sequence[str]) -> NearDuplicates | None:
+def near_duplicates(texts: Sequence[str], others: Sequence[str] | None = None) -> NearDuplicates | None:
     """Returns how many of `texts` closely resemble one of `others`, and the closest pair; None: no text does.
+
+    Args:
+        others: None: the other ones of `texts`.
 
     The similarity is the cosine of TF-IDF vectors of all runs of six characters, ignoring case, weighted by their
     rarity in both sets together: phrases that many texts share hardly count.
     """
-    if not texts or not others:
+    if not texts or (others is not None and not others):
         return None
     import numpy as np
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    vectors = TfidfVectorizer(analyzer=_character_runs, dtype=np.float32).fit_transform([*texts, *others])
-    ours, theirs = vectors[: len(texts)], vectors[len(texts) :].T.tocsr()
+    both = texts if others is None else [*texts, *others]
+    vectors = TfidfVectorizer(analyzer=_character_runs, dtype=np.float32).fit_transform(both)
+    ours, theirs = vectors[: len(texts)], vectors[0 if others is None else len(texts) :].T.tocsr()
     best, at = [], []
     for start in range(0, len(texts), _CHUNK):
         similarity = (ours[start : start + _CHUNK] @ theirs).toarray()  # (chunk, others)
+        if others is None:
+            rows = np.arange(len(similarity))
+            similarity[rows, start + rows] = 0
         best.append(similarity.max(1))
         at.append(similarity.argmax(1))
     highest, nearest = np.concatenate(best), np.concatenate(at)
     count, first = int((highest >= BOUND).sum()), int(highest.argmax())
-    return NearDuplicates(count, float(highest[first]), (texts[first], others[nearest[first]])) if count else None
+    pair = texts[first], (texts if others is None else others)[nearest[first]]
+    return NearDuplicates(count, float(highest[first]), pair) if count else None
 
 
 def _character_runs(text: str) -> list[str]:
@@ -103,7 +112,9 @@ def parts_of(task: Task) -> Parts:
                 f"{len(distinct)} problems leave {len(part)} for {name}, and it needs at least 2; give more problems"
             )
     tuning = tuning[:_TUNING_PROBLEMS]
-    notes = (*_note_repeats(task, distinct), *_note_near_duplicates(tuning, certification))
+    notes = (
+        *_note_repeats(task, distinct), *_note_near_duplicates(tuning, certification), *_note_alike(certification),
+    )  # fmt: skip
     return Parts(tuple(tuning), tuple(certification), notes)
 
 
@@ -178,6 +189,20 @@ def _note_near_duplicates(tuning: Sequence[Problem], certification: Sequence[Pro
             f"{duplicates.count} of {len(certification_texts)} certification problems closely resemble a "
             f"tuning problem (similarity of {BOUND} or more); the closest, at "
             f"{duplicates.similarity:.2f}: {one} and {other}"
+        )
+
+
+def _note_alike(certification: Sequence[Problem]) -> Iterator[str]:
+    """Notes near-duplicates within the certification part, unless groups say what belongs together."""
+    if any(problem.group is not None for problem in certification):
+        return
+    found = near_duplicates([_content(problem) for problem in certification])
+    if found is not None:
+        one, other = (f"{text[:_EXCERPT]!r}" for text in found.closest)
+        yield (
+            f"{found.count} of {len(certification)} certification problems closely resemble another (similarity of "
+            f"{BOUND} or more); the closest, at {found.similarity:.2f}: {one} and {other}. Where they are variants of "
+            f"one thing, such as questions about one document, name the column that tells it: {named('group')}"
         )
 
 

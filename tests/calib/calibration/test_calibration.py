@@ -78,7 +78,7 @@ def marked(state: Path) -> int:
 def mark(state: Path, share: float) -> int:
     """Marks a share of the certification problems as tuned on, and returns how many."""
     with session(state) as made:
-        ids = {*made.holdout.ids}
+        ids = {problem.id for problem in made.holdout.part}
         first = [p for p in TASK.problems if p.id in ids][: round(share * len(ids))]
         made.tuned.mark(first)
         return len(first)
@@ -90,7 +90,7 @@ def test_repeated_problems_count_once_and_are_noted() -> None:
     doubled = replace(task, problems=(*task.problems, again))
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=0)
     with open_session(OwnEngine(decoder, doubled), doubled, RunConfig(progress=Lines(log))) as session:
-        kept = [*(problem.id for problem in session.tuning.problems), *session.holdout.ids]
+        kept = [*(problem.id for problem in session.tuning.problems), *(problem.id for problem in session.holdout.part)]
     distinct = {problem.question for problem in task.problems}
     assert len(kept) == len(distinct)
     assert 1 in kept  # the smallest of its ids
