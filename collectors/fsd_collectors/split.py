@@ -7,8 +7,9 @@ what an earlier one certified with.
 from __future__ import annotations
 
 import hashlib
+import json
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol, TypeVar
 
 from fsd_common.errors import UsageError
@@ -60,6 +61,11 @@ def content_key(question: str, choices: Sequence[str] = ()) -> str:
 def hashed(text: str) -> int:
     """Returns 48 bits of the text's SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+
+
+def row_hash(row: Mapping[str, object]) -> int:
+    """Returns 48 bits of a hash of a row's columns, whatever their order: it is known by them in another task."""
+    return hashed(json.dumps(row, sort_keys=True, default=str))
 
 
 def tuning_and_certification(

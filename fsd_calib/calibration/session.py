@@ -12,6 +12,7 @@ from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Acc
 from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
+from fsd_calib.certification.marking import LEDGER
 from fsd_calib.engines.base import Engine
 from fsd_calib.engines.own import OwnEngine, round_seconds
 from fsd_calib.engines.workers import EngineWorkers
@@ -30,7 +31,6 @@ from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 DECODINGS = "decodings.sqlite"
-_LEDGER = "ledger.sqlite"
 _EXCERPT = 60  # characters of a problem in a note
 
 
@@ -169,7 +169,7 @@ def open_session(
     for note in parts.notes:
         progress.note(note)
     family = engine.family
-    with ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / _LEDGER) as ledger:
+    with ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / LEDGER) as ledger:
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         decode = CachedDecoder(engine, task, store, batch_size, progress, seeds, drafts, workers)
         identity = " and ".join(_identity(engine, decode, name, task) for name in names)

@@ -35,7 +35,7 @@ class Numbered(Protocol):
         key: Hash of the normalised content.
         row_key: Hash of the row of the source, whatever is asked about it and however.
         answer_key: Hash of the reference answer.
-        question: Its text, by which others may be found to resemble it.
+        question: Its text, by which others may be found to resemble it; "": it is not kept.
     """
 
     @property
@@ -329,7 +329,7 @@ class AttemptLedger:
             known_texts = self._file.texts(family)
         for problem in problems:
             known_texts.pop(problem.key, None)
-        return list(known_texts.values())
+        return [text for text in known_texts.values() if text]
 
     def open(
         self, family: str, claim: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None,

@@ -104,6 +104,7 @@ def command(
     followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     load_libraries(progress)
 
+    from fsd_calib.certification.marking import Asked, mark
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
 
@@ -118,6 +119,8 @@ def command(
     )  # fmt: skip
     announce(NAME, decoder, quiet=output.quiet)
     made = prompts_of_profile(followed, decoder.tokenizer, raw)
+    if not decoder.setting.lossless:
+        mark(decoder.target, map(Asked, wanted))
     started = time.perf_counter()
     asked, most = [prompt_of(made, prompt) for prompt in wanted], max_new_tokens or made.max_new_tokens
     # Within another step, so that logs have no line for each of its ends: most runs take seconds.

@@ -152,6 +152,7 @@ def command(
     followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=allow_edited)
     load_libraries(progress)
 
+    from fsd_calib.certification.marking import Asked, mark
     from fsd_calib.inspection.inspected import inspect_text
     from fsd_calib.inspection.terminal import print_texts
 
@@ -173,6 +174,8 @@ def command(
     else:
         made = prompts_as_given()
     asked, most = prompt_of(made, prompt), max_new_tokens or made.max_new_tokens
+    if not all(decoder.setting.lossless for decoder in decoders):
+        mark(decoders[0].target, [Asked(prompt)])
     texts = [inspect_text(decoder, asked, most, made.stop) for decoder in decoders]
     page = None if html is None else str(_write_page(html, texts, asked, decoders[0]))
     if output.as_json:

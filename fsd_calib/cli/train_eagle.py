@@ -83,6 +83,7 @@ def command(
     check_writable(out, ())
     load_libraries(progress)
 
+    from fsd_calib.certification.marking import mark
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.tasks.split import tuning_of
     from fsd_decoding.loading import check_device, default_device, load_model, load_tokenizer
@@ -95,9 +96,10 @@ def command(
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
         loaded = load_task(name, seed, config.limit, data, tokenizer, config.group, **dict(config.prompts))
-        prompts = tuple(problem.prompt for problem in tuning_of(loaded))
-        source = Source(name, prompts, loaded.max_new_tokens, loaded.stop)
-        record = train_head(load_model(large, place, dtype), tokenizer, source, out, recipe, progress)
+        problems, model = tuning_of(loaded), load_model(large, place, dtype)
+        mark(model, problems)
+        source = Source(name, tuple(problem.prompt for problem in problems), loaded.max_new_tokens, loaded.stop)
+        record = train_head(model, tokenizer, source, out, recipe, progress)
     if output.as_json:
         reply_json(NAME, {"folder": out.absolute(), **record})
         return

@@ -18,6 +18,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import simple_parse_args_string
 
+from fsd_calib.certification.marking import Asked, mark
 from fsd_calib.tasks.asking import Asking, PromptOptions
 from fsd_calib.tasks.harness import HarnessKind, chat_renderer
 from fsd_calib.tasks.registry import task_kind
@@ -61,6 +62,13 @@ def _first_prompt(kind: HarnessKind, asking: Asking, document: Any) -> str | Non
         raise
     except Exception:  # of the task's own code and templates
         return None
+
+
+def _asked(request: Instance) -> Asked:
+    """What a request asks about: its document, whose question is a column of it or its whole prompt."""
+    row = request.doc if isinstance(request.doc, Mapping) else None
+    question = None if row is None else row.get("question")
+    return Asked(question if isinstance(question, str) else str(request.args[0]), row)
 
 
 _AUTO = 32  # batch size
@@ -135,6 +143,8 @@ class FsdLM(LM):
         followed = None if self.decoder.setting.lossless else self._followed
         if followed is not None and (differing := departure(followed, self.tokenizer, requests)):
             _LOG.warning("model fsd: %s", differing)
+        if not self.decoder.setting.lossless:
+            mark(self.decoder.target, map(_asked, requests))
         groups: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             groups[json.dumps(request.args[1], sort_keys=True, default=str)].append(index)

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fsd_calib.tasks.asking import Asking
-from fsd_collectors.split import Part, content_key, hashed
+from fsd_collectors.split import Part, content_key, hashed, row_hash
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
@@ -69,9 +69,7 @@ class Problem:
     @property
     def row_key(self) -> int:
         """The 48-bit key of the row that its source gave: the same under another prompt, grader or task."""
-        if self.source is None:
-            return self.key
-        return hashed(json.dumps(self.source, sort_keys=True, default=str))
+        return self.key if self.source is None else row_hash(self.source)
 
     @property
     def answer_key(self) -> int:
