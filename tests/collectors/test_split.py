@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import unicodedata
 from dataclasses import dataclass
@@ -92,3 +93,17 @@ def test_the_split_equals_that_of_earlier_versions() -> None:
     """A changed split would let a later run search on what an earlier one certified with."""
     _, certification = tuning_and_certification(MANY[:16])
     assert sorted(MANY.index(problem) for problem in certification) == [1, 2, 3, 5, 6, 7, 9, 10, 11, 12, 13, 14]
+
+
+@dataclass(frozen=True)
+class Grouped(Asked):
+    group: int | None = None
+
+
+@given(st.lists(st.tuples(st.text(max_size=9), st.integers(0, 9)), unique_by=lambda one: content_key(one[0])))
+def test_problems_of_a_group_are_in_one_part_side_by_side(drawn: list[tuple[str, int]]) -> None:
+    parts = tuning_and_certification([Grouped(question, None, group) for question, group in drawn])
+    found = [[problem.group for problem in part] for part in parts]
+    assert not {*found[0]} & {*found[1]}
+    for groups in found:
+        assert len(list(itertools.groupby(groups))) == len({*groups})

@@ -1,0 +1,96 @@
+"""The test of problems in groups: its size with outcomes that agree within groups, and what groups change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsd_calib.certification import grouped, multi_seed
+from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.harm import difference_of, harm_of
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.power import cells
+
+ACCURACY, WANTED = 0.8, 0.98
+
+
+def alike(
+    groups: int, each: int, icc: float, churn: float, rng: np.random.Generator, retention: float = WANTED
+) -> Paired:
+    """Problems in groups that flip with beta-binomial counts of an intra-class correlation."""
+    law, shape = cells(ACCURACY, churn, retention), (1 - icc) / icc
+    rate_lost, rate_gained = (
+        rng.beta(share * shape, (1 - share) * shape, groups).repeat(each) for share in (law.lost, law.gained)
+    )
+    drawn = rng.random((3, groups * each))
+    lost = drawn[0] < rate_lost
+    gained = ~lost & (drawn[1] < rate_gained)
+    right = drawn[2] < law.both_right / (law.both_right + law.both_wrong)
+    target, fuzzy = lost | (~gained & right), gained | (~lost & right)
+    return Paired(target[:, None], fuzzy[:, None], np.arange(groups).repeat(each))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("groups", "each", "icc"), [(132, 5, 0.3), (66, 10, 0.3), (132, 5, 0.1)])
+def test_the_size_is_kept_where_problems_of_a_group_flip_together(groups: int, each: int, icc: float) -> None:
+    """2,000 draws: more than .045 + 3 standard errors by chance has a probability of .001, at the true size .045."""
+    rng = np.random.default_rng(3)
+    passed = sum(grouped.p_value(alike(groups, each, icc, 0.04, rng), WANTED) <= 0.045 for _ in range(2000))
+    assert passed / 2000 <= 0.045 + 3 * (0.045 * 0.955 / 2000) ** 0.5
+
+
+def test_as_if_they_were_independent_the_test_is_wrong_far_more_often() -> None:
+    """What groups are for. 300 draws; at a size of .13 fewer than 20 passing has a probability below .001."""
+    rng = np.random.default_rng(4)
+    drawn = [alike(66, 10, 0.3, 0.1, rng) for _ in range(300)]
+    passed = sum(multi_seed.p_value(Paired(one.target, one.fuzzy), WANTED) <= 0.045 for one in drawn)
+    assert passed >= 20
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.95, 0.98, 1.0]))
+def test_groups_of_one_are_problems(seed: int, wanted: float) -> None:
+    one = alike(300, 1, 0.01, 0.1, np.random.default_rng(seed))
+    alone = Paired(one.target, one.fuzzy)
+    by_group, by_problem = grouped.p_value(one, wanted), multi_seed.p_value(alone, wanted)
+    assert by_group == pytest.approx(by_problem, abs=0.02)  # the tail of Student's law is a little heavier
+    assert difference_of(one, 0.95) == pytest.approx(difference_of(alone, 0.95))
+
+
+def test_names_of_groups_and_the_order_of_problems_do_not_matter() -> None:
+    one, rng = alike(66, 10, 0.3, 0.1, np.random.default_rng(5)), np.random.default_rng(6)
+    assert one.groups is not None
+    order = rng.permutation(one.problems)
+    other = Paired(one.target[order], one.fuzzy[order], 7 * one.groups[order] + 3)
+    assert grouped.p_value(other, WANTED) == pytest.approx(grouped.p_value(one, WANTED))
+
+
+def test_bounds_and_intervals_are_wider() -> None:
+    one = alike(66, 10, 0.3, 0.1, np.random.default_rng(7), retention=1.0)
+    alone = Paired(one.target, one.fuzzy)
+    claim = Claim(WANTED, problems=one.problems)
+    assert claim.bounds(one, 0.05) < claim.bounds(alone, 0.05)
+    (_, low, high), (_, least, most) = difference_of(one, 0.95), difference_of(alone, 0.95)
+    assert low < least < most < high
+    harm, of_each = harm_of(one, claim, 0.05), harm_of(alone, claim, 0.05)
+    assert harm is not None
+    assert of_each is not None
+    assert harm.rate == of_each.rate
+    assert harm.at_most > of_each.at_most
+
+
+def test_where_few_groups_flipped_the_test_bets() -> None:
+    target = np.ones((100, 1), bool)
+    fuzzy = target.copy()
+    fuzzy[:10] = False  # all of one group
+    one = Paired(target, fuzzy, np.arange(100) // 10)
+    assert grouped.p_value(one, 0.5) > 0.01  # ten groups cannot show more
+    assert grouped.p_value(one, 0.95) == 1.0
+
+
+def test_problems_that_are_added_are_groups_of_their_own() -> None:
+    one = alike(20, 5, 0.3, 0.1, np.random.default_rng(8)).followed_by(True, False, 3)
+    assert one.groups is not None
+    assert len(set(one.groups.tolist())) == 23
+    assert one.unit_sizes.tolist() == [5.0] * 20 + [1.0] * 3
