@@ -1,6 +1,6 @@
-"""The default command with other work on the machine: `nohup python benchmarks/busy.py &`; hours on two cores.
+"""The default command with other work on the machine: `python benchmarks/busy.py`; half an hour on two cores.
 
-Runs `fsd-calibrate --task arithmetic --min-acc 0.98` as a user would, with folders of its own, beside 0, 1, 2 and 4
+Runs `fsd-calibrate --task arithmetic --min-acc 0.98` as a user would, with folders of its own, beside none and two
 processes that never wait, once per seed. What each run found is kept in `--runs`: the same command continues. At last
 the settings are timed beside `sd` in turns, in this process, which is to be alone, on problems that no calibration has
 decoded, those of the pool: the truth that verdicts on speed are compared with. Prints claims, and writes
@@ -9,16 +9,12 @@ all results to `--out` as JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +22,24 @@ import numpy as np
 import torch
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import p_value
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.interleaved import measure_speeds
-from fsd_calib.report.figures import own_threshold
 from fsd_calib.tasks.base import Problem
 from fsd_common.progress.base import Silent
 from fsd_data import pair_paths
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from lib.calibration.pool import Pool, PooledForecast
-from lib.common.claims import Claim, claims_table
-from lib.common.machine import machine_facts
-from lib.common.results import write_and_print, write_json
+from lib.common.claims import Claim
+from lib.common.command import GOAL, QUICK, calibrate
+from lib.common.results import conclude, machine_facts, options_of, write_json
+from lib.pool import Pool, PooledForecast
 
-WANTED, RULE = 0.98, "fsd-coupled"
-_BUSY = (0, 1, 2, 4)
+RULE = "fsd-coupled"
+_BUSY = (0, 2)
+_FRESH, _FRESH_QUICK = 60, 6  # problems that the truth is timed on
 _NEAR = 0.2  # of the level: a p-value that near to it may fall on the other side
 _TIMES = 2.5  # the quiet run's seconds, beside two processes
-_DECIDED = {0, 3}  # exit codes of a calibration that came to its end
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # and does not outlive this process
-_COMMAND = [sys.executable, "-c", "from fsd_calib.cli.calibrate import main; main()", "--task=arithmetic"]
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much is run: the real benchmark, or a smoke run of it."""
-
-    options: tuple[str, ...] = (f"--min-acc={WANTED}",)
-    wanted: float = WANTED
-    fresh: int = 60  # problems that the truth is timed on
-
-    @classmethod
-    def quick(cls) -> Size:
-        return cls(("--min-acc=0.8", "--limit=100", "--workers=1"), 0.8, 6)
 
 
 @contextmanager
@@ -74,55 +54,40 @@ def beside(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def run(seed: int, busy: int, size: Size, folder: Path) -> dict[str, Any]:
-    """Returns what a run found, from its file where it has been made already."""
-    kept = folder / f"{busy}-{seed}.json"
+def run(seed: int, busy: int, command: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Returns what a run found, from its file where it has been made already.
+
+    The threshold is the setting's, whether decoders follow it or not.
+    """
+    kept, own = folder / f"{busy}-{seed}.json", folder / f"{busy}-{seed}"
     if not kept.exists():
-        write_json(_run(seed, busy, size, folder / f"{busy}-{seed}"), kept)
-    found: dict[str, Any] = json.loads(kept.read_text())
-    return found
+        shutil.rmtree(own, ignore_errors=True)  # of a run that was interrupted
+        with beside(busy):
+            ran = calibrate(own, *command, f"--seed={seed}")
+        profile = ThresholdProfile.load(ran.folder)
+        intervals, chosen, sd = profile.speed.intervals, profile.chosen, profile.sd
+        found = {
+            "seed": seed, "busy": busy, "seconds": ran.seconds, "outcome": profile.outcome, "p": _p(profile),
+            "level": profile.certificate.level, "divergence": chosen.divergence, "threshold": chosen.threshold,
+            "draft_length": chosen.draft_length, "sd_draft_length": None if sd is None else sd.draft_length,
+            "over_sd": None if intervals is None else intervals.over_sd, "threads": profile.speed.threads,
+        }  # fmt: skip
+        write_json(found, kept)
+    return dict(json.loads(kept.read_text()))
 
 
-def _run(seed: int, busy: int, size: Size, folder: Path) -> dict[str, Any]:
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
-    own = [f"--{name}={folder / name}" for name in ("out", "cache", "state")]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    with beside(busy):
-        began = time.perf_counter()
-        ended = subprocess.run(
-            [*_COMMAND, *size.options, f"--seed={seed}", *own], check=False, env=environment, text=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        seconds = time.perf_counter() - began
-    if ended.returncode not in _DECIDED:
-        sys.exit(f"seed {seed} beside {busy} ended with exit code {ended.returncode}: {ended.stderr[-2000:]}")
-    profile = ThresholdProfile.load(folder / "out" / "profile.json")
-    return {"seed": seed, "busy": busy, "seconds": seconds, **what_it_found(profile, size.wanted)}
-
-
-def what_it_found(profile: ThresholdProfile, wanted: float) -> dict[str, Any]:
-    """Returns what claims are made of; the threshold is the setting's, whether decoders follow it or not."""
-    intervals = profile.speed.intervals
-    return {
-        "outcome": profile.outcome, "p": _p(profile, wanted),
-        "level": profile.certificate.level, "divergence": profile.divergence, "threshold": own_threshold(profile),
-        "draft_length": profile.draft_length, "sd_draft_length": profile.sd_draft_length,
-        "over_sd": None if intervals is None else intervals.over_sd, "threads": profile.speed.threads,
-    }  # fmt: skip
-
-
-def _p(profile: ThresholdProfile, wanted: float) -> float | None:
-    counts = profile.certificate
-    if not counts.problems or counts.lossless:
+def _p(profile: ThresholdProfile) -> float | None:
+    certificate = profile.certificate
+    if not certificate.problems or certificate.lossless or certificate.wanted is None:
         return None
-    return float(p_value(Outcomes(counts.both_right, counts.lost, counts.gained, counts.both_wrong), wanted))
+    return float(p_value(certificate.counts, certificate.wanted))
 
 
-def setting(found: dict[str, Any]) -> Configuration | None:
+def setting(found: dict[str, Any]) -> Setting | None:
     """Returns the setting of a run; None: nothing is certified."""
     if not certified(found):
         return None
-    return Configuration(RULE, found["divergence"], found["draft_length"], found["threshold"])
+    return Setting(RULE, found["divergence"], found["draft_length"], found["threshold"])
 
 
 def certified(found: dict[str, Any]) -> bool:
@@ -131,19 +96,19 @@ def certified(found: dict[str, Any]) -> bool:
 
 def true_speeds(runs: Sequence[dict[str, Any]], problems: int) -> list[float | None]:
     """Returns, for each run, how many times as fast as its `sd` its setting is, all timed in turns."""
-    pairs = [(setting(found), Configuration("sd", "js", found["sd_draft_length"])) for found in runs]
+    pairs = [(setting(found), Setting("sd", "js", found["sd_draft_length"])) for found in runs]
     timed = list(dict.fromkeys(one for chosen, sd in pairs if chosen for one in (chosen, sd)))
     speeds = tokens_per_second(timed, problems) if timed else {}
     return [speeds[chosen] / speeds[sd] if chosen else None for chosen, sd in pairs]
 
 
-def tokens_per_second(configurations: Sequence[Configuration], problems: int) -> dict[Configuration, float]:
+def tokens_per_second(configurations: Sequence[Setting], problems: int) -> dict[Setting, float]:
     """Times configurations in turns, with one stream and one thread."""
     torch.set_num_threads(1)
     pair = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
     task = load_task("arithmetic", seed=Pool.read().about["seed"], limit=problems, tokenizer=pair.tokenizer)
 
-    def emitted(configuration: Configuration, some: Sequence[Problem]) -> int:
+    def emitted(configuration: Setting, some: Sequence[Problem]) -> int:
         decoder = pair.with_config(rule=configuration.rule, divergence=configuration.divergence)
         arguments: dict[str, Any] = {} if configuration.threshold is None else {"threshold": configuration.threshold}
         results = decoder.generate(
@@ -226,25 +191,20 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+def main() -> int:
+    parser = options_of(__doc__, "busy.json")
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--busy", type=int, nargs="+", default=_BUSY, help="numbers of processes; 0 is always run")
     parser.add_argument("--runs", type=Path, default=Path("runs", "busy"), help="what finished runs found")
-    parser.add_argument("--quick", action="store_true", help="only check that it runs, with one seed")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "busy.json")
-    options = parser.parse_args()
-    began, machine, size = time.perf_counter(), machine_facts(), Size.quick() if options.quick else Size()
+    options, machine = parser.parse_args(), machine_facts()
+    seeds, command, fresh = (1, QUICK, _FRESH_QUICK) if options.quick else (options.seeds, GOAL, _FRESH)
     numbers = sorted({0, *options.busy}, reverse=True)
-    seeds = range(1 if options.quick else options.seeds)
-    runs = [run(seed, busy, size, options.runs) for seed in seeds for busy in numbers]
+    runs = [run(seed, busy, command, options.runs) for seed in range(seeds) for busy in numbers]
     forecast = PooledForecast.read(Pool.read())
-    for found, true in zip(runs, true_speeds(runs, size.fresh), strict=True):
+    for found, true in zip(runs, true_speeds(runs, fresh), strict=True):
         found |= {"true_over_sd": true, "logit_share": logit_share(found, forecast)}
-    judged = list(claims(runs))
-    results = {"machine": machine, "claims": judged, "runs": runs, "seconds": time.perf_counter() - began}
-    write_and_print(results, options.out, f"{table(runs)}\n\n{claims_table(judged)}")
+    return conclude(options, machine, {"runs": runs}, claims(runs), table(runs))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,48 +4,38 @@ Takes minutes. Each calibration draws its problems anew from the first 3,000 of 
 choose a setting get the same ones. Decodings are looked up, and counted as what decoding would have emitted; tokens/s
 follow from counted rounds and drafted tokens by costs (c, v) that were measured once. The forecast is a replay of other
 problems, as many as a calibration traces.
+
+The other ways are a table of thresholds, bisection, and Optuna's TPE, each in its simplest form, without a certificate
+and without reuse of decodings. For them a setting is feasible where its retention on the given problems is at least
+what is wanted, and they receive T_max, which they would have to find out.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import optuna
 
 from fsd_calib.certification.power import power
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.split import CERTIFICATION_SHARE, tuning_and_certification
-from lib.calibration.pool import FOLDER, CountingPool, Pool, PooledForecast, Whole
-from lib.calibration.pooled_calibration import Spent, calibrate_on_pool, draw, level
-from lib.calibration.uncertified import Estimates, bisection, table, tpe
-from lib.common.machine import machine_facts
-from lib.common.results import write_json
+from fsd_decoding.profile.setting import Setting
+from lib.common.results import machine_facts, options_of, write_json
 from lib.common.timing import Spread
+from lib.pool import DELTA, TARGET, CountingPool, Pool, PooledForecast, Spent, Truth, Whole, calibrate_on_pool, draw
 
-_CONFIDENCE = 0.95
 _WANTED = (0.97, 0.98, 0.99)
-_TABLE_ARM = Configuration("fsd-coupled", "js", 5)
-_POINTS = 200  # thresholds per arm, of the exhaustive sweep
+_POOL = 3_000  # the pool's first problems, which all arms have
+_PROBLEMS = 1_319  # of a calibration; as many as GSM8K's test split has
+_ARM = Setting("fsd-coupled", "js", 5)  # of the table
+_TABLE, _HALVINGS, _TRIALS = 20, 8, 30  # thresholds of the table, steps of bisection, and trials of TPE
 _LIKELY = 0.5  # probability of passing from which on a setting counts as certifiable
-
-
-@dataclass(frozen=True)
-class Size:
-    """How many problems there are."""
-
-    pool: int = 3_000  # the pool's first ones, which all arms have
-    problems: int = 1_319  # of a calibration; as many as GSM8K's test split has
-
-    @property
-    def certification(self) -> int:
-        return round(self.problems * CERTIFICATION_SHARE)
 
 
 @dataclass(frozen=True)
@@ -53,87 +43,106 @@ class Way:
     """What one way decoded in one calibration, and the setting it chose, if any."""
 
     spent: Spent
-    chosen: Configuration | None
+    chosen: Setting | None
 
 
-class Truth:
-    """The true retention and speed of all settings, from an exhaustive sweep on all problems."""
+class Estimates:
+    """Estimates of settings on some problems, and those that are feasible by their estimate."""
 
-    def __init__(self, pool: Pool, space: Space, forecast: PooledForecast, size: Size) -> None:
-        self.whole: Callable[[Configuration], Whole] = lru_cache(None)(lambda c: pool.whole(c, np.arange(size.pool)))
-        self._space, self._forecast, self._problems = space, forecast, size.certification
+    def __init__(self, pool: Pool, problems: Sequence[Problem], wanted: float) -> None:
+        self._decode, self._wanted = CountingPool(pool, reuse=False), wanted
+        self._evaluator = Evaluator(self._decode, problems, "tuning")
+        self._solved = self._evaluator.measure(TARGET).correct.sum()
+        self._alone = Spent.by(self._decode)
+        self.feasible: dict[Setting, float] = {}  # with their tokens/s
 
-    @cached_property
-    def swept(self) -> list[Configuration]:
-        """Settings of every arm, evenly spaced in logit(u), and the lossless one."""
-        shares = np.linspace(self._forecast.lowest, self._forecast.highest, _POINTS)
-        return [
-            arm.at(threshold)
-            for family in self._space.families
-            for arm in family
-            for threshold in sorted({0.0} | {self._forecast.threshold(arm, float(at)) for at in shares})
-        ]
+    def is_feasible(self, configuration: Setting) -> bool:
+        measured = self._evaluator.measure(configuration)
+        if measured.correct.sum() < self._wanted * self._solved:
+            return False
+        costs = self._decode.pool.costs
+        speed = costs.tokens_per_second(measured.tokens, measured.rounds, measured.drafted)
+        self.feasible[configuration] = float(speed)
+        return True
 
-    def best(self, wanted: float) -> float:
-        """Returns tokens/s of the fastest setting with the wanted retention."""
-        return max(w.tokens_per_second for c in self.swept if (w := self.whole(c)).retention >= wanted)
+    def way(self) -> Way:
+        """The fastest feasible setting, and what was decoded to find it, the target's own texts excepted."""
+        fastest = max(self.feasible, key=lambda configuration: self.feasible[configuration], default=None)
+        return Way(Spent.by(self._decode) - self._alone, fastest)
 
-    def best_certifiable(self, wanted: float) -> float:
-        """Returns tokens/s of the fastest setting that is certified more often than not."""
-        return max(w.tokens_per_second for c in self.swept if self._likely(w := self.whole(c), wanted))
 
-    @property
-    def lossless(self) -> float:
-        """Tokens/s of the fastest lossless setting."""
-        return max(self.whole(c).tokens_per_second for c in self.swept if c.threshold == 0.0)
+def table(estimates: Estimates, most: float) -> Way:
+    """Tries evenly spaced thresholds of one arm."""
+    for threshold in most * np.arange(1, _TABLE + 1) / _TABLE:
+        estimates.is_feasible(_ARM.at(float(threshold)))
+    return estimates.way()
 
-    def _likely(self, whole: Whole, wanted: float) -> bool:
-        probability = power(
-            problems=self._problems, accuracy=float(whole.target_right.mean()), retention=whole.retention,
-            churn=float((whole.right != whole.target_right).mean()), wanted=wanted, delta=level(_CONFIDENCE),
-        )  # fmt: skip
-        return probability >= _LIKELY
+
+def bisection(estimates: Estimates, space: Space, most: Mapping[str, float]) -> Way:
+    """Seeks the largest feasible threshold of every arm by halving [0, T_max]."""
+    for arm in chain.from_iterable(space.families):
+        low, high = 0.0, most[arm.divergence]
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if estimates.is_feasible(arm.at(middle)) else (low, middle)
+    return estimates.way()
+
+
+def tpe(estimates: Estimates, space: Space, most: Mapping[str, float], seed: int) -> Way:
+    """Runs an Optuna study over all arms and T as a share of T_max, with retention as a constraint."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+
+    def objective(trial: optuna.Trial) -> float:
+        divergence = trial.suggest_categorical("divergence", space.divergences)
+        length = trial.suggest_categorical("draft_length", space.draft_lengths)
+        threshold = most[divergence] * trial.suggest_float("threshold", 0.0, 1.0)
+        configuration = Setting(space.rules[0], divergence, length, threshold)
+        trial.set_constraint("retention", 0.0 if estimates.is_feasible(configuration) else 1.0)
+        return estimates.feasible.get(configuration, 0.0)
+
+    study.optimize(objective, n_trials=_TRIALS)
+    return estimates.way()
 
 
 def run_all(
-    pool: Pool, forecast: PooledForecast, space: Space, problems: Sequence[Problem], wanted: float, seed: int
+    pool: Pool, forecast: PooledForecast, problems: Sequence[Problem], wanted: float, seed: int
 ) -> dict[str, Way]:
     """Runs all ways on the same problems. The table decodes all of them, the others the tuning part."""
-    parts = tuning_and_certification(problems)
-    ours = calibrate_on_pool(CountingPool(pool, reuse=True), forecast, space, *parts, wanted, _CONFIDENCE)
-    most: Mapping[str, float] = pool.about["thresholds_below"]
-    ways = {
+    tuning, certification = tuning_and_certification(problems)
+    space, most = pool.space(), pool.about["thresholds_below"]
+    ours = calibrate_on_pool(CountingPool(pool, reuse=True), forecast, space, tuning, certification, wanted)
+    return {
         "baseline": Way(ours.baseline, None),
         "search": Way(ours.search, ours.tuned),
         "certificate": Way(ours.certificate, ours.certified),
+        "table": table(Estimates(pool, problems, wanted), most[_ARM.divergence]),
+        "bisection": bisection(Estimates(pool, tuning, wanted), space, most),
+        "tpe": tpe(Estimates(pool, tuning, wanted), space, most, seed),
     }
 
-    def rival(name: str, some: Sequence[Problem], choose: Callable[[Estimates], Configuration | None]) -> None:
-        decode = CountingPool(pool, reuse=False)
-        estimates = Estimates(decode, some, wanted)
-        alone = Spent.by(decode)
-        chosen = choose(estimates)
-        ways[name] = Way(Spent.by(decode) - alone, chosen)
 
-    rival("table", problems, lambda estimates: table(estimates, _TABLE_ARM, most[_TABLE_ARM.divergence]))
-    rival("bisection", ours.tuning, lambda estimates: bisection(estimates, space, most))
-    rival("tpe", ours.tuning, lambda estimates: tpe(estimates, space, most, seed))
-    return ways
+def measure(pool: Pool, forecast: PooledForecast, wanted: float, runs: int, problems: int) -> dict[str, Any]:
+    """Returns medians and quartiles over calibrations of so many problems with one goal."""
 
+    def certifiable(whole: Whole) -> bool:
+        """Whether a setting is certified more often than not."""
+        probability = power(
+            problems=round(problems * CERTIFICATION_SHARE), accuracy=whole.accuracy, retention=whole.retention,
+            churn=whole.churn, wanted=wanted, delta=DELTA,
+        )  # fmt: skip
+        return probability >= _LIKELY
 
-def measure(pool: Pool, forecast: PooledForecast, wanted: float, runs: int, size: Size) -> dict[str, Any]:
-    """Returns medians and quartiles over calibrations with one goal."""
-    divergences, lengths = (tuple(sorted(set(of))) for of in zip(*pool.arms, strict=True))
-    space = Space((_TABLE_ARM.rule,), divergences, lengths)
-    made: list[dict[str, Way]] = []
+    made = []
     for seed in range(runs):
-        drawn = draw(pool, size.pool, size.problems, np.random.default_rng(seed))
-        made.append(run_all(pool, forecast, space, drawn, wanted, seed))
-    truth = Truth(pool, space, forecast, size)
-    best = dict.fromkeys(made[0], truth.best(wanted)) | {"certificate": truth.best_certifiable(wanted)}
+        drawn = draw(pool, _POOL, problems, np.random.default_rng(seed))
+        made.append(run_all(pool, forecast, drawn, wanted, seed))
+    truth = Truth(pool, forecast, pool.space(), np.arange(_POOL))
+    to_tune, to_certify = truth.best(lambda whole: whole.retention >= wanted), truth.best(certifiable)
+    best = dict.fromkeys(made[0], to_tune) | {"certificate": to_certify}
     return {
         "wanted": wanted,
-        "best": {"to_tune": best["search"], "to_certify": best["certificate"], "lossless": truth.lossless},
+        "best": {"to_tune": to_tune, "to_certify": to_certify, "lossless": truth.lossless},
         "ways": {name: _summarise([ways[name] for ways in made], made, truth, wanted, best[name]) for name in best},
     }
 
@@ -145,33 +154,22 @@ def _summarise(
 
     "of_the_best" are true speeds relative to `best`. "too_low" is the share of choices with too low a true retention.
     """
-    chosen = [truth.whole(way.chosen) for way in ways if way.chosen is not None]
+    chosen = [truth.of(way.chosen) for way in ways if way.chosen is not None]
     tables = [ways["table"].spent.tokens for ways in made]
     return {
-        "decodings": asdict(Spread.of([way.spent.decodings for way in ways])),
-        "tokens": asdict(Spread.of([way.spent.tokens for way in ways])),
-        "of_the_table": asdict(Spread.of([w.spent.tokens / table for w, table in zip(ways, tables, strict=True)])),
+        "decodings": Spread.of([way.spent.decodings for way in ways]),
+        "tokens": Spread.of([way.spent.tokens for way in ways]),
+        "of_the_table": Spread.of([w.spent.tokens / table for w, table in zip(ways, tables, strict=True)]),
         "chose": len(chosen) / len(ways),
-        "of_the_best": asdict(Spread.of([w.tokens_per_second / best for w in chosen])) if chosen else None,
-        "too_low": sum(w.retention < wanted for w in chosen) / len(chosen) if chosen else None,
+        "of_the_best": Spread.of([whole.tokens_per_second / best for whole in chosen]) if chosen else None,
+        "too_low": sum(whole.retention < wanted for whole in chosen) / len(chosen) if chosen else None,
     }
 
 
-def report(pool: Pool, forecast: PooledForecast, wanted: Sequence[float], runs: int, size: Size) -> dict[str, Any]:
-    return {
-        "machine": machine_facts(),
-        "costs": asdict(pool.costs),
-        "size": asdict(size),
-        "runs": runs,
-        "confidence": _CONFIDENCE,
-        "wishes": [measure(pool, forecast, retention, runs, size) for retention in wanted],
-    }
-
-
-def as_markdown(results: Mapping[str, Any]) -> str:
+def as_markdown(goals: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table for every goal."""
     lines: list[str] = []
-    for goal in results["wishes"]:
+    for goal in goals:
         best = {name: f"{speed:.0f}" for name, speed in goal["best"].items()}
         lines += [
             "",
@@ -179,36 +177,33 @@ def as_markdown(results: Mapping[str, Any]) -> str:
             f"retention {best['to_tune']}, fastest setting that is certified more often than not {best['to_certify']}",
             "",
             "| way | decodings | tokens | of the table's | speed, of the best | chose | retention too low |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
+            "| --- " * 7 + "|",
             *(_row(name, way) for name, way in goal["ways"].items()),
         ]
     return "\n".join(lines)
 
 
 def _row(name: str, way: Mapping[str, Any]) -> str:
-    spent = [f"{way[of]['median']:,.0f}" for of in ("decodings", "tokens")]
-    chose = way["of_the_best"] is not None
-    speed, low = (_spread(way["of_the_best"]), f"{way['too_low']:.0%}") if chose else ("", "")
+    spent = [f"{way[of].median:,.0f}" for of in ("decodings", "tokens")]
+    speed, low = ("", "") if way["of_the_best"] is None else (_spread(way["of_the_best"]), f"{way['too_low']:.0%}")
     return "| " + " | ".join([name, *spent, _spread(way["of_the_table"]), speed, f"{way['chose']:.0%}", low]) + " |"
 
 
-def _spread(of: Mapping[str, float]) -> str:
-    return f"{of['median']:.1%} [{of['low']:.1%}, {of['high']:.1%}]"
+def _spread(of: Spread) -> str:
+    return f"{of.median:.1%} [{of.low:.1%}, {of.high:.1%}]"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, "calibrate.json")
     parser.add_argument("--runs", type=int, default=100, help="calibrations per goal")
-    parser.add_argument("--problems", type=int, default=Size.problems, help="of a calibration, both parts together")
-    parser.add_argument("--quick", action="store_true", help="a smoke run, whose numbers mean nothing")
-    parser.add_argument("--pool", type=Path, default=FOLDER)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "calibrate.json")
-    options = parser.parse_args()
-    pool = Pool.read(options.pool)
+    parser.add_argument("--problems", type=int, default=_PROBLEMS, help="of a calibration, both parts together")
+    options, machine, pool = parser.parse_args(), machine_facts(), Pool.read()
     wanted, runs = (_WANTED[:1], 2) if options.quick else (_WANTED, options.runs)
-    results = report(pool, PooledForecast.read(pool, options.pool), wanted, runs, Size(problems=options.problems))
-    write_json(results, options.out, indent=2)
-    print(as_markdown(results))
+    forecast = PooledForecast.read(pool)
+    goals = [measure(pool, forecast, retention, runs, options.problems) for retention in wanted]
+    about = {"pool": _POOL, "problems": options.problems}
+    write_json({"machine": machine, "costs": pool.costs, "size": about, "runs": runs, "wishes": goals}, options.out)
+    print(as_markdown(goals))
 
 
 if __name__ == "__main__":

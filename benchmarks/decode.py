@@ -1,39 +1,38 @@
-"""Decoding speed compared with transformers and with what the project claims: `python benchmarks/decode.py`.
+"""Speed of our engine, and what changes it: `python benchmarks/decode.py`; a quarter of an hour on two cores.
 
-Everything is greedy and in fp32. All contenders decode the same prompts, given as token ids, up to the same length, and
-count EOS as a token. Prints tables, and writes all results to `--out` as JSON.
+Rounds that are called as graphs or compiled, batches, recorded divergences, and tokens per second foretold from costs,
+on the bundled pair and on random ones. Everything is greedy and in fp32. All contenders decode the same prompts, given
+as token ids, up to the same length, take turns, and count EOS as a token. `engines.py` measures how fast it is beside
+vLLM and transformers.
 """
 
 from __future__ import annotations
 
-import argparse
+import copy
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from transformers.utils import logging
 
-from lib.common.claims import Claim, claims_table
-from lib.common.machine import machine_facts
-from lib.common.results import write_and_print
-from lib.decoding.contest import batching, contest
-from lib.decoding.forecast import forecasts
-from lib.decoding.pairs import Pair, bundled, random_pair
-from lib.decoding.rounds import recording
+from fsd_calib import SpeculativeDecoder
+from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.engine.result import Result
+from fsd_decoding.observers.round_log import Recorder
+from fsd_decoding.observers.round_record import together
+from lib.common.claims import Claim
+from lib.common.results import conclude, machine_facts, options_of
+from lib.common.timing import Run, rates, speed_up, take_turns
+from lib.forecast import RoundClock, forecasts
+from lib.pairs import Pair, bundled, random_pair
 
 _DRAFT_LENGTH, _BATCH = 5, 32
-_ORDER = ("generate", "assisted", "target", "sd", "sd captured", "sd compiled")  # of the table; FSD follows
-
-_SPEED_UPS = [
-    ("sd", "assisted", 1.6),
-    ("sd captured", "assisted", 1.6),
-    ("sd compiled", "assisted", 2.2),
-    ("target", "generate", 1.0),
-]
+_CAPTURED, _COMPILED = 1.0, 1.0  # wanted, over `sd` with rounds that are called directly
 _BATCHING, _RECORDING, _FORECAST = 6.0, 1.05, 0.10
 
 
@@ -60,99 +59,154 @@ _FULL = Plan(None, 128, 6, 2, 8, 128, 6, 32, (2, 4, 6, 8), (1, 8), 12, 24, 8)
 _QUICK = Plan(24, 12, 2, 1, 2, 4, 1, 4, (2, 4), (1, 2), 3, 6, 1)
 
 
-def pairs(plan: Plan) -> list[Pair]:
-    """Returns the bundled pair and two random ones, whose `echo` was chosen so that `sd` accepts about 70 %."""
-    return [
-        bundled(max(plan.stream, plan.forecast), plan.texts),
-        random_pair(12, 256, 0.02, plan.random_prompts, plan.random_texts),
-        random_pair(24, 192, 0.015, plan.random_prompts, plan.random_texts),
-    ]
-
-
 def measure(plan: Plan, compiled: bool) -> dict[str, Any]:
-    bundled_pair, *deep = pairs(plan)
-    few = [bundled_pair.first(plan.prompts), *deep]
+    """Measures the bundled pair and two random ones, whose `echo` was chosen so that `sd` accepts about 70 %."""
+    pair = bundled(max(plan.stream, plan.forecast), plan.texts)
+    deep = [random_pair(12, 256, 0.02, plan.random_prompts, plan.random_texts),
+            random_pair(24, 192, 0.015, plan.random_prompts, plan.random_texts)]  # fmt: skip
+    few = [pair.first(plan.prompts), *deep]
     return {
         # Compiling the last and deepest pair would take longer than all the rest.
-        "contests": [_contest(pair, plan.repeats, compiled and pair is not few[-1]) for pair in few],
-        "batching": batching(bundled_pair.first(plan.stream), _DRAFT_LENGTH, _BATCH, plan.stream_repeats),
+        "contests": [contest(each, plan.repeats, compiled and each is not few[-1]) for each in few],
+        "batching": batching(pair.first(plan.stream), plan.stream_repeats),
         "recording": [
-            *(recording(pair, _DRAFT_LENGTH, 1, plan.repeats) for pair in few),
-            recording(bundled_pair.first(plan.recorded), _DRAFT_LENGTH, _BATCH, plan.repeats),
+            *(recording(each, 1, plan.repeats) for each in few),
+            recording(pair.first(plan.recorded), _BATCH, plan.repeats),
         ],
-        "forecast": forecasts(
-            bundled_pair.first(plan.forecast), plan.known, plan.lengths, plan.batches, plan.forecast_repeats
-        ),
+        "forecast": forecasts(pair.first(plan.forecast), plan.known, plan.lengths, plan.batches, plan.forecast_repeats),
     }
 
 
-def _contest(pair: Pair, repeats: int, compiled: bool) -> dict[str, Any]:
-    """Times one pair, and prints its speeds as soon as they are known, since a full run takes a while."""
-    timed = contest(pair, _DRAFT_LENGTH, repeats, compiled)
-    print(speeds(timed), end="\n\n", flush=True)
-    return timed
+def _decoder(pair: Pair, **settings: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, draft_length=_DRAFT_LENGTH, **settings)
+
+
+def contest(pair: Pair, repeats: int, compiled: bool) -> dict[str, Any]:
+    """Returns tokens per second of all contenders on one pair, one prompt at a time, and the ratios among them."""
+    eager = _decoder(pair)
+    contenders: dict[str, Callable[..., Result]] = {
+        name: partial(_decode, eager, pair, rule=name) for name in ("target", "sd")
+    }
+    for threshold in pair.thresholds:
+        contenders[f"fsd T={threshold}"] = partial(_decode, eager, pair, rule="fsd-coupled", threshold=threshold)
+    for name, mode in [("captured", "capture"), ("compiled", True)][: 1 + compiled]:
+        own = Pair(pair.name, *copy.deepcopy((pair.target, pair.draft)), pair.tokenizer, [], 0)  # it may change them
+        contenders[f"sd {name}"] = partial(_decode, _decoder(own, compile=mode), pair, rule="sd")
+    texts = {name: [decode(prompt) for prompt in pair.prompts] for name, decode in contenders.items()}  # warms up
+    runs = take_turns({name: partial(_timed, decode) for name, decode in contenders.items()}, pair.prompts, repeats)
+    graphs = [name for name in ("sd captured", "sd compiled") if name in runs]
+    found = {
+        "pair": pair.name, "prompts": len(pair.prompts), "max_new_tokens": pair.max_new_tokens, "repeats": repeats,
+        "tokens_per_second": {name: rates(timed) for name, timed in runs.items()},
+        "ratios": {f"{fast} / {slow}": speed_up(runs[fast], runs[slow])
+                   for fast, slow in [("sd", "target"), *((name, "sd") for name in graphs)]},
+        "same_texts": {name: sum(a.tokens == b.tokens for a, b in zip(texts["sd"], texts[name], strict=True))
+                       for name in ("target", *graphs)},  # single steps and verifications round differently
+        "rounds": {name: _counts(results) for name, results in texts.items()},
+    }  # fmt: skip
+    print(speeds(found), end="\n\n", flush=True)
+    return found
+
+
+def _decode(decoder: SpeculativeDecoder, pair: Pair, prompt: list[int], **settings: Any) -> Result:
+    return decoder.generate([prompt], pair.max_new_tokens, **settings)[0]
+
+
+def _timed(decode: Callable[[list[int]], Result], prompt: list[int]) -> Run:
+    began = time.perf_counter()
+    emitted = decode(prompt).emitted
+    return Run(emitted, time.perf_counter() - began)
+
+
+def _counts(results: Sequence[Result]) -> dict[str, float]:
+    drafted = sum(result.drafted for result in results)
+    return {
+        "tokens_a_round": sum(result.emitted for result in results) / sum(result.rounds for result in results),
+        "accepted": sum(result.accepted for result in results) / drafted if drafted else 0.0,
+    }
 
 
 def speeds(contest: Mapping[str, Any]) -> str:
     """Returns lines with one pair's tokens per second: median and quartiles over repeats."""
-    rates, rounds = contest["tokens_per_second"], contest["rounds"]
-    names = [name for name in _ORDER if name in rates] + [name for name in rates if name not in _ORDER]
-    target, draft = (f"{size / 1e6:.1f} M" for size in contest["parameters"])
-    lines = [f"{contest['pair']}: {target} parameters and {draft}, batch 1, L = {_DRAFT_LENGTH}"]
-    lines.append(f"  share of same texts: {contest['same_texts']}")
-    for name in names:
-        counts, rate = rounds.get(name), rates[name]
-        detail = f", {counts['tokens_a_round']:.2f} a round, {counts['accepted']:.0%} accepted" if counts else ""
-        lines.append(f"  {name:16s} {rate.median:7.1f} tokens/s ({rate.low:.1f} to {rate.high:.1f}){detail}")
+    lines = [f"{contest['pair']}, batch 1, L = {_DRAFT_LENGTH}; texts of sd: {contest['same_texts']}"]
+    for name, rate in contest["tokens_per_second"].items():
+        counts = contest["rounds"][name]
+        lines.append(
+            f"  {name:16s} {rate.median:7.1f} tokens/s ({rate.low:.1f} to {rate.high:.1f}), "
+            f"{counts['tokens_a_round']:.2f} a round, {counts['accepted']:.0%} accepted"
+        )
     return "\n".join(lines)
 
 
-def claims_of(results: Mapping[str, Any]) -> list[Claim]:
-    return [*_of_contests(results), _of_batching(results), *_of_recording(results), _of_forecast(results)]
+def batching(pair: Pair, repeats: int) -> dict[str, Any]:
+    """Returns tokens per second of `sd` on a stream of prompts, in batches and one at a time."""
+    decoder = _decoder(pair, rule="sd")
+
+    def stream(rows: int, prompts: list[list[int]]) -> Run:
+        began = time.perf_counter()
+        results = decoder.generate(prompts, pair.max_new_tokens, batch_size=rows)
+        return Run(sum(r.emitted for r in results), time.perf_counter() - began)
+
+    contenders = {"batched": partial(stream, _BATCH), "alone": partial(stream, 1)}
+    take_turns(contenders, [pair.prompts[:_BATCH]], 1)  # warms up
+    runs = take_turns(contenders, [pair.prompts], repeats)
+    return {
+        "pair": pair.name, "batch": _BATCH, "prompts": len(pair.prompts), "repeats": repeats,
+        "tokens_per_second": {name: rates(timed) for name, timed in runs.items()},
+        "ratio": speed_up(runs["batched"], runs["alone"]),
+    }  # fmt: skip
 
 
-def _of_contests(results: Mapping[str, Any]) -> Iterator[Claim]:
-    for ours, theirs, wanted in _SPEED_UPS:
+def recording(pair: Pair, batch_size: int, repeats: int) -> dict[str, Any]:
+    """Returns seconds per round of `sd` with all divergences recorded and without, prefill excluded."""
+    decoder = _decoder(pair, rule="sd")
+
+    def timed(prompts: list[list[int]], recorder: Recorder | None = None) -> Run:
+        clock = RoundClock()
+        observer = together(clock, recorder) if recorder else clock
+        decoder.generate(prompts, pair.max_new_tokens, batch_size=batch_size, observer=observer)
+        began = time.perf_counter()
+        if recorder is not None:  # it computes its columns only here, which is part of its cost
+            assert len(recorder.columns()["js"]) > 0
+        return Run(len(clock.seconds), sum(clock.seconds) + time.perf_counter() - began)
+
+    contenders = {"silent": timed, "recording": lambda prompts: timed(prompts, Recorder(list(DIVERGENCES)))}
+    work = [pair.prompts[i : i + batch_size] for i in range(0, len(pair.prompts), batch_size)]
+    take_turns(contenders, work[:1], 2)  # warms up
+    runs = take_turns(contenders, work, repeats)
+    return {
+        "pair": pair.name, "batch": batch_size, "divergences": list(DIVERGENCES),
+        "seconds_a_round": {name: 1 / rates(counted).median for name, counted in runs.items()},
+        "ratio": speed_up(runs["silent"], runs["recording"]),
+    }  # fmt: skip
+
+
+def claims(results: Mapping[str, Any]) -> Iterator[Claim]:
+    for name, wanted in (("sd captured", _CAPTURED), ("sd compiled", _COMPILED)):
         for timed in results["contests"]:
-            name = f"{ours} / transformers' {theirs}, {timed['pair']}, batch 1"
-            yield Claim.faster(name, wanted, timed["ratios"].get(f"{ours} / {theirs}"))
-
-
-def _of_batching(results: Mapping[str, Any]) -> Claim:
+            yield Claim.faster(f"{name} / sd, {timed['pair']}, batch 1", wanted, timed["ratios"].get(f"{name} / sd"))
     batched = results["batching"]
-    return Claim.faster(f"sd, batch {batched['batch']} / batch 1, {batched['pair']}", _BATCHING, batched["ratio"])
-
-
-def _of_recording(results: Mapping[str, Any]) -> Iterator[Claim]:
+    yield Claim.faster(f"sd, batch {batched['batch']} / batch 1, {batched['pair']}", _BATCHING, batched["ratio"])
     for recorded in results["recording"]:
         name = f"a round recorded / not, {recorded['pair']}, batch {recorded['batch']}"
         yield Claim.at_most_times(name, _RECORDING, recorded["ratio"])
-
-
-def _of_forecast(results: Mapping[str, Any]) -> Claim:
-    """Here the bound is the largest error of the grid."""
+    # Here the bound is the largest error of the grid.
     errors = [forecast["error"] for forecast in results["forecast"]["forecasts"]]
     name = f"error of predicted tokens/s, rounds counted, {len(errors)} settings (median; bound: the worst)"
-    return Claim(name, f"<= {_FORECAST:g}", median(errors), max(errors), max(errors) <= _FORECAST)
+    yield Claim(name, f"<= {_FORECAST:g}", median(errors), max(errors), max(errors) <= _FORECAST)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run, whose numbers mean nothing")
+def main() -> int:
+    parser = options_of(__doc__, "decode.json")
     parser.add_argument("--no-compile", action="store_true", help="leave out compiled models")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "decode.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
-    began, machine = time.perf_counter(), machine_facts()
+    machine = machine_facts()
     measured = measure(_QUICK if options.quick else _FULL, compiled=not (options.quick or options.no_compile))
-    claims = claims_of(measured)
-    results = {"machine": machine, "quick": options.quick, "draft_length": _DRAFT_LENGTH, "claims": claims, **measured}
-    results["seconds"] = time.perf_counter() - began
-    text = "a smoke run: too few repeats for any claim" if options.quick else claims_table(claims)
-    write_and_print(results, options.out, text)
+    return conclude(options, machine, {"draft_length": _DRAFT_LENGTH, **measured}, claims(measured))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,28 +10,59 @@ reached.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lib.common.claims import Claim, claims_table, reached
-from lib.common.results import write_and_print
-from lib.engines import pairs
-from lib.engines.contest import NOT_LEAN, OURS, SD, TARGET, TRANSFORMERS, VLLM, Amount, Contestant, contest, ratio
-from lib.engines.own import OwnSettings
-from lib.engines.processes import Served, Settings, openmp, pin, serve
-from lib.engines.transformers import TransformersSettings
-from lib.engines.vllm import SETTINGS, VllmSettings
-from lib.engines.work import Work
+from fsd_calib.tasks.registry import load_task
+from fsd_data import pair_paths
+from lib.common.claims import Claim
+from lib.common.results import conclude, machine_facts, options_of
+from lib.common.timing import speed_up
+from lib.engines import (
+    VLLM_SETTINGS,
+    Decode,
+    Engine,
+    OwnEngine,
+    Served,
+    TransformersEngine,
+    VllmEngine,
+    Work,
+    about,
+    best_length,
+    decode_in_turns,
+    pin,
+    serve,
+    speed_line,
+)
 
+OURS, NOT_LEAN, VLLM, TRANSFORMERS = "ours", "ours, lean=False", "vLLM", "transformers"
+TARGET, SD = "target", "sd"
 _OVER_VLLM = {1: 2.0, 32: 1.1}  # wanted, by batch size
 _OVER_ASSISTED = 2.0
+_SEED = 72_004
+_LAYERS, _HIDDEN, _ECHO = 12, 512, 0.02  # of the random pair
+_RANDOM = (
+    f"Llamas of random weights and width {_HIDDEN}: {_LAYERS} layers, and as draft the first two of them with the "
+    f"target's embedding, norm and head; the later layers add {_ECHO:g} times what they would, so that `sd` accepts "
+    "about 70 % at L = 5; no token ends a text"
+)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is decoded at one batch size. piece: prompts that a contestant decodes at a time."""
+
+    batch: int
+    prompts: int
+    choosing: int  # further prompts, that each engine's L is chosen on
+    piece: int
+    repeats: int
+    choosing_repeats: int
 
 
 @dataclass(frozen=True)
@@ -40,63 +71,119 @@ class Plan:
 
     bundled: tuple[Amount, ...]
     random: tuple[Amount, ...]
-    texts: int | None  # new tokens at most on the bundled pair; None: as the task has it
-    random_texts: int  # the same on the random pair
+    random_texts: int  # new tokens on the random pair
     lengths: tuple[int, ...]  # L that `sd` may have
 
 
 _FULL = Plan(
     (Amount(1, 25, 10, 5, 10, 3), Amount(32, 128, 64, 64, 10, 3)),
     (Amount(1, 4, 2, 1, 10, 2), Amount(32, 32, 32, 32, 10, 1)),
-    None, 64, (3, 5, 8, 12),
+    64, (3, 5, 8, 12),
 )  # fmt: skip
 _QUICK = Plan(
     (Amount(1, 4, 2, 2, 2, 1), Amount(32, 32, 32, 32, 2, 1)), (Amount(1, 1, 1, 1, 2, 1), Amount(32, 4, 4, 4, 2, 1)),
-    None, 16, (3, 5),
+    16, (3, 5),
 )  # fmt: skip
 
 
+def random_models(folder: Path, prompts: int) -> tuple[tuple[str, str], tuple[str, ...]]:
+    """Saves a random pair as deep as a small real model; returns its paths, and prompts as texts."""
+    from lib.pairs import random_pair  # it loads torch, which each engine loads for itself
+
+    pair = random_pair(_LAYERS, _HIDDEN, _ECHO, prompts, 0)
+    return pair.save(folder), tuple(pair.tokenizer.decode(prompt) for prompt in pair.prompts)
+
+
 def measure(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    bundled = pairs.bundled(_prompts(plan.bundled), plan.texts)
-    random = pairs.random(folder, _prompts(plan.random), plan.random_texts)
-    return [_measure(pair, plan.lengths, amounts) for pair, amounts in ((bundled, plan.bundled), (random, plan.random))]
+    target, draft = map(str, pair_paths())
+    task = load_task("arithmetic", seed=_SEED, limit=_prompts(plan.bundled))
+    prompts = tuple(problem.prompt for problem in task.problems)
+    bundled = Work(prompts, tuple(range(len(prompts))), task.max_new_tokens, (), 1)
+    models, prompts = random_models(folder, _prompts(plan.random))
+    random = Work(prompts, tuple(range(len(prompts))), plan.random_texts, (), 1)
+    return [
+        _measure(
+            "bundled", "the bundled pair; texts end with EOS", (target, draft), bundled, plan.lengths, plan.bundled
+        ),
+        _measure(f"random, {_LAYERS} layers", _RANDOM, models, random, plan.lengths, plan.random),
+    ]
 
 
 def _prompts(amounts: Sequence[Amount]) -> int:
     return max(amount.prompts + amount.choosing for amount in amounts)
 
 
-def _measure(pair: pairs.SavedPair, lengths: Sequence[int], amounts: Sequence[Amount]) -> dict[str, Any]:
+def _measure(
+    pair: str, what: str, models: tuple[str, str], work: Work, lengths: Sequence[int], amounts: Sequence[Amount]
+) -> dict[str, Any]:
+    engines: dict[str, Callable[[], Engine]] = {
+        OURS: partial(OwnEngine, models),
+        NOT_LEAN: partial(OwnEngine, models, lean=False),
+        TRANSFORMERS: partial(TransformersEngine, models),
+        VLLM: partial(VllmEngine, models),
+        **{f"{VLLM} {length}": partial(VllmEngine, models, length) for length in lengths},  # one for each L
+    }
     found: dict[int, Any] = {}
-    with serve(_engines(pair, lengths)) as served:
+    with serve(engines) as served:
         for amount in amounts:
-            prompts = pair.prompts[: amount.prompts + amount.choosing]
-            work = Work(prompts, tuple(range(len(prompts))), pair.max_new_tokens, (), amount.batch)
-            found[amount.batch] = contest(_contestants(served, lengths, amount.batch), work, amount)
-            print(table(pair.name, found[amount.batch]), end="\n\n", flush=True)
-    return {"pair": pair.name, "about": pair.about, "max_new_tokens": pair.max_new_tokens, "batches": found}
+            found[amount.batch] = contest(served, lengths, work, amount)
+            print(table(pair, found[amount.batch]), end="\n\n", flush=True)
+    return {"pair": pair, "about": what, "max_new_tokens": work.max_new_tokens, "batches": found}
 
 
-def _engines(pair: pairs.SavedPair, lengths: Sequence[int]) -> dict[str, Settings]:
-    """The engines by name; vLLM needs one for each L."""
+def contest(served: Mapping[str, Served], lengths: Sequence[int], work: Work, amount: Amount) -> dict[str, Any]:
+    """Returns the speeds at one batch size: the target alone, and `sd` at each engine's own best L.
+
+    Args:
+        work: Its first prompts are timed, and each engine's L is chosen on those after them.
+    """
+    few = work.pieces(amount.prompts + amount.choosing)[0]
+    pieces = replace(few, batch=amount.batch).pieces(amount.piece)
+    timed, choosing = pieces[: amount.prompts // amount.piece], pieces[amount.prompts // amount.piece :]
+    ways: dict[str, Decode] = {}
+    best = {}
+    for name in (
+        OURS,
+        NOT_LEAN,
+        VLLM,
+        *((TRANSFORMERS,) if amount.batch == 1 else ()),
+    ):  # it assists one text at a time
+        if name == VLLM:
+            exact = {length: partial(served[f"{VLLM} {length}"].decode, way="") for length in lengths}
+        else:
+            exact = {length: partial(served[name].decode, way=f"{SD} {length}") for length in lengths}
+        best[name] = best_length(exact, choosing, amount.choosing_repeats)
+        ways[_name(name, TARGET)] = partial(served[name].decode, way="" if name == VLLM else TARGET)
+        ways[_name(name, SD)] = exact[best[name].best]
+    taken = decode_in_turns(ways, timed, amount.repeats)
+    pairs = {
+        ratio(way, peer): (taken[_name(OURS, way)], taken[_name(peer, way)])
+        for way in (TARGET, SD) for peer in (NOT_LEAN, VLLM, TRANSFORMERS) if peer in best
+    }  # fmt: skip
     return {
-        OURS: OwnSettings(pair.models),
-        NOT_LEAN: OwnSettings(pair.models, lean=False),
-        TRANSFORMERS: TransformersSettings(pair.models),
-        VLLM: VllmSettings(pair.models),
-        **{f"{VLLM} {length}": VllmSettings(pair.models, length) for length in lengths},
-    }
+        "batch": amount.batch, "repeats": amount.repeats, "prompts": sum(len(piece.prompts) for piece in timed),
+        "sd_lengths": best, "contestants": {name: about(decoded) for name, decoded in taken.items()},
+        "speed_ups": {
+            name: speed_up([each.on_cpu for each in own], [each.on_cpu for each in other])
+            for name, (own, other) in pairs.items()
+        },
+        # Rounding changes some.
+        "same_texts": {name: sum(map(_same, own[0].texts, other[0].texts)) for name, (own, other) in pairs.items()},
+    }  # fmt: skip
 
 
-def _contestants(served: Mapping[str, Served], lengths: Sequence[int], batch: int) -> dict[str, Contestant]:
-    exact = {length: partial(served[f"{VLLM} {length}"].decode, way="") for length in lengths}
-    found = {
-        OURS: Contestant.of(served[OURS], lengths),
-        NOT_LEAN: Contestant.of(served[NOT_LEAN], lengths),
-        VLLM: Contestant(partial(served[VLLM].decode, way=""), exact),
-    }
-    # It assists one text at a time.
-    return found if batch > 1 else found | {TRANSFORMERS: Contestant.of(served[TRANSFORMERS], lengths)}
+def ratio(way: str, peer: str) -> str:
+    """The name of our speed over a peer's."""
+    return f"{_name(OURS, way)} / {_name(peer, way)}"
+
+
+def _name(engine: str, way: str) -> str:
+    return f"{engine}, {way}"
+
+
+def _same(one: str, other: str) -> bool:
+    """By words: vLLM's texts of the random pair begin with the space that parts a word from the prompt's last."""
+    return one.split() == other.split()
 
 
 def engine_claims(contests: Mapping[int, Mapping[str, Any]]) -> Iterator[Claim]:
@@ -115,12 +202,7 @@ def table(pair: str, found: Mapping[str, Any]) -> str:
     """Returns lines with the speeds at one batch size: medians and quartiles over repeats."""
     best = ", ".join(f"{lengths.best} ({name})" for name, lengths in found["sd_lengths"].items())
     lines = [f"{pair}, batch {found['batch']}, {found['prompts']} prompts; L of sd: {best}"]
-    for name, about in found["contestants"].items():
-        cpu, wall = about["tokens_per_cpu_second"], about["tokens_per_second"]
-        lines.append(
-            f"  {name:22s} {cpu.median:7.1f} tokens per CPU second ({cpu.low:.1f} to {cpu.high:.1f}), "
-            f"{wall.median:.1f} by the clock"
-        )
+    lines += [speed_line(name, about) for name, about in found["contestants"].items()]
     for name, times in found["speed_ups"].items():
         same = found["same_texts"][name]
         lines.append(f"  {name}: {times.median:.3f} ({times.at_least:.3f} to {times.at_most:.3f}), {same} same texts")
@@ -128,23 +210,15 @@ def table(pair: str, found: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run, whose numbers mean nothing")
+    parser = options_of(__doc__, "engines.json")
     parser.add_argument("--core", type=int, help="default: the last one")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "engines.json")
     options = parser.parse_args()
-    began, core = time.perf_counter(), pin(options.core)
-    from lib.common.machine import machine_facts  # it loads torch, which each engine loads for itself
-
-    machine = machine_facts() | {"core": core, "threads": 1, "intel_openmp": openmp() is not None}
+    machine = pin(options.core)
+    machine = machine_facts() | machine
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
         measured = measure(_QUICK if options.quick else _FULL, Path(folder))
-    claims = list(engine_claims(measured[0]["batches"]))
-    results = {"machine": machine, "quick": options.quick, "vllm_settings": SETTINGS, "claims": claims,
-               "pairs": measured, "seconds": time.perf_counter() - began}  # fmt: skip
-    text = "a smoke run: too few repeats for any claim" if options.quick else claims_table(claims)
-    write_and_print(results, options.out, text)
-    return 0 if options.quick or reached(claims) else 1
+    results = {"vllm_settings": VLLM_SETTINGS, "pairs": measured}
+    return conclude(options, machine, results, engine_claims(measured[0]["batches"]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Speed of certified settings compared with an oracle's: `nohup python benchmarks/regret.py &`; takes an hour.
 
 Each run is the search, freezing and certificate of the default command, on a pool of real decodings
-(`lib/calibration/pool.py`) or a synthetic one (`lib/calibration/surfaces.py`). The tuning part is drawn from one half
+(`lib/pool.py`) or a synthetic one (`lib/surfaces.py`). The tuning part is drawn from one half
 of a pool and the certification part, with replacement, from the other half. The truth is that whole other half, decoded
 at every threshold. Decodings are looked up, and counted as what decoding would have emitted; tokens/s follow from
 counts by costs that were measured once. A run that certifies nothing has the lossless speed.
@@ -9,30 +9,21 @@ counts by costs that were measured once. A run that certifies nothing has the lo
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
-from itertools import chain
-from pathlib import Path
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
-from lib.calibration import surfaces
-from lib.calibration.pool import FOLDER, TARGET, CountingPool, Pool, PooledForecast
-from lib.calibration.pooled_calibration import Spent, calibrate_on_pool
-from lib.common.machine import machine_facts
-from lib.common.results import write_json
+from lib import surfaces
+from lib.common.results import machine_facts, options_of, write_json
+from lib.pool import CONFIDENCE, TARGET, CountingPool, Pool, PooledForecast, Truth, calibrate_on_pool
 
-CONFIDENCE, WANTED = 0.95, (0.97, 0.98, 0.99)
+WANTED = (0.97, 0.98, 0.99)
 TUNING, CERTIFICATION = {2_100: 900, 660: 283}, (2_100, 660)  # problems, by those that certify
 SWEEP = 20  # thresholds of a plain table, on every problem of both parts
-_POINTS = 200  # thresholds per arm at which the truth is computed
 _COPIES = 1_000_000  # the first id of copies, which stand for problems drawn with replacement
 
 
@@ -49,45 +40,14 @@ class Run:
     rungs: int
 
 
-class Half:
-    """Half of a pool's problems, with the true retention and speed of every arm at many thresholds."""
-
-    def __init__(self, pool: Pool, forecast: PooledForecast, space: Space, numbers: NDArray[np.intp]) -> None:
-        self._pool, self._forecast, self._space, self.numbers = pool, forecast, space, numbers
-
-    def truth(self, configuration: Configuration) -> tuple[float, float]:
-        """Returns retention and tokens/s."""
-        whole = self._pool.whole(configuration, self.numbers)
-        return whole.retention, whole.tokens_per_second
-
-    @cache  # noqa: B019  # as long as the half
-    def best(self, wanted: float) -> float:
-        """Returns the oracle's tokens/s: those of the fastest setting with the wanted retention."""
-        return max(speed for retention, speed in self._swept if retention >= wanted)
-
-    @cached_property
-    def lossless(self) -> float:
-        return max(self.truth(arm.at(0.0))[1] for arm in chain.from_iterable(self._space.families))
-
-    @cached_property
-    def _swept(self) -> list[tuple[float, float]]:
-        shares = np.linspace(self._forecast.lowest, self._forecast.highest, _POINTS).tolist()
-        return [
-            self.truth(arm.at(threshold))
-            for arm in chain.from_iterable(self._space.families)
-            for threshold in sorted({0.0} | {self._forecast.threshold(arm, at) for at in shares})
-        ]
-
-
 class Arena:
     """A pool that is split into halves at random for every two runs."""
 
     def __init__(self, pool: Pool, forecast: PooledForecast, rule: str) -> None:
-        divergences, lengths = (tuple(sorted(set(of))) for of in zip(*pool.arms, strict=True))
-        self.pool, self.forecast, self.space = pool, forecast, Space((rule,), divergences, lengths)
+        self.pool, self.forecast, self.space = pool, forecast, pool.space(rule)
         self._known = min(len(arm.known) for arm in pool.arms.values())
 
-    def draw_parts(self, seed: int, certification: int) -> tuple[CountingPool, list[Problem], list[Problem], Half]:
+    def draw_parts(self, seed: int, certification: int) -> tuple[CountingPool, list[Problem], list[Problem], Truth]:
         """Returns a decoder, the problems of both parts, and the half that the second part is drawn from.
 
         Seeds 2n and 2n + 1 use the same halves, with their roles exchanged.
@@ -102,23 +62,23 @@ class Arena:
         return CountingPool(self.pool, reuse=True, copies=copies), tuning, certify, truth
 
     @cache  # noqa: B019  # as long as the arena
-    def _halves(self, number: int) -> tuple[Half, Half]:
+    def _halves(self, number: int) -> tuple[Truth, Truth]:
         shuffled = np.random.default_rng([number, 1]).permutation(self._known)
-        one, other = np.sort(shuffled[::2]), np.sort(shuffled[1::2])
-        return Half(self.pool, self.forecast, self.space, one), Half(self.pool, self.forecast, self.space, other)
+        one, other = (np.sort(shuffled[first::2]) for first in (0, 1))
+        truth = partial(Truth, self.pool, self.forecast, self.space)
+        return truth(one), truth(other)
 
     def run(self, wanted: float, certification: int, seed: int) -> Run:
         decode, tuning, certify, truth = self.draw_parts(seed, certification)
-        calibrated = calibrate_on_pool(decode, self.forecast, self.space, tuning, certify, wanted, CONFIDENCE)
+        calibrated = calibrate_on_pool(decode, self.forecast, self.space, tuning, certify, wanted)
         certified = calibrated.certified
-        retention, speed = (1.0, truth.lossless) if certified is None else truth.truth(certified)
+        retention, speed = (1.0, truth.lossless) if certified is None else truth.of(certified)[:2]
         table = SWEEP * sum(self.pool(TARGET, [decode.copies.get(p.id, p)])[0][0].tokens for p in [*tuning, *certify])
-        spent: Spent = calibrated.search + calibrated.certificate
         return Run(
-            ratio=speed / truth.best(wanted),
+            ratio=speed / truth.best(lambda whole: whole.retention >= wanted),
             certified=certified is not None,
             false=retention < wanted,
-            decoded=spent.tokens / table,
+            decoded=(calibrated.search + calibrated.certificate).tokens / table,
             searched=calibrated.search.tokens / table,
             trials=calibrated.trials,
             rungs=len(calibrated.frozen),
@@ -166,10 +126,10 @@ def _row(row: dict[str, Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def real_arenas(folder: Path = FOLDER) -> dict[str, Callable[[int], Arena]]:
+def real_arenas() -> dict[str, Callable[[int], Arena]]:
     """Returns by name the pool of the bundled pair, which is the same for every seed."""
-    pool = Pool.read(folder)
-    arena = Arena(pool, PooledForecast.read(pool, folder), pool.about["rule"])
+    pool = Pool.read()
+    arena = Arena(pool, PooledForecast.read(pool), pool.about["rule"])
     return {"bundled pair": lambda seed: arena}
 
 
@@ -185,20 +145,16 @@ def synthetic_arenas() -> dict[str, Callable[[int], Arena]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, "regret.json")
     parser.add_argument(
         "--runs", type=int, default=200, help="calibrations per goal; a tenth of them on synthetic pools"
     )
-    parser.add_argument("--quick", action="store_true", help="a smoke run, whose numbers mean nothing")
-    parser.add_argument("--pool", type=Path, default=FOLDER)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "regret.json")
-    options = parser.parse_args()
+    options, machine = parser.parse_args(), machine_facts()
     runs, wanted = (2, WANTED[:1]) if options.quick else (options.runs, WANTED)
     print(HEADER)
-    rows = report(real_arenas(options.pool), CERTIFICATION, wanted, runs)
+    rows = report(real_arenas(), CERTIFICATION, wanted, runs)
     rows += report(synthetic_arenas(), CERTIFICATION[:1], wanted, max(runs // 10, 1))
-    results = {"machine": machine_facts(), "confidence": CONFIDENCE, "tuning": TUNING, "rows": rows}
-    write_json(results, options.out, indent=2)
+    write_json({"machine": machine, "confidence": CONFIDENCE, "tuning": TUNING, "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -9,22 +9,17 @@ values, and writes all results to `--out` as JSON.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lib.common.machine import machine_facts
-from lib.common.results import write_and_print
+from lib.common.results import machine_facts, options_of, write_json
 from lib.validity.attempts import attempts, sequences
-from lib.validity.cells import Grid, one_seed
-from lib.validity.levels import CONFIDENCE, LEVELS, NUMBERS
-from lib.validity.seeds import several_seeds
+from lib.validity.sizes import CONFIDENCE, LEVELS, NUMBERS, Grid, one_seed, several_seeds
 
 _SEED, _SEEDS = 16, 4
 
@@ -57,9 +52,8 @@ _QUICK = Size(
 
 
 def report(size: Size) -> dict[str, Any]:
-    began, machine, rng = time.perf_counter(), machine_facts(), np.random.default_rng(_SEED)
+    rng = np.random.default_rng(_SEED)
     return {
-        "machine": machine,
         "command": sys.argv,
         "confidence": CONFIDENCE,
         "levels": dict(zip(map(str, NUMBERS), LEVELS, strict=True)),  # by the number of the attempt
@@ -67,7 +61,6 @@ def report(size: Size) -> dict[str, Any]:
         "several_seeds": several_seeds(_SEEDS, size.seeds, size.draws, rng),
         "sequences": sequences(size.problems, size.churn, size.runs, rng),
         "attempts": attempts(size.problems, size.churn[-2:], size.runs, rng),
-        "seconds": time.perf_counter() - began,
     }
 
 
@@ -88,12 +81,10 @@ def as_markdown(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run, whose numbers mean nothing")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "validity.json")
-    options = parser.parse_args()
+    options, machine = options_of(__doc__, "validity.json").parse_args(), machine_facts()
     results = report(_QUICK if options.quick else _FULL)
-    write_and_print(results, options.out, as_markdown(results))
+    write_json({"machine": machine, **results, "seconds": time.time() - machine["began"]}, options.out)
+    print(as_markdown(results))
 
 
 if __name__ == "__main__":

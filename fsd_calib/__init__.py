@@ -8,9 +8,9 @@ from fsd_common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fsd_calib import adaptive
+    from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
     from fsd_calib.calibration.api import calibrate
     from fsd_calib.calibration.retime import retime
-    from fsd_calib.config import Goal, RunConfig, SearchSpace
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry import Telemetry
     from fsd_collectors.collection.run import collect_traces
@@ -64,12 +64,12 @@ __getattr__, __dir__ = lazy_exports(
         "CostModel": "fsd_collectors.replay.cost",
         "DecodingConfig": "fsd_decoding.config",
         "Eagle": "fsd_decoding.drafters.eagle",
-        "Goal": "fsd_calib.config",
+        "Goal": "fsd_calib.calibrate_options",
         "NGram": "fsd_decoding.drafters.ngram",
         "Recorder": "fsd_decoding.observers.round_log",
-        "RunConfig": "fsd_calib.config",
+        "RunConfig": "fsd_calib.calibrate_options",
         "Sampling": "fsd_decoding.sampling",
-        "SearchSpace": "fsd_calib.config",
+        "SearchSpace": "fsd_calib.calibrate_options",
         "SpeculativeDecoder": "fsd_decoding.decoder",
         "Telemetry": "fsd_calib.telemetry",
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",

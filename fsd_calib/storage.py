@@ -1,6 +1,6 @@
 """What outlasts a run: SQLite files, and whether the process that left a record may still be running.
 
-Files are created atomically, identified by their headers, and renamed where damaged.
+Files are created atomically and identified by their headers; of a damaged one, whoever opened it hears (`DamageError`).
 """
 
 from __future__ import annotations

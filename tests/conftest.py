@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,8 +36,21 @@ UNTIL = "FSD_SLOW_TESTS_UNTIL"
 """Names the variable with the time, in seconds of the epoch, from when on slow tests are skipped."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with another file each day where time may not be left for all."""
+    """Marks cases of thinned tests as slow, and begins with another file each day where time may not be left for all.
+
+    Where `every` and the numbers of values of the parameters have no common divisor, the fast cases take turns through
+    all values.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        thinned = item.get_closest_marker("thinned")
+        if thinned is not None and item.get_closest_marker("slow") is None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % thinned.kwargs["every"]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
     if UNTIL in os.environ:
         files = list(dict.fromkeys(item.path for item in items))
         first = int(os.environ[UNTIL]) // 86_400 * 11 % max(len(files), 1)
@@ -60,14 +75,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def cache(folders: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache and a ledger of the test's own, for processes that it starts too; with the script of pages, which takes
-    seconds to make."""
-    folder = tmp_path_factory.mktemp("cache")
-    (folder / PAGES).symlink_to(folders / PAGES, target_is_directory=True)
-    monkeypatch.setenv(CACHE_VARIABLE, str(folder))
-    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("state")))
-    return folder
+    seconds to make. (`mktemp` of pytest would look at the folders of all tests before.)"""
+    cache, state = (Path(tempfile.mkdtemp(dir=folders)) for _ in range(2))
+    (cache / PAGES).symlink_to(folders / PAGES, target_is_directory=True)
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache))
+    monkeypatch.setenv(STATE_VARIABLE, str(state))
+    return cache
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from fsd_collectors.schema import SCHEMA_VERSION
+from fsd_common.digests import difference
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
 
@@ -94,15 +94,7 @@ class Manifest(Part):
 
     def difference(self, other: Self) -> str | None:
         """Returns the first of the `facts` that differs, in words, or None where all agree."""
-        return _difference(self.facts, other.facts)
-
-
-def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:
-    for name, fact in mine.items():
-        other = theirs.get(name)
-        if fact == other:
-            continue
-        if isinstance(fact, dict) and isinstance(other, dict) and fact.keys() == other.keys():
-            return _difference(fact, other, f"{name}.")
-        return f"{prefix}{name} {other!r:.80}, not {fact!r:.80}"
-    return None
+        if not (found := difference(self.facts, other.facts)):
+            return None
+        name, own, others = found
+        return f"{name} {others!r:.80}, not {own!r:.80}"

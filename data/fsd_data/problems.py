@@ -4,7 +4,7 @@
     python -m fsd_data.problems --count 1000 --seed 7 > problems.jsonl
 
 A hash of a question's text decides whether it belongs to the part that the bundled models were trained on or to the
-held-out part. The wording is in `stories.py`.
+held-out part. The wording is in `stories.toml`.
 """
 
 from __future__ import annotations
@@ -13,41 +13,84 @@ import argparse
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Literal, NamedTuple
 
-from fsd_data.stories import CLOSING, LATER, OPENERS, PART, STORIES, Event, Story
-from fsd_data.wording import Mix, say
-
 Part = Literal["train", "held-out"]
+Mix = Literal["target", "draft", "even"]
+"""Whose wording: that of one of the models, or all alternatives alike."""
+
+# Weights of the alternatives, by their number. The draft's are in reverse order: the two models then disagree on the
+# most likely word though both know every word, a harmless disagreement of small divergence (js .03 and .07).
+_TARGET_WEIGHTS: dict[int, tuple[float, ...]] = {1: (1.0,), 2: (0.62, 0.38), 3: (0.52, 0.28, 0.20)}
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+
+
+@cache
+def _parts(template: str) -> tuple[tuple[str, ...], ...]:
+    """`"a [b|c] d"` -> `(("a ",), ("b", "c"), (" d",))`."""
+    pieces = _BRACKET.split(template)
+    return tuple((piece,) if i % 2 == 0 else tuple(piece.split("|")) for i, piece in enumerate(pieces))
+
+
+@cache
+def weights(alternatives: int, mix: Mix) -> tuple[float, ...]:
+    """Returns the probability of each alternative of a bracket under one model's wording."""
+    if mix == "even":
+        return (1.0 / alternatives,) * alternatives
+    preferred = _TARGET_WEIGHTS[alternatives]
+    return preferred if mix == "target" else preferred[::-1]
+
+
+def say(template: str, rng: Random, names: Mapping[str, object], mix: Mix = "even") -> str:
+    """Chooses one alternative in every bracket of `template`, then fills in the `{names}`."""
+    chosen = []
+    for options in _parts(template):
+        if len(options) == 1:
+            chosen.append(options[0])
+        else:
+            chosen.append(rng.choices(options, weights(len(options), mix))[0])
+    return "".join(chosen).format_map(names)
+
 
 NAMES = (
-    "Ana",
-    "Ben",
-    "Carla",
-    "Dev",
-    "Elif",
-    "Finn",
-    "Grace",
-    "Hugo",
-    "Ines",
-    "Jon",
-    "Kira",
-    "Liam",
-    "Mia",
-    "Noor",
-    "Omar",
-    "Priya",
-    "Rosa",
-    "Sam",
-    "Tara",
-    "Yusuf",
-)
+    "Ana", "Ben", "Carla", "Dev", "Elif", "Finn", "Grace", "Hugo", "Ines", "Jon", "Kira", "Liam", "Mia", "Noor", "Omar",
+    "Priya", "Rosa", "Sam", "Tara", "Yusuf",
+)  # fmt: skip
 _LARGEST = 199  # largest result, so that a tiny model can learn to calculate
 _HELD_OUT_SHARE = 0.25
 _CLASSES = 10  # of the problems of seeds
 _FIRST = 3000  # problems of seed 0 that no other seed has
+
+
+class Event(NamedTuple):
+    """An event that changes the running amount; `stories.toml` describes its fields."""
+
+    op: str
+    tell: str
+    step: str
+
+
+class Story(NamedTuple):
+    name: str
+    items: tuple[str, ...]
+    start: Event
+    events: tuple[Event, ...]
+    ask: str
+
+
+_WORDING = tomllib.loads(Path(__file__).with_name("stories.toml").read_text(encoding="utf-8"))
+STORIES = tuple(
+    Story(
+        each["name"], tuple(each["items"]), Event(*each["start"]), tuple(Event(*e) for e in each["events"]), each["ask"]
+    )
+    for each in _WORDING["stories"]
+)
 
 
 class GeneratedProblem(NamedTuple):
@@ -143,7 +186,7 @@ def _draw_event(event: Event, now: int, room: int, rng: Random) -> tuple[dict[st
         n, k = rng.randint(2, 9), rng.randint(2, 9)
         if room < 2 or now + n * k > _LARGEST:
             return None
-        part = _Step(PART, f"{n}*{k}={n * k}", n * k)
+        part = _Step(_WORDING["added_part"], f"{n}*{k}={n * k}", n * k)
         return {"n": n, "k": k}, [part, _Step(event.step, f"{now}+{n * k}={now + n * k}", now + n * k)]
     choices = _operands(event.op, now)
     if not choices:
@@ -166,9 +209,9 @@ def _operands(op: str, now: int) -> list[int]:
 def _solution(steps: list[_Step], rng: Random, mix: Mix, names: dict[str, object]) -> str:
     lines = []
     for i, step in enumerate(steps):
-        opener = say(OPENERS if i == 0 else LATER, rng, {}, mix)
+        opener = say(_WORDING["later_opener" if i else "first_opener"], rng, {}, mix)
         lines.append(opener + say(step.template, rng, names | {"sum": step.sum}, mix) + ".")
-    lines.append(say(CLOSING, rng, {"r": steps[-1].result}, mix))
+    lines.append(say(_WORDING["closing"], rng, {"r": steps[-1].result}, mix))
     return "\n".join(lines)
 
 

@@ -22,9 +22,8 @@ import transformers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from fsd_data.problems import generate
+from fsd_data.problems import Mix, generate
 from fsd_data.tokenizer import as_prompt, build_tokenizer
-from fsd_data.wording import Mix
 
 Model = Any  # a LlamaForCausalLM; transformers' own annotations refuse its `to` and `generate`
 

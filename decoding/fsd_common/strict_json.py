@@ -1,10 +1,15 @@
-"""Parsing of JSON without what Python lets pass: names that are there twice, NaN, infinity and numbers too large."""
+"""Parsing of JSON without what Python lets pass: names that are there twice, NaN, infinity and numbers too large.
+
+And of files with a `schema_version`, of which newer ones are refused.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from typing import Any, NoReturn
+
+from fsd_common.errors import UsageError
 
 
 def parse(text: str | bytes) -> Any:
@@ -17,6 +22,30 @@ def parse(text: str | bytes) -> Any:
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def parse_versioned(content: bytes, name: str, newest: int, thing: str = "valid") -> dict[str, Any]:
+    """Returns the facts of a file that has a `schema_version`.
+
+    Args:
+        content: what the file holds.
+        name: what messages call it.
+        newest: the newest version that can be read.
+        thing: what it is not, where it has no version.
+
+    Raises:
+        UsageError: it is not JSON, has no version, or a newer one.
+    """
+    try:
+        facts = parse(content)
+    except ValueError as error:
+        raise UsageError(f"{name} is not JSON: {error}") from error
+    version = facts.get("schema_version") if isinstance(facts, dict) else None
+    if type(version) is not int or version < 1:
+        raise UsageError(f"{name} is not {thing}: its schema_version is {version!r:.60}")
+    if version > newest:
+        raise UsageError(f"{name} has schema_version {version}, but this fsd-calib reads {newest}; upgrade fsd-calib")
+    return dict(facts)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

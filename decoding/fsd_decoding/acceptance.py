@@ -203,8 +203,9 @@ class Path:
     positions: Tensor  # (B, L + 1) theirs
     accepted: Tensor  # (B,) number of drafted tokens in the text
     whole: Tensor  # (B,) bool: nothing was rejected, so the last token is a bonus
-    spared: Tensor | None  # (B, L) largest score up to each position that accepted a token; -inf: none. None: no scores
-    refused: Tensor | None  # (B, L) smallest score up to each position that rejected a token; inf: none
+    # (B, L) the largest score up to each position that accepted a token, -inf where none did; None: no scores.
+    largest_accepted: Tensor | None
+    rejecting: Tensor | None  # (B, L) the score that rejected the token at each position; inf where none did
     nodes: Tensor | None = None  # (B, L + 1) in a tree: the node at each depth up to `accepted`, padded with 0
 
 
@@ -220,9 +221,9 @@ def _along_chain(proposal: Proposal, verdict: Verdict, drafted: Tensor) -> Path:
     if verdict.score is None or verdict.by_score is None:
         return Path(emitted, proposal.positions, accepted, accepted == drafted, None, None)
     score = verdict.score.double()
-    spared = torch.where(verdict.by_score & verdict.accepted, score, -torch.inf).cummax(1).values
-    refused = torch.where(verdict.by_score & ~verdict.accepted, score, torch.inf)
-    return Path(emitted, proposal.positions, accepted, accepted == drafted, spared, refused)
+    largest = torch.where(verdict.by_score & verdict.accepted, score, -torch.inf).cummax(1).values
+    rejecting = torch.where(verdict.by_score & ~verdict.accepted, score, torch.inf)
+    return Path(emitted, proposal.positions, accepted, accepted == drafted, largest, rejecting)
 
 
 def _along_tree(proposal: Proposal, verdict: Verdict) -> Path:
@@ -243,10 +244,10 @@ def _along_tree(proposal: Proposal, verdict: Verdict) -> Path:
         return Path(emitted, positions, accepted, whole, None, None, nodes)
     judged = span[:-1] <= accepted.unsqueeze(1)  # (B, L)
     by_score = judged & _at(verdict.by_score & internal, nodes)
-    spares, score = _at(verdict.accepted, nodes), _at(verdict.score.double(), nodes)
-    spared = torch.where(by_score & spares, score, -torch.inf).cummax(1).values
-    refused = torch.where(by_score & ~spares, score, torch.inf).cummin(1).values
-    return Path(emitted, positions, accepted, whole, spared, refused, nodes)
+    accepts, score = _at(verdict.accepted, nodes), _at(verdict.score.double(), nodes)
+    largest = torch.where(by_score & accepts, score, -torch.inf).cummax(1).values
+    rejecting = torch.where(by_score & ~accepts, score, torch.inf)
+    return Path(emitted, positions, accepted, whole, largest, rejecting, nodes)
 
 
 def _by_depth(tree: Tree, passed: Tensor) -> Tensor:
@@ -274,13 +275,16 @@ def as_chain(proposal: Proposal, verdict: Verdict, path: Path) -> tuple[Proposal
     assert nodes is not None
     passed = torch.arange(tree.draft_length, device=nodes.device) < path.accepted.unsqueeze(1)  # (B, L)
     rows = torch.arange(len(nodes), device=nodes.device).unsqueeze(1)
+    scales = proposal.scales
+    if scales is not None and scales.shape[1] > 1:  # else they are for all nodes
+        scales = _at(scales, nodes)
     chain = replace(
         proposal,
         target_logits=proposal.target_logits[rows, nodes],
         draft_logits=_at(proposal.draft_logits, nodes),
         drafted=torch.where(passed, path.emitted[:, :-1], _at(proposal.drafted, nodes)),
         positions=path.positions,
-        scales=_each(proposal.scales, nodes),
+        scales=scales,
         gumbel=None,
         tree=None,
     )
@@ -292,11 +296,6 @@ def as_chain(proposal: Proposal, verdict: Verdict, path: Path) -> tuple[Proposal
         None if by_score is None else _at(by_score, nodes),
     )
     return chain, along, path.accepted + ~path.whole
-
-
-def _each(values: Tensor | None, nodes: Tensor) -> Tensor | None:
-    """`_at` of values (B, N) of nodes; of values (B, 1) for all nodes, and None, those themselves."""
-    return values if values is None or values.shape[1] == 1 else _at(values, nodes)
 
 
 def accepted_by_chance(p_x: Tensor, q_x: Tensor, keys: Tensor, positions: Tensor, rank: int = 0) -> Tensor:
@@ -393,7 +392,7 @@ class Rule:
         return -math.inf, math.inf
 
     def fixes_trees(self, sampling: Sampling) -> bool:
-        """Whether the tokens drawn may not decide which others are proposed beside them; see `trees.Growth`."""
+        """Whether the tokens drawn may not decide which others are proposed beside them; see `trees.draft_tree`."""
         return False
 
     def judge(self, proposal: Proposal) -> Verdict:

@@ -1,13 +1,13 @@
-"""How texts are decoded, as one object: rule, divergence, threshold, draft length, sampling and policies."""
+"""How texts are decoded, as users say it: `DecodingConfig`, or its fields as keywords."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
-from fsd_decoding.acceptance import Logits
-from fsd_decoding.config_keywords import override
+from fsd_common.errors import UsageError
+from fsd_decoding.acceptance import Logits, Rule, rule_named
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import SETTINGS, Sampling
@@ -19,13 +19,15 @@ StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
 Threshold = float | ThresholdPolicy
 """T, or a policy that moves it."""
 
+_Config = TypeVar("_Config")
+
 
 @dataclass(frozen=True)
 class DecodingConfig:
     """Everything that determines a text besides the two models and the prompt.
 
     Args:
-        rule: acceptance rule, a name in `acceptance.rules.RULES`.
+        rule: acceptance rule, a name in `acceptance.RULES`.
         divergence: the divergence that T bounds, a name in `divergence.DIVERGENCES`, such as `js` or `js@50`.
             None: `js`.
         threshold: T; negative is lossless. None: 0.1. Rules without one (`target`, `sd`, `coupled`) do not read it. A
@@ -59,82 +61,109 @@ class DecodingConfig:
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
         """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
 
-        None keeps what this configuration has. A `threshold` without a `threshold_policy` replaces the policy too.
+        None keeps what this configuration has. A T alone replaces a policy, and a policy alone another, or T.
         """
         names = (*(f.name for f in fields(self)), *SETTINGS)
         given = {name: value for name in names if (value := keywords.pop(name, None)) is not None}
-        config = override(self._without_replaced(given), given)
-        return replace(config, sampling=config.sampling.changed(given)) if given else config
-
-    def _without_replaced(self, given: Mapping[str, Any]) -> DecodingConfig:
-        """A T alone replaces a policy, and a policy alone another, or T, as in a decoder's call."""
-        if "threshold" in given and "threshold_policy" not in given:
-            return replace(self, threshold_policy=None)
-        replaced = isinstance(given.get("threshold_policy"), ThresholdPolicy) or (
-            "threshold_policy" in given and isinstance(self.threshold, ThresholdPolicy)
-        )
-        return replace(self, threshold=None) if replaced else self
-
-
-@dataclass(frozen=True)
-class CallOverrides:
-    """Settings of one call that override the decoder's `DecodingConfig`; None keeps the decoder's setting.
-
-    Args:
-        temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`. Temperature 0 turns off the decoder's
-            top_k, top_p and min_p; to turn them off at another temperature, give 1.0 as top_p, or a `Sampling` to
-            `with_config`.
-        threshold, draft_length: one value, or one per prompt.
-        tree: the shape of the trees that are drafted; "chain": chains.
-    """
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    rule: str | None = None
-    threshold: Threshold | Sequence[float] | None = None
-    draft_length: int | Sequence[int] | None = None
-    stop_policy: StopPolicyLike | None = None
-    threshold_policy: ThresholdPolicy | None = None
-    tree: TreeShape | Chain | None = None
-
-    def sampling(self, usual: Sampling) -> Sampling:
-        """Returns the call's sampling, where `usual` is the decoder's."""
-        given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
-        return usual.changed(given) if given else usual
-
-
-class DecodingKeywords(TypedDict, total=False):
-    """The fields of `DecodingConfig` and of its sampling, as keywords; None keeps what there is."""
-
-    rule: str
-    divergence: str | None
-    threshold: Threshold | None
-    draft_length: int | None
-    sampling: Sampling
-    seed: int
-    stop_policy: StopPolicyLike | None
-    threshold_policy: ThresholdPolicy | None
-    on: Logits
-    within_support: bool
-    tree: TreeShape | Chain | None
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float
+        changes = {name: value for name, value in given.items() if name not in SETTINGS}
+        if "threshold" in given:
+            changes.setdefault("threshold_policy", None)
+        elif "threshold_policy" in given:
+            changes["threshold"] = None
+        config = replace(self, **changes)
+        return replace(config, sampling=config.sampling.changed({n: given[n] for n in SETTINGS if n in given}))
 
 
 class CallKeywords(TypedDict, total=False):
-    """The fields of `CallOverrides` that have no parameter of their own, as keywords."""
+    """The fields of `DecodingConfig` and of its sampling, as keywords beside `temperature`, `top_k` and `top_p`."""
 
-    min_p: float | None
-    repetition_penalty: float | None
     rule: str | None
+    divergence: str | None
     threshold: Threshold | Sequence[float] | None
     draft_length: int | Sequence[int] | None
+    sampling: Sampling | None
+    seed: int | None
     stop_policy: StopPolicyLike | None
     threshold_policy: ThresholdPolicy | None
+    on: Logits | None
+    within_support: bool | None
     tree: TreeShape | Chain | None
+    min_p: float | None
+    repetition_penalty: float | None
+
+
+class DecodingKeywords(CallKeywords, total=False):
+    """The fields of `DecodingConfig` and of its sampling, as keywords; None keeps what there is.
+
+    Calls that decode take several `threshold` or `draft_length` too, one per prompt.
+    """
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+
+
+def configured(
+    function: str,
+    decoding: DecodingConfig | None,
+    keywords: Mapping[str, Any],
+    base: DecodingConfig | None = None,
+) -> DecodingConfig:
+    """Returns `decoding`, or else the base, with the keywords in its place; a keyword that is None keeps what it has.
+
+    Args:
+        function: named in error messages.
+        decoding: what a user gave as an object.
+        keywords: what a user gave by name.
+        base: the configuration of a decoder or a profile that is changed; not together with `decoding`.
+
+    Raises:
+        UsageError: what is given means nothing under the rule: a T or a policy where it has none, trees where it drafts
+            nothing, or no T where it measures T on another scale than the base's rule.
+    """
+    rest = dict(keywords)
+    config = (check_type("decoding", decoding, DecodingConfig) or base or DecodingConfig()).override(rest)
+    refuse_rest(function, rest)
+    if isinstance(config.rule, str):  # else `DecodingSetting.of` says so
+        _check_given(keywords, rule_named(config.rule), rule_named(config.rule if base is None else base.rule))
+    return config
+
+
+def _check_given(given: Mapping[str, Any], rule: Rule, own: Rule) -> None:
+    """UsageError: see `configured`; `own` is the rule of the base."""
+    thresholds = [value for name in ("threshold", "threshold_policy") if (value := given.get(name)) is not None]
+    for policy in thresholds:
+        if isinstance(policy, ThresholdPolicy) and not rule.bounds_divergence:
+            raise UsageError(
+                f"rule {rule.name!r} has no threshold on a divergence that {type(policy).__name__} could move; give "
+                "it a number, or another rule"
+            )
+    if thresholds and given.get("rule") is None and not rule.fuzzy:
+        raise UsageError(f"threshold is given, but the decoder's rule {own.name!r} has none; give rule= too")
+    if not thresholds and rule.fuzzy and _scale(rule) != _scale(own):
+        whose = "a scale of its own" if _scale(rule) else f"another scale than {own.name!r}"
+        raise UsageError(f"rule {rule.name!r} measures T on {whose}; give threshold= too")
+    if isinstance(given.get("tree"), TreeShape) and not rule.drafts:
+        raise UsageError(f"tree is {given['tree']!r}, and rule {rule.name!r} drafts nothing; leave one of them out")
+
+
+def _scale(rule: Rule) -> str | None:
+    """The rule whose own scale T is on; None: T bounds a divergence, or there is none."""
+    return rule.name if rule.fuzzy and not rule.bounds_divergence else None
+
+
+def refuse_rest(function: str, keywords: Mapping[str, Any]) -> None:
+    """Raises TypeError, as Python does, if any keyword is left: no configuration object has taken it."""
+    for name in keywords:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def check_type(name: str, value: Any, kind: type[_Config]) -> _Config | None:
+    """Returns a configuration object, or None where none is given.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if value is None or isinstance(value, kind):
+        return value
+    raise UsageError(f"{name} is {value!r:.60}; it must be a {kind.__name__}, or give its fields as keywords")

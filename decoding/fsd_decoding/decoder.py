@@ -13,21 +13,14 @@ import torch
 
 from fsd_common.argument_checks import check_count, check_flag
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Rule, rule_named
+from fsd_decoding.acceptance import Criterion
 from fsd_decoding.batch import Request
-from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
-from fsd_decoding.config_resolution import (
-    call_overrides,
-    check_movable,
-    check_threshold,
-    configured,
-    resolve,
-    threshold_and_policy,
-)
+from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords, configured
+from fsd_decoding.decoding_setting import DecodingSetting, check_drafter
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.engine.cache_pool import KVCachePool, Models
 from fsd_decoding.engine.engine import Engine
-from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.engine.rounds import EngineSettings
 from fsd_decoding.graphs.callers import Compile
@@ -42,15 +35,13 @@ from fsd_decoding.loading import (
     shared_tokenizer,
 )
 from fsd_decoding.model_options import ModelKwargs
-from fsd_decoding.models.lean import RunBy, choose
+from fsd_decoding.models.lean import LeanModel, choose
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
-from fsd_decoding.policies.stopping import StopPolicy, as_policy
+from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.following import (
     Coverage,
-    DecodingSetting,
-    Drafts,
     DraftsByRule,
     Drift,
     config_of,
@@ -59,11 +50,11 @@ from fsd_decoding.profile.following import (
     watch,
 )
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.requests import Prompt, requests_for
+from fsd_decoding.requests import Prompt, for_all_and_each, requests_for
+from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import probe_triton
 from fsd_decoding.text import StopStrings, TextStream
-from fsd_decoding.tree_shape import without_chain
-from fsd_decoding.tree_support import check_drafter, check_tree
+from fsd_decoding.tree_shape import TreeShape
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +150,7 @@ class SpeculativeDecoder:
         followed = _as_profile(profile, decoding, allow_edited)
         base = None if followed is None else DraftsByRule.of(followed).changed(config_of(followed), keywords)
         config = configured("from_pretrained", decoding, keywords, base)
-        resolve(config)
+        DecodingSetting.of(config)
         place = device or default_device()
         check_device(place)
         as_dtype(dtype)
@@ -192,10 +183,14 @@ class SpeculativeDecoder:
         Args:
             keywords: fields of `DecodingConfig` and of its sampling, in place of this decoder's; None keeps those.
         """
-        base = self.decoding if self.coverage is None else self.coverage.drafts.changed(self.decoding, keywords)
-        other = self.reconfigured(configured("with_config", None, keywords, base))
+        other = self._changed("with_config", keywords)
         _warn([self._departure([other.setting])], stacklevel=3)
         return other
+
+    def _changed(self, function: str, keywords: Any) -> SpeculativeDecoder:
+        """A decoder with `keywords` in place of its configuration; `function` is named in errors."""
+        base = self.decoding if self.coverage is None else self.coverage.drafts.changed(self.decoding, keywords)
+        return self.reconfigured(configured(function, None, keywords, base))
 
     def reconfigured(self, config: DecodingConfig) -> SpeculativeDecoder:
         """Returns a decoder with this configuration as a whole, as `with_config` does, without a warning.
@@ -206,11 +201,6 @@ class SpeculativeDecoder:
         other._configure(config)
         return other
 
-    @property
-    def setting(self) -> DecodingSetting:
-        """How a text is decoded where a call overrides nothing."""
-        return DecodingSetting.of(self.settings(), self.threshold, self.draft_length)
-
     def announcement(self) -> str | None:
         """Returns in one line what is followed, LOSSY or lossless, which the first text logs otherwise; None: nothing
         is, or it was said."""
@@ -219,18 +209,49 @@ class SpeculativeDecoder:
         self._announced = True
         return following(self._followed, self)
 
-    def _announce(self) -> None:
-        if (line := self.announcement()) is not None:
-            logger.warning(line)
-
     def _configure(self, config: DecodingConfig) -> None:
-        resolved = resolve(config)
-        self.decoding, self.rule, self.criterion = config, resolved.rule.name, resolved.criterion
-        self.threshold, self.draft_length = resolved.threshold, resolved.draft_length
-        self.sampling, self.seed, self.tree = config.sampling, config.seed, resolved.tree
-        self.stop_policy, self.threshold_policy = resolved.stop_policy, resolved.threshold_policy
+        self.decoding, self.setting = config, DecodingSetting.of(config)
         self._announced = False
-        self._made = None if self.coverage is None else self.setting  # attributes may be assigned later
+
+    @property
+    def rule(self) -> str:
+        return self.setting.rule.name
+
+    @property
+    def criterion(self) -> Criterion:
+        return self.setting.criterion
+
+    @property
+    def divergence(self) -> str:
+        return self.criterion.divergence
+
+    @property
+    def threshold(self) -> float:
+        return self.setting.threshold
+
+    @property
+    def draft_length(self) -> int:
+        return self.setting.draft_length
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.setting.sampling
+
+    @property
+    def seed(self) -> int:
+        return self.decoding.seed
+
+    @property
+    def stop_policy(self) -> StopPolicy | None:
+        return self.setting.stop_policy
+
+    @property
+    def threshold_policy(self) -> ThresholdPolicy | None:
+        return self.setting.threshold_policy
+
+    @property
+    def tree(self) -> TreeShape | None:
+        return self.setting.tree
 
     @property
     def compile(self) -> Compile:
@@ -240,10 +261,6 @@ class SpeculativeDecoder:
     @compile.setter
     def compile(self, compile: Compile) -> None:
         self._pool.compile = compile
-
-    @property
-    def divergence(self) -> str:
-        return self.criterion.divergence
 
     @property
     def device(self) -> torch.device:
@@ -259,8 +276,8 @@ class SpeculativeDecoder:
         """What runs target and draft: "lean", or "transformers", with the reason."""
         found = {}
         for role, model in zip(("target", "draft"), self._models(), strict=False):
-            choice = choose(model) if self.lean else RunBy(None, "lean is False")
-            found[role] = "lean" if choice.lean is not None else f"transformers: {choice.reason}"
+            choice = choose(model) if self.lean else "lean is False"
+            found[role] = "lean" if isinstance(choice, LeanModel) else f"transformers: {choice}"
         return found
 
     @property
@@ -290,7 +307,8 @@ class SpeculativeDecoder:
         Args:
             prompts: texts, or lists of token ids, which are used as given.
             max_new_tokens: maximum length of a text, including EOS; a text also ends when the models' context is full.
-            temperature, top_k, top_p: see `CallOverrides`; temperature 0 is greedy.
+            temperature, top_k, top_p: see `Sampling`. Temperature 0 is greedy, and turns off the decoder's top_k, top_p
+                and min_p; to turn them off at another temperature, give 1.0 as top_p.
             batch_size: prompts decoded at once.
             ids: one stable integer per prompt, the key of its noise; default: its index.
             stop: strings that end a text; the text is cut before them.
@@ -298,21 +316,19 @@ class SpeculativeDecoder:
             begin: called with a prompt's index when a row is free for it; where it returns False the prompt is left
                 out, and the results are those of the others.
             observer: called once per round, see `observers.round_record.Observer`.
-            keywords: fields of `CallOverrides` (`rule`, `threshold`, `draft_length`, `min_p`, …), which override the
-                decoder's settings for this call. A stop policy that does not support the rule is not used.
+            keywords: fields of `DecodingConfig` and of its sampling (`rule`, `threshold`, `min_p`, …) for this call, as
+                in `with_config`. `threshold` and `draft_length` may be lists, of one for each prompt.
 
         Raises:
             UsageError: an empty prompt or batch, a prompt longer than the context, or a bad setting.
             NumericalError: a model gave NaN or +inf logits.
             OutOfMemoryError: the batch is too large. For both errors, `error.finished` holds the results so far.
         """
-        call = call_overrides("generate", keywords, temperature, top_k, top_p)
-        requests = self._requests(call, prompts, max_new_tokens, ids)
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **keywords}
+        call, requests = self._asked("generate", given, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
-        settings = self.settings(call, stop, observer)
-        asked = self._asked_otherwise(settings, requests, prompts, max_new_tokens, stop)
-        self._announce()
-        _warn([*self._departures(settings, requests), asked], stacklevel=3)
+        settings = call.settings(stop, observer)
+        self._say(call, requests, prompts, max_new_tokens, stop)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
             begun = requests if begin is None else (request for request in requests if begin(request.index))
@@ -323,7 +339,7 @@ class SpeculativeDecoder:
                     on_finish(index, finished[index])
         results = [finished[i] for i in sorted(finished)]
         _warn(_doubts(settings.threshold_policy), stacklevel=3)
-        watch(self.drift, settings, [requests[i] for i in sorted(finished)], results, stacklevel=3)
+        watch(self.drift, call.setting, [requests[i] for i in sorted(finished)], results, stacklevel=3)
         return results
 
     def stream(
@@ -342,18 +358,14 @@ class SpeculativeDecoder:
 
         Arguments and errors are as for `generate`.
         """
-        call = call_overrides("stream", keywords, temperature, top_k, top_p)
-        requests = self._requests(call, [prompt], max_new_tokens, [id])
-        settings = self.settings(call, stop)
-        asked = self._asked_otherwise(settings, requests, [prompt], max_new_tokens, stop)
-        self._announce()
-        _warn([*self._departures(settings, requests), asked], stacklevel=3)
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **keywords}
+        call, requests = self._asked("stream", given, [prompt], max_new_tokens, [id])
+        settings = call.settings(stop)
+        self._say(call, requests, [prompt], max_new_tokens, stop)
         with attach_finished({}, 1):
-            return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
+            return call._pieces(self.engine(settings, requests, 1), requests, stop)
 
-    def _pieces(
-        self, engine: Engine, settings: EngineSettings, asked: list[Request], stop: Sequence[str]
-    ) -> Iterator[str]:
+    def _pieces(self, engine: Engine, asked: list[Request], stop: Sequence[str]) -> Iterator[str]:
         text = TextStream(self.tokenizer, stop)
         with attach_finished({}, 1):
             for (row,) in engine.rounds(asked):
@@ -361,20 +373,27 @@ class SpeculativeDecoder:
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
-        _warn(_doubts(settings.threshold_policy), stacklevel=3)
-        watch(self.drift, settings, asked, [row], stacklevel=3)
+        _warn(_doubts(self.threshold_policy), stacklevel=3)
+        watch(self.drift, self.setting, asked, [row], stacklevel=3)
+
+    def _asked(
+        self, function: str, given: dict[str, Any], prompts: Sequence[Prompt], most: int, ids: Sequence[int] | None
+    ) -> tuple[SpeculativeDecoder, list[Request]]:
+        """This decoder as a call changes it, where the first of several T or L stands for all; and what it decodes."""
+        given["threshold"], thresholds = for_all_and_each(given.get("threshold"))
+        given["draft_length"], lengths = for_all_and_each(given.get("draft_length"))
+        call = self._changed(function, given)
+        return call, call.requests(prompts, most, ids, thresholds, lengths)
 
     def requests(
         self,
         prompts: Sequence[Prompt],
         max_new_tokens: int,
         ids: Sequence[int] | None = None,
-        rule: str | None = None,
-        threshold: float | Sequence[float] | None = None,
-        draft_length: int | Sequence[int] | None = None,
+        threshold: Sequence[float] | None = None,
+        draft_length: Sequence[int] | None = None,
     ) -> list[Request]:
-        """Returns the requests that `generate` makes from its prompts; None keeps the decoder's setting."""
-        check_threshold(self.rule, rule, threshold is not None)
+        """Returns the requests that `generate` makes from its prompts; None: T or L is the decoder's."""
         lengths = [length for m in self._models() if (length := context_length(m)) is not None]
         return requests_for(
             self.tokenizer, min(lengths, default=None), self._vocabulary, prompts, ids,
@@ -382,105 +401,58 @@ class SpeculativeDecoder:
             self.draft_length if draft_length is None else draft_length, max_new_tokens,
         )  # fmt: skip
 
-    def settings(
-        self, call: CallOverrides | None = None, stop: Sequence[str] = (), observer: Observer | None = None
-    ) -> EngineSettings:
-        """Returns the engine settings for one call.
+    def settings(self, stop: Sequence[str] = (), observer: Observer | None = None) -> EngineSettings:
+        """Returns the settings of an engine for one call.
 
         Raises:
-            UsageError: a stop string is empty; see also `policies` and `check_tree`.
+            UsageError: a stop string is empty, or the threshold policy is for other models, another rule or another
+                divergence.
         """
-        call = call or CallOverrides()
         if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(s and isinstance(s, str) for s in stop):
             raise UsageError(f"stop is {stop!r}; it must be a list of strings, none of them empty")
         strings = StopStrings(self.tokenizer, stop) if stop else None
         stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
-        rule, sampling = rule_named(call.rule or self.rule), call.sampling(self.sampling)
-        policies = self.policies(call)
-        tree = self._drafts(call).tree if rule.drafts else None
-        settings = EngineSettings(rule, self.criterion, sampling, self.eos, self.seed, stops, *policies, observer, tree)
-        check_tree(settings)
-        return settings
+        own = self.setting
+        if own.threshold_policy is not None:
+            own.threshold_policy.check((self.target, self.draft), self.tokenizer, self.rule, self.divergence)
+        tree = own.tree if own.rule.drafts else None
+        return EngineSettings(
+            own.rule, own.criterion, own.sampling, self.eos, self.seed, stops, own.stop_policy, own.threshold_policy,
+            observer, tree,
+        )  # fmt: skip
 
-    def policies(self, call: CallOverrides | None = None) -> tuple[StopPolicy | None, ThresholdPolicy | None]:
-        """Returns the stop policy and the threshold policy of a call.
+    def _say(
+        self, call: SpeculativeDecoder, requests: Sequence[Request], prompts: Sequence[Prompt], most: int,
+        stop: Sequence[str],
+    ) -> None:  # fmt: skip
+        """Says what is followed, and warns where a call differs from what profiles certified.
 
-        Raises:
-            UsageError: the rule has no threshold that a policy could move, or the stop policy needs a constant T and
-                the threshold policy moves it.
+        Args:
+            call: this decoder as the call changes it.
         """
-        call = call or CallOverrides()
-        rule = rule_named(call.rule or self.rule)
-        ending, moving = self._stop_policy(call, rule), self._threshold_policy(call, rule)
-        if moving is not None and ending is not None and ending.reads_threshold:
-            raise UsageError(
-                f"{type(ending).__name__} ends drafts by a T that stays, and {type(moving).__name__} moves it; give T "
-                "as a number, or a profile without a predictor"
-            )
-        return ending, moving
-
-    def _departures(self, settings: EngineSettings, requests: Sequence[Request]) -> list[str | None]:
-        """Warnings where a call differs from what the decoder's profile, or those of its policy, certified."""
-        policy, asked = settings.threshold_policy, _settings_of(settings, requests)
-        return [self._departure(asked), *(policy.departures(asked) if policy is not None else ())]
+        if (line := self.announcement()) is not None:
+            logger.warning(line)
+        pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
+        asked = [replace(call.setting, threshold=threshold, draft_length=length) for threshold, length in pairs]
+        departures = [self._departure(asked)]
+        if call.threshold_policy is not None:
+            departures += call.threshold_policy.departures(asked)
+        if self.coverage is not None and not all(setting.lossless for setting in asked):
+            departures.append(self.coverage.asked_otherwise(self.tokenizer, prompts, most, stop))
+        _warn(departures, stacklevel=4)
 
     def _departure(self, settings: Sequence[DecodingSetting]) -> str | None:
-        """A warning where settings differ from what the profile certified; None for what this decoder was made with."""
-        if self.coverage is None or self._made is None:
+        """A warning where settings differ from what the profile certified; None for this decoder's own."""
+        if self.coverage is None:
             return None
-        own = self._made.values()
+        own = self.setting.values()
         return self.coverage.departure(setting for setting in settings if setting.values() != own)
-
-    def _asked_otherwise(
-        self,
-        settings: EngineSettings,
-        requests: Sequence[Request],
-        prompts: Sequence[Prompt],
-        most: int,
-        stop: Sequence[str],
-    ) -> str | None:
-        """A warning where lossy decoding is of other prompts, or texts end otherwise, than the profile certified."""
-        if self.coverage is None or all(setting.lossless for setting in _settings_of(settings, requests)):
-            return None
-        return self.coverage.asked_otherwise(self.tokenizer, prompts, most, stop)
-
-    def _requests(
-        self, call: CallOverrides, prompts: Sequence[Prompt], max_new_tokens: int, ids: Sequence[int] | None
-    ) -> list[Request]:
-        threshold, _ = threshold_and_policy(call.threshold, call.threshold_policy)
-        length = self._drafts(call).draft_length if call.draft_length is None else call.draft_length
-        return self.requests(prompts, max_new_tokens, ids, call.rule, threshold, length)
-
-    def _drafts(self, call: CallOverrides) -> Drafts:
-        """The shape of a call's drafts, but for a draft length that it gives."""
-        own = Drafts(self.draft_length, self.tree)
-        if call.tree is not None:
-            return own._replace(tree=without_chain(call.tree))
-        if call.rule is None or self.coverage is None:
-            return own
-        return self.coverage.drafts.followed(own, self.rule, call.rule)
-
-    def _stop_policy(self, call: CallOverrides, rule: Rule) -> StopPolicy | None:
-        policy = self.stop_policy if call.stop_policy is None else as_policy(call.stop_policy)
-        return policy if policy is None or policy.rules is None or rule.name in policy.rules else None
-
-    def _threshold_policy(self, call: CallOverrides, rule: Rule) -> ThresholdPolicy | None:
-        """The call's policy, or the decoder's if the call gives neither a policy nor a T."""
-        threshold, policy = threshold_and_policy(call.threshold, call.threshold_policy)
-        if policy is not None:
-            check_movable(policy, rule)
-        elif threshold is None and rule.bounds_divergence:
-            policy = self.threshold_policy
-        if policy is not None:
-            policy.check((self.target, self.draft), self.tokenizer, rule.name, self.divergence)
-        return policy
 
     def engine(self, settings: EngineSettings, requests: list[Request], batch_size: int) -> Engine:
         """Returns an engine for these requests, with caches for `batch_size` at a time. It can run only once."""
         probe_triton(self.device)
         draft_length = max(r.draft_length for r in requests)  # every row may draft as many
-        longest = max(len(r.prompt) + r.max_new_tokens for r in requests) + 1
-        longest += draft_length if settings.tree is None else settings.tree.scratch(draft_length)
+        longest = max(len(r.prompt) + r.max_new_tokens for r in requests) + 1 + settings.scratch(draft_length)
         models = Models(self.target, self.draft, self._vocabulary, self.lean, draft_length)
         graphs = not settings.sampling.processors  # custom processors cannot run in graphs
         caches = self._pool.acquire(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
@@ -507,12 +479,6 @@ def _as_profile(source: Any, decoding: DecodingConfig | None, allow_edited: bool
     if source is None or isinstance(source, ThresholdProfile):
         return source
     return ThresholdProfile.load(source, allow_edited=allow_edited)
-
-
-def _settings_of(settings: EngineSettings, requests: Sequence[Request]) -> list[DecodingSetting]:
-    """The different settings of the requests of a call."""
-    pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
-    return [DecodingSetting.of(settings, *pair) for pair in pairs]
 
 
 def _doubts(policy: ThresholdPolicy | None) -> Sequence[str]:

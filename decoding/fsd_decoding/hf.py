@@ -42,9 +42,8 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.batch import Request, Row
-from fsd_decoding.config_resolution import configured
+from fsd_decoding.config import configured
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Eagle
@@ -54,7 +53,6 @@ from fsd_decoding.models.forward import CACHE_ARGUMENTS
 from fsd_decoding.profile.following import following, profile_config, watch
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import Chain, TreeShape
-from fsd_decoding.tree_support import check_tree
 
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 _LIBRARIES = ("fsd_decoding", "transformers", "torch")
@@ -124,7 +122,12 @@ def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], streamer: Any)
         cache = model_kwargs.get(name)
         if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
             raise UsageError(f"{name} is given; fsd_generate creates its own KV caches, leave it out")
-    _check_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
+    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    if positions is not None:
+        span = torch.arange(positions.shape[-1], device=positions.device)
+        expected, visible = (span, True) if mask is None else (mask.long().cumsum(1) - 1, mask.bool())
+        if ((positions != expected) & visible).any():
+            raise UsageError("position_ids do not count each prompt from 0; leave them out")
     if streamer is not None and len(input_ids) > 1:
         raise UsageError(f"streamer is given with {len(input_ids)} sequences; stream one sequence at a time")
 
@@ -160,14 +163,6 @@ def strip_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     return [row[shown].tolist() for row, shown in zip(input_ids, visible, strict=True)]
 
 
-def _check_positions(positions: Tensor | None, mask: Tensor | None) -> None:
-    if positions is None:
-        return
-    expected = torch.arange(positions.shape[-1], device=positions.device) if mask is None else mask.long().cumsum(1) - 1
-    if ((positions != expected) & (True if mask is None else mask.bool())).any():
-        raise UsageError("position_ids do not count each prompt from 0; leave them out")
-
-
 # Fields of `Sampling` by warper, in the order in which both `generate` and `Sampling` apply them.
 _WARPERS: dict[type[LogitsProcessor], Callable[[Any], dict[str, Any]]] = {
     TemperatureLogitsWarper: lambda warper: {"temperature": warper.temperature},
@@ -199,7 +194,9 @@ def sampling_for(processors: LogitsProcessorList, do_sample: bool) -> Sampling:
     sampling = Sampling(temperature=1.0 if do_sample else 0.0)
     for warper in warpers:
         sampling = replace(sampling, **_WARPERS[type(warper)](warper))
-    if len(rest) == 1 and _penalises_whole_text(rest[0]):
+    penalises = len(rest) == 1 and type(rest[0]) is RepetitionPenaltyLogitsProcessor
+    # In that of `generate` the length to ignore is a tensor, for the padding; a number is one that the user set.
+    if penalises and not isinstance(rest[0].prompt_ignore_length, int):
         return replace(sampling, repetition_penalty=rest[0].penalty)
     return replace(sampling, processors=tuple(rest))
 
@@ -241,15 +238,6 @@ def _is_plain(warper: Any) -> bool:
     """Whether a warper removes tokens by setting their probability to 0, and may leave a single one."""
     removes = getattr(warper, "filter_value", -torch.inf) == -torch.inf
     return removes and getattr(warper, "min_tokens_to_keep", 1) == 1
-
-
-def _penalises_whole_text(processor: Any) -> bool:
-    """Whether a processor is a repetition penalty on the whole text.
-
-    In that of `generate` the length to ignore is a tensor, for the padding; a number is one that the user set.
-    """
-    is_penalty = type(processor) is RepetitionPenaltyLogitsProcessor
-    return is_penalty and not isinstance(processor.prompt_ignore_length, int)
 
 
 def _of_row(processor: Any, row: int) -> Any:
@@ -455,7 +443,10 @@ def fsd_generate(
     check_clock(stopping_criteria, sampling, len(requests))
     check_pad(pad, stops.may_stop, requests)
     rows = _decoded(decoder, _runs(decoder, requests, sampling, stops, input_ids), streamer)
-    sequences = _sequences(input_ids, [stops.text(row.request.index, row.tokens) for row in rows], stops.pad)
+    texts = [stops.text(row.request.index, row.tokens) for row in rows]
+    longest = max(map(len, texts))
+    new = torch.tensor([text + [stops.pad] * (longest - len(text)) for text in texts])
+    sequences = torch.cat([input_ids, new.to(input_ids)], 1)  # (B, P + N)
     return _output(sequences, rows, stops.joint) if generation_config.return_dict_in_generate else sequences
 
 
@@ -488,12 +479,7 @@ def _runs(
 ) -> Iterator[tuple[EngineSettings, list[Request]]]:
     """Yields all rows at once, or one by one if processors need to know the row and its padding."""
     seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, ()))
-    rule = rule_named(decoder.rule)
-    settings = EngineSettings(
-        rule, decoder.criterion, sampling, frozenset(), seed, stops, *decoder.policies(),
-        tree=decoder.tree if rule.drafts else None,
-    )  # fmt: skip
-    check_tree(settings)
+    settings = replace(decoder.settings(), eos=frozenset(), seed=seed, stops=stops)
     if not sampling.processors:
         yield settings, requests
         return
@@ -515,17 +501,11 @@ def _decoded(
                 if streamer is not None:
                     streamer.put(torch.tensor([rows[0].tokens[shown:]]))
                     shown = len(rows[0].tokens)
-        watch(decoder.drift, settings, requests, [finished[r.index] for r in requests], stacklevel=level_of_user() + 1)
+        done = [finished[request.index] for request in requests]
+        watch(decoder.drift, decoder.setting, requests, done, stacklevel=level_of_user() + 1)
     if streamer is not None:
         streamer.end()
     return [finished[i] for i in range(len(finished))]
-
-
-def _sequences(input_ids: Tensor, texts: list[list[int]], pad: int) -> Tensor:
-    """The prompts as given, followed by the new tokens: (B, P + N)."""
-    longest = max(map(len, texts))
-    new = torch.tensor([text + [pad] * (longest - len(text)) for text in texts])
-    return torch.cat([input_ids, new.to(input_ids)], 1)
 
 
 def _output(sequences: Tensor, rows: list[Row], joint: bool) -> FsdGenerateOutput:

@@ -134,7 +134,7 @@ def _retried(fetch: Callable[[], _T]) -> _T:
         try:
             return fetch()
         except Exception as error:
-            if not _may_pass(error):
+            if not any((_status(cause) or 0) >= 500 or _broke_off(cause) for cause in _causes(error)):
                 raise
         time.sleep(pause)
     return fetch()
@@ -152,10 +152,13 @@ def explain(name: str, error: BaseException, command: str = "hf download") -> st
         name: the id of the repository.
         command: what fetches it beforehand.
     """
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
     chain = list(_causes(error))
-    if any(type(cause).__name__ == "HFValidationError" for cause in chain):
+    kinds = {type(cause).__name__ for cause in chain}
+    if "HFValidationError" in kinds:
         return "it is no id either, NAME or OWNER/NAME; give an id, or the path of a local folder"
-    if _is_offline(chain):
+    if HF_HUB_OFFLINE or "OfflineModeIsEnabled" in kinds:
         return (
             "HF_HUB_OFFLINE is set, and it is not whole in the local cache; unset HF_HUB_OFFLINE, or fetch it "
             f"beforehand with `{command} {name}`"
@@ -212,20 +215,9 @@ def _unanswered(error: BaseException) -> str | None:
     return None
 
 
-def _may_pass(error: BaseException) -> bool:
-    chain = list(_causes(error))
-    return any((_status(cause) or 0) >= 500 or _broke_off(cause) for cause in chain)
-
-
 def _broke_off(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"RemoteProtocolError", "ReadError"}) or "Consistency check failed" in str(error)
-
-
-def _is_offline(chain: list[BaseException]) -> bool:
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    return HF_HUB_OFFLINE or any(type(cause).__name__ == "OfflineModeIsEnabled" for cause in chain)
 
 
 def _status(error: BaseException) -> int | None:

@@ -24,7 +24,6 @@ from fsd_decoding.model_options import (
     USUAL,
     USUAL_LOADING,
     Loading,
-    LoadingKeywords,
     ModelKwargs,
     ModelOptions,
     check_runs,
@@ -142,7 +141,7 @@ def _check_no_model(draft: Any, loading: Loading) -> None:
         )
 
 
-def keywords_of(loading: Loading, target: Any, draft: Any) -> LoadingKeywords:
+def keywords_of(loading: Loading, target: Any, draft: Any) -> dict[str, Any]:
     """Returns keywords of `SpeculativeDecoder.from_pretrained`, without those of a model that is loaded already."""
     return {
         "model_kwargs": loading.target if is_source(target) else None,

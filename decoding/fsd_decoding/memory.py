@@ -37,9 +37,9 @@ class ModelSize:
     Args:
         weights: parameters and buffers that are still to be loaded; 0 for a loaded model.
         slot: keys and values of one token in all layers.
-        activations: of one token in the layer that holds the most.
+        activations: those of one token in the layer that holds the most.
         logits: width of the vocabulary.
-        element: of one activation.
+        element: one activation.
         context: the most tokens of a text; None: no limit.
         copies: weights that the lean forward pass copies.
     """
@@ -162,7 +162,7 @@ def _numbers(config: Any, *names: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What is decoded at most.
 
     Args:
@@ -178,34 +178,14 @@ class Work:
     greedy: bool
 
 
-@dataclass(frozen=True)
-class Need:
-    """Bytes needed at some number of rows, by what takes them."""
-
-    target: int
-    drafts: int
-    copies: int
-    caches: int
-    logits: int
-    chunks: int
-    activations: int
-    reserve: int
-
-    @property
-    def total(self) -> int:
-        return sum(vars(self).values())
+LOADED = ("target's weights", "drafts' weights", "joined weights")
+"""What `need` returns that every process takes which loads the models."""
 
 
-NAMES = {
-    "target": "target's weights", "drafts": "drafts' weights", "copies": "joined weights",
-    "caches": "KV caches", "logits": "logits of a round",
-    "chunks": "divergences", "activations": "activations", "reserve": "reserve",
-}  # fmt: skip
-"""What takes the bytes of `Need`, in words."""
+def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: int, device: str) -> dict[str, int]:
+    """Returns the bytes that decoding `rows` rows takes, by what takes them, in words.
 
-
-def need(target: ModelSize, drafts: Sequence[ModelSize], work: Work, rows: int, device: str) -> Need:
-    """Returns what decoding `rows` rows takes, with all drafts loaded and one of them in use.
+    All drafts are loaded, and one of them is in use.
 
     Args:
         device: where it is decoded; on CUDA divergences are computed by kernels, without temporaries.
@@ -219,12 +199,13 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Work, rows: int, 
     widest = max(size.activations for size in (target, *drafts))
     mask = 2 * target.element * work.longest  # the additive mask of a position, and the condition it is made from
     activations = positions * (widest + mask)
-    reserve = round(_RESERVE * (caches + logits + chunks + activations))
+    computing = {"KV caches": caches, "logits of a round": logits, "divergences": chunks, "activations": activations}
     weights, copies = sum(d.weights for d in drafts), sum(size.copies for size in (target, *drafts))
-    return Need(target.weights, weights, copies, caches, logits, chunks, activations, reserve)
+    loaded = dict(zip(LOADED, (target.weights, weights, copies), strict=True))
+    return {**loaded, **computing, "reserve": round(_RESERVE * sum(computing.values()))}
 
 
-def _logits(size: ModelSize, work: Work) -> int:
+def _logits(size: ModelSize, work: Workload) -> int:
     """Bytes of one row's logits in a round: the target's L + 1 as computed and in fp32, the draft's L twice (step by
     step, and joined), and what sampling makes of them."""
     positions, drafted = work.draft_length + 1, work.draft_length
@@ -243,14 +224,9 @@ def available(device: str) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     if kind != "cpu":
         return None
-    known = [size for source in (_free_memory, _left_in_group) if (size := source()) is not None]
+    free = _fields(Path("/proc/meminfo")).get("MemAvailable:")  # None where there is no such file
+    known = [size for size in (None if free is None else free * 1024, _left_in_group()) if size is not None]
     return min(known, default=None)
-
-
-def _free_memory() -> int | None:
-    """What /proc/meminfo calls available; None where there is no such file."""
-    fields = _fields(Path("/proc/meminfo"))
-    return None if "MemAvailable:" not in fields else fields["MemAvailable:"] * 1024
 
 
 def _left_in_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:

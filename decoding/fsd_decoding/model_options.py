@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from fsd_common.errors import UsageError
 
@@ -38,32 +38,6 @@ def check_installed(what: str, package: str) -> None:
     """Raises UsageError, with the command to install it, if a package that `what` needs is missing."""
     if not _is_installed(package):
         raise UsageError(f"{what} needs {package}, which is not installed: pip install {package}")
-
-
-def check_quantization(given: Any) -> None:
-    """Raises UsageError if this is not None, the name of a scheme or of none, or transformers' configuration."""
-    named = isinstance(given, str) and given in (*SCHEMES, UNQUANTISED)
-    if not (named or given is None or isinstance(given, Mapping) or hasattr(given, "to_dict")):
-        raise UsageError(
-            f"quantization is {given!r:.60}; it must be one of {', '.join(SCHEMES)}, {UNQUANTISED}, or a configuration "
-            "of transformers"
-        )
-
-
-def check_scheme(name: str, place: Any) -> None:
-    """Checks that weights can be quantised so.
-
-    Args:
-        name: a name in `SCHEMES`.
-        place: a device, or a device map.
-
-    Raises:
-        UsageError: the library is missing, or cannot do it on that device.
-    """
-    scheme = SCHEMES[name]
-    check_installed(f"quantization {name!r}", scheme.package)
-    if scheme.not_on_cpu is not None and str(place).partition(":")[0] == "cpu":
-        raise UsageError(f"quantization is {name!r} on a CPU, but {scheme.not_on_cpu}")
 
 
 def check_runs(role: str, model: Any) -> None:
@@ -154,7 +128,7 @@ ALIASES = {"attn_implementation": "attn", "quantization_config": "quantization"}
 """transformers' names of fields."""
 _FOR_TOKENIZERS = ("trust_remote_code",)
 _REFUSED = {
-    **dict.fromkeys(("dtype", "torch_dtype"), "dtype (--dtype) sets it"),
+    **dict.fromkeys(("dtype", "torch_dtype"), "dtype sets it"),
     **dict.fromkeys(("token", "use_auth_token"), "log in with `hf auth login` or set HF_TOKEN"),
     **dict.fromkeys(("subfolder", "gguf_file", "variant"), "give the path of a local folder with these files alone"),
     "cache_dir": "set HF_HOME",
@@ -195,7 +169,13 @@ class ModelOptions:
                 f"attn is {self.attn!r:.60}; it must be {' or '.join(ATTENTION)}, as rows of different lengths have a "
                 "mask each, which others (flash_attention_2, flex_attention) do not take"
             )
-        check_quantization(self.quantization)
+        given = self.quantization
+        named = isinstance(given, str) and given in (*SCHEMES, UNQUANTISED)
+        if not (named or given is None or isinstance(given, Mapping) or hasattr(given, "to_dict")):
+            raise UsageError(
+                f"quantization is {given!r:.60}; it must be one of {', '.join(SCHEMES)}, {UNQUANTISED}, or a "
+                "configuration of transformers"
+            )
         for name in self.others:
             if name in _REFUSED:
                 raise UsageError(f"model_kwargs sets {name!r}, which a model is not loaded with here: {_REFUSED[name]}")
@@ -270,7 +250,10 @@ class ModelOptions:
         if self.scheme is not None:
             check_installed("quantization", "accelerate")
         if isinstance(self.scheme, str):
-            check_scheme(self.scheme, self.device_map or device or default)
+            scheme, place = SCHEMES[self.scheme], self.device_map or device or default
+            check_installed(f"quantization {self.scheme!r}", scheme.package)
+            if scheme.not_on_cpu is not None and str(place).partition(":")[0] == "cpu":
+                raise UsageError(f"quantization is {self.scheme!r} on a CPU, but {scheme.not_on_cpu}")
 
     def check_map(self, model: Any) -> None:
         """Raises UsageError where a device map by modules is not one of the loaded model: transformers ignores that."""
@@ -324,13 +307,6 @@ ModelKwargs = Mapping[str, Any] | ModelOptions
 """Keywords of transformers' `from_pretrained`, among them the fields of `ModelOptions`."""
 
 USUAL = ModelOptions()
-
-
-class LoadingKeywords(TypedDict):
-    """The keywords that say how models are loaded."""
-
-    model_kwargs: ModelKwargs | None
-    draft_model_kwargs: ModelKwargs | None
 
 
 @dataclass(frozen=True)

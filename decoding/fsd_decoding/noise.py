@@ -65,15 +65,11 @@ def _spread(tokens: Tensor) -> Tensor:
 
 
 def _spread_vocabulary(size: int, device: torch.device) -> Tensor:
-    """The hashed ids of a whole vocabulary, cached except inside graphs, which own their memory: (V,) int32."""
-    return _spread_range(size, device) if in_graph() else _cached_spread_range(size, device)
-
-
-def _spread_range(size: int, device: torch.device) -> Tensor:
+    """The hashed ids of a whole vocabulary: (V,) int32."""
     return _spread(torch.arange(size, device=device))
 
 
-_cached_spread_range = lru_cache(maxsize=8)(_spread_range)
+_cached_spread_vocabulary = lru_cache(maxsize=8)(_spread_vocabulary)  # not inside graphs, which own their memory
 
 
 def bits(keys: Tensor, positions: Tensor, stream: Stream, tokens: Tensor) -> Tensor:
@@ -122,7 +118,8 @@ def gumbel(keys: Tensor, positions: Tensor, stream: Stream, vocabulary: int, dty
 
     It is -log E with E = -log1p(-v) for uniform v, so argmax(log p + gumbel) is the exponential race argmin(E / p).
     """
-    v = unit(_bits(keys, positions, stream, _spread_vocabulary(vocabulary, keys.device)), dtype)
+    spread = (_spread_vocabulary if in_graph() else _cached_spread_vocabulary)(vocabulary, keys.device)
+    v = unit(_bits(keys, positions, stream, spread), dtype)
     return v.neg_().log1p_().neg_().log_().neg_()
 
 

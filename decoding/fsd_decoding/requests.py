@@ -63,13 +63,24 @@ def _keys(ids: Any, prompts: Sequence[Prompt]) -> list[int]:
     return [int(key) for key in keys]
 
 
+def for_all_and_each(values: Any) -> tuple[Any, list[Any] | None]:
+    """Returns what a call is given as a value for all prompts, and as a list of one for each; None: it is no list.
+
+    Lists may be arrays and tensors. The first of a list stands for all prompts.
+    """
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        return next(iter(listed), None), list(listed)
+    return listed, None
+
+
 def _one_each(name: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
-    listed = values.tolist() if hasattr(values, "tolist") else values  # arrays and tensors
-    if isinstance(listed, str) or not isinstance(listed, Sequence):
-        return [listed] * len(prompts)
-    if len(listed) != len(prompts):
-        raise UsageError(f"{name} has {len(listed)} entries for {len(prompts)} prompts; give one each")
-    return list(listed)
+    one, each = for_all_and_each(values)
+    if each is None:
+        return [one] * len(prompts)
+    if len(each) != len(prompts):
+        raise UsageError(f"{name} has {len(each)} entries for {len(prompts)} prompts; give one each")
+    return each
 
 
 def _encode(tokenizer: Any, vocabulary: int, prompt: Prompt, index: int) -> list[int]:

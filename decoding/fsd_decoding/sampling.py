@@ -158,23 +158,18 @@ class Sampling:
 
     def scan(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Scan | None:
         """Returns one kernel pass over raw logits (B, N, V), which holds the choices; None where no kernel applies."""
-        if not (self._only_temperature and logits.numel() and kernels_support(logits)) or self._too_cold(logits):
+        others = (self.top_k, self.top_p, self.min_p)
+        if self.repetition_penalty != 1.0 or self.processors or any(other is not None for other in others):
+            return None
+        # Below, logits / temperature are so large that fp32 loses the noise; `draw` takes their log-softmax first.
+        too_cold = not self.greedy and self.temperature < _COLD and logits.dtype != torch.float64
+        if too_cold or not (logits.numel() and kernels_support(logits)):
             return None
         from fsd_decoding.kernels import scan
 
         if self.greedy:
             return scan(logits)
         return scan(logits, float(self.temperature), noise.words(keys, positions, noise.Stream.TOKEN))
-
-    def _too_cold(self, logits: Tensor) -> bool:
-        """Whether logits / temperature are so large that fp32 loses the noise; `draw` takes their log-softmax first."""
-        return not self.greedy and self.temperature < _COLD and logits.dtype != torch.float64
-
-    @property
-    def _only_temperature(self) -> bool:
-        """Whether no setting but the temperature changes logits."""
-        plain = self.repetition_penalty == 1.0 and not self.processors
-        return plain and self.top_k is None and self.top_p is None and self.min_p is None
 
     def draw(self, warped: Tensor, keys: Tensor, positions: Tensor, gumbel: Tensor | None = None) -> Tensor:
         """Returns the token at every position, by argmax or by the keyed noise: (B, N, V) -> (B, N).

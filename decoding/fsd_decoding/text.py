@@ -92,21 +92,16 @@ class StopStrings:
 
         Only the last `new` tokens can complete one; the others were checked before.
         """
-        start, ends = self._start_of_tail(tokens, new), range(len(tokens) - new + 1, len(tokens) + 1)
-        if not any(self._holds(tokens[start:end]) for end in (ends if self._may_vanish(tokens[-new:]) else ends[-1:])):
-            return None
-        return next((end for end in ends if self._holds(tokens[:end])), None)
-
-    def _may_vanish(self, new: list[int]) -> bool:
-        """Whether text may change again within a round, so that its end alone does not show every completed stop."""
-        return self._tokenizer.clean_up_tokenization_spaces or not self._unsettled.isdisjoint(new)
-
-    def _start_of_tail(self, tokens: list[int], new: int) -> int:
         start, reached = len(tokens) - new, 0
         while start > 0 and reached < self._reach:
             start -= 1
             reached += tokens[start] not in self._unsettled
-        return start
+        ends = range(len(tokens) - new + 1, len(tokens) + 1)
+        # Text may change again within a round, where its end alone does not show every completed stop.
+        changes = self._tokenizer.clean_up_tokenization_spaces or not self._unsettled.isdisjoint(tokens[-new:])
+        if not any(self._holds(tokens[start:end]) for end in (ends if changes else ends[-1:])):
+            return None
+        return next((end for end in ends if self._holds(tokens[:end])), None)
 
     def _holds(self, tokens: list[int]) -> bool:
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
@@ -139,12 +134,7 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
     try:
         tokens: list[int] = tokenizer(prompt, add_special_tokens=not begun)["input_ids"]
     except (TypeError, UnicodeEncodeError) as error:
-        if not _has_surrogate(prompt):
+        if not any("\ud800" <= character <= "\udfff" for character in prompt):  # as of a byte that is not UTF-8
             raise
         raise UsageError(f"prompt {prompt!r:.40} holds what is not UTF-8; give it in UTF-8") from error
     return tokens
-
-
-def _has_surrogate(text: str) -> bool:
-    """Whether it holds half a character, as an argument has in the place of a byte that is not UTF-8."""
-    return any("\ud800" <= character <= "\udfff" for character in text)

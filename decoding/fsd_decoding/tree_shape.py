@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from fsd_common.argument_checks import check_count
+from fsd_common.argument_checks import check_count, named
 from fsd_common.errors import UsageError
 
 Chain = Literal["chain"]
@@ -53,7 +53,7 @@ class TreeShape:
         try:
             top_k, nodes = map(int, text.split(","))
         except ValueError as error:
-            raise UsageError(f"--tree is {text!r:.40}; give TOP_K,NODES, such as 2,6, or {CHAIN}") from error
+            raise UsageError(f"{named('tree')} is {text!r:.40}; give TOP_K,NODES, such as 2,6, or {CHAIN}") from error
         return cls(top_k, nodes)
 
     @property

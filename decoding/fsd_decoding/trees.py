@@ -90,37 +90,25 @@ FIRST_CHILD = 0.6
 """Share of a node that its first child is taken to have in trees of a fixed shape, and so on among its siblings."""
 
 
-@dataclass(frozen=True)
-class Growth:
-    """How trees are drafted.
-
-    Args:
-        shape: their shape.
-        depth: the largest depth.
-        fixed: choose nodes by the ranks of tokens among their siblings alone, not by what q says of them. Sampling by
-            residuals needs this: its law holds where the tokens drawn do not decide which others are proposed.
-    """
-
-    shape: TreeShape
-    depth: int
-    fixed: bool
-
-
-def draft_tree(drafter: TreeDrafter, batch: Batch, sampling: Sampling, growth: Growth, kv_length: int) -> list[Tensor]:
+def draft_tree(
+    drafter: TreeDrafter, batch: Batch, sampling: Sampling, shape: TreeShape, depth: int, fixed: bool, kv_length: int
+) -> list[Tensor]:
     """Drafts a tree for every row.
 
     Args:
         drafter, batch, sampling: what to draft with.
-        growth: how.
+        shape, depth: how wide the trees are, and their largest depth.
+        fixed: choose nodes by the ranks of tokens among their siblings alone, not by what q says of them. Sampling by
+            residuals needs this: its law holds where the tokens drawn do not decide which others are proposed.
         kv_length: an upper bound of the rows' lengths and the scratch slots behind them.
 
     Returns:
         The fields of a `Tree`, and the raw logits (B, N, V) of q at nodes 0 … N - 1, which are padding at nodes without
         children.
     """
-    growing = _Growing(batch, sampling, growth)
+    growing = _Growing(batch, sampling, shape, depth, fixed)
     growing.branch(drafter.logits(batch.tokens, batch.lengths, 0, kv_length))
-    for _ in range(1, growth.depth):
+    for _ in range(1, depth):
         growing.branch(drafter.expand(batch.tokens, batch.lengths, growing.advance(), kv_length))
     tree, logits = growing.pruned()
     return [*tree.listed(), logits]
@@ -133,8 +121,8 @@ class _Growing:
     is a row's last token, number c + 1 candidate c.
     """
 
-    def __init__(self, batch: Batch, sampling: Sampling, growth: Growth) -> None:
-        self._batch, self._sampling, self._growth = batch, sampling, growth
+    def __init__(self, batch: Batch, sampling: Sampling, shape: TreeShape, depth: int, fixed: bool) -> None:
+        self._batch, self._sampling, self._shape, self._depth, self._fixed = batch, sampling, shape, depth, fixed
         rows, self._device = len(batch.lengths), batch.lengths.device
         self._level = 0
         # Of the nodes whose children come next: (B, w).
@@ -142,42 +130,45 @@ class _Growing:
         self._scores = torch.zeros((rows, 1), device=self._device)
         self._valid = torch.ones((rows, 1), dtype=torch.bool, device=self._device)
         self._paths = torch.zeros((rows, 1, 0), dtype=torch.int64, device=self._device)
-        scratch = growth.shape.top_k * (growth.depth - 1)
+        scratch = shape.top_k * (depth - 1)
         self._seen = torch.zeros((rows, 1, scratch), dtype=torch.bool, device=self._device)
         self._expanded = [self._numbers]  # numbers of the nodes in `_logits`
         self._logits: list[Tensor] = []
-        self._found: list[_Candidates] = []
+        # By level: tokens, parents' numbers, depths, scores and validity of candidates, (B, n) each.
+        self._found: list[tuple[Tensor, ...]] = []
+        self._count = 0  # of candidates
 
     def branch(self, logits: Tensor) -> None:
         """Finds the children of the current nodes, from q's raw logits (B, w, V) there."""
-        batch, top_k, width = self._batch, self._growth.shape.top_k, logits.shape[1]
+        batch, top_k, width = self._batch, self._shape.top_k, logits.shape[1]
         positions = (batch.lengths[:, None] + self._level).expand(-1, width)
         gumbel = None if batch.gumbel is None else batch.gumbel[:, self._level : self._level + 1]
         tokens, log_q = self._sampling.ranked(logits, batch.tokens, batch.keys, positions, gumbel, top_k)
         self._level += 1
         deep = (batch.draft_lengths < self._level)[:, None, None]
         valid = self._valid.unsqueeze(-1) & ~deep & (log_q != -torch.inf)
-        scores = self._scores.unsqueeze(-1) + (self._by_rank() if self._growth.fixed else _by_likelihood(log_q))
-        scores = scores.masked_fill(deep if self._growth.fixed else ~valid, -torch.inf)
+        if self._fixed:
+            ranks = torch.arange(top_k, device=self._device)
+            likelihood = math.log(FIRST_CHILD) + ranks * math.log1p(-FIRST_CHILD)
+            scores = (self._scores.unsqueeze(-1) + likelihood).masked_fill(deep, -torch.inf)
+        else:  # log q, but no less than that of a later sibling, so that x, which comes first, is kept first
+            likelihood = log_q.flip(-1).cummax(-1).values.flip(-1)
+            scores = (self._scores.unsqueeze(-1) + likelihood).masked_fill(~valid, -torch.inf)
         parents = self._numbers.unsqueeze(-1).expand_as(tokens)
         depths = torch.full_like(tokens, self._level)
         self._logits.append(logits)
-        self._found.append(_Candidates(*(each.flatten(1) for each in (tokens, parents, depths, scores, valid))))
-
-    def _by_rank(self) -> Tensor:
-        """Scores of siblings where trees have a fixed shape: (k,)."""
-        ranks = torch.arange(self._growth.shape.top_k, device=self._device)
-        return math.log(FIRST_CHILD) + ranks * math.log1p(-FIRST_CHILD)
+        self._found.append(tuple(each.flatten(1) for each in (tokens, parents, depths, scores, valid)))
+        self._count += width * top_k
 
     def advance(self) -> Frontier:
         """Chooses the nodes of the newest level that get children."""
-        newest, top_k = self._found[-1], self._growth.shape.top_k
-        chosen = _highest(newest.scores, top_k)  # (B, w) among the newest candidates
+        (tokens, _, _, scores, valid), top_k = self._found[-1], self._shape.top_k
+        chosen = _highest(scores, top_k)  # (B, w) among the newest candidates
         parents = chosen // top_k  # among the nodes before
-        self._numbers = chosen + (1 + sum(found.tokens.shape[1] for found in self._found[:-1]))
-        self._scores, self._valid = newest.scores.gather(1, chosen), newest.valid.gather(1, chosen)
+        self._numbers = chosen + (1 + self._count - tokens.shape[1])
+        self._scores, self._valid = scores.gather(1, chosen), valid.gather(1, chosen)
         paths = self._paths.gather(1, parents.unsqueeze(-1).expand(-1, -1, self._paths.shape[2]))
-        self._paths = torch.cat([paths, newest.tokens.gather(1, chosen).unsqueeze(-1)], 2)
+        self._paths = torch.cat([paths, tokens.gather(1, chosen).unsqueeze(-1)], 2)
         first, width = (self._level - 1) * top_k, chosen.shape[1]
         places = torch.arange(first, first + width, device=self._device)
         scratch = self._seen.shape[2]
@@ -188,47 +179,27 @@ class _Growing:
 
     def pruned(self) -> tuple[Tree, Tensor]:
         """The trees, and q's logits at their nodes; see `draft_tree`."""
-        found = _Candidates(*(torch.cat(parts, 1) for parts in zip(*(f.listed() for f in self._found), strict=True)))
-        kept = _highest(found.scores, self._growth.shape.nodes).sort(1).values  # (B, N) breadth first
-        valid = found.valid.gather(1, kept)
-        renumbered = _inverse(kept + 1, found.tokens.shape[1] + 1)
-        tokens, parents = found.tokens.gather(1, kept), renumbered.gather(1, found.parents.gather(1, kept))
-        depths = torch.where(valid, found.depths.gather(1, kept), 0)
+        tokens, parents, depths, scores, valid = (torch.cat(parts, 1) for parts in zip(*self._found, strict=True))
+        kept = _highest(scores, self._shape.nodes).sort(1).values  # (B, N) breadth first
+        valid = valid.gather(1, kept)
+        renumbered = _inverse(kept + 1, self._count + 1)
+        tokens, parents = tokens.gather(1, kept), renumbered.gather(1, parents.gather(1, kept))
+        depths = torch.where(valid, depths.gather(1, kept), 0)
         expanded = torch.cat(self._expanded, 1)
         # Which of `_logits` each node has; 0, which is that of a row's last token, where it has none.
-        at = _inverse(expanded[:, 1:], found.tokens.shape[1] + 1).gather(1, kept + 1)
+        at = _inverse(expanded[:, 1:], self._count + 1).gather(1, kept + 1)
         children = self._children(tokens, parents, kept, valid)
-        tree = Tree(tokens, parents, depths, children, ancestors(parents, self._growth.depth), at - 1,
-                    self._growth.depth)  # fmt: skip
+        tree = Tree(tokens, parents, depths, children, ancestors(parents, self._depth), at - 1, self._depth)
         logits = torch.cat(self._logits, 1)
         return tree, logits.gather(1, pad(at[:, :-1], (1, 0)).unsqueeze(-1).expand(-1, -1, logits.shape[2]))
 
     def _children(self, tokens: Tensor, parents: Tensor, kept: Tensor, valid: Tensor) -> Tensor:
         """`Tree.children`, where the ranks among siblings are the order in which candidates were found."""
         rows, nodes = kept.shape
-        top_k = self._growth.shape.top_k
+        top_k = self._shape.top_k
         where = torch.where(valid, parents * top_k + kept % top_k, nodes * top_k)
         children = torch.full((rows, nodes * top_k + 1), -1, device=self._device)
         return children.scatter_(1, where, tokens)[:, :-1].view(rows, nodes, top_k)
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """Nodes that a tree may have: (B, n) each."""
-
-    tokens: Tensor
-    parents: Tensor  # numbers
-    depths: Tensor
-    scores: Tensor
-    valid: Tensor
-
-    def listed(self) -> list[Tensor]:
-        return [self.tokens, self.parents, self.depths, self.scores, self.valid]
-
-
-def _by_likelihood(log_q: Tensor) -> Tensor:
-    """Scores of siblings: log q, but no less than that of a later one, so that x, which comes first, is kept first."""
-    return log_q.flip(-1).cummax(-1).values.flip(-1)
 
 
 def _highest(scores: Tensor, most: int) -> Tensor:

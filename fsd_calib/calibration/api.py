@@ -10,26 +10,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fsd_calib.calibrate_options import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
-from fsd_calib.calibration.memory import MemoryPlan, capacity_of, plan_memory
-from fsd_calib.calibration.pass_probability import claim_of
-from fsd_calib.calibration.plan import Plan, check_enough
+from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
+from fsd_calib.calibration.plan import Plan, check_enough, claim_of
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
 from fsd_calib.calibration.prepare import Prepared, prepare
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_file import save_run
-from fsd_calib.calibration.save_pages import save_pages
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.calibration.timing import TimingRequest
+from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
-from fsd_calib.calibration.usable import context_of, usable
+from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.config import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -41,8 +39,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import ProgressEstimate, showing_whole
 from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
-from fsd_decoding.config import DecodingConfig
-from fsd_decoding.config_keywords import check_type, refuse_rest
+from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of
@@ -135,7 +132,7 @@ class Calibration:
         sequence: engines that certify it in turn, of which this is one; None: this one alone does.
 
     Raises:
-        UsageError: the configuration cannot be searched, or contradicts itself.
+        UsageError: the setting cannot be searched, or contradicts itself.
     """
 
     task: str | Task
@@ -158,9 +155,9 @@ class Calibration:
         if len(drafts) > 1 and (self.decoding.predictor is not None or "per-prompt" in self._policies):
             what = "a predictor" if self.decoding.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
-        self.timing.check(self.goal)
+        check_timing(self.config.timing, self.goal, self.sources)
         if self.config.engine == "vllm":
-            check_vllm(self._sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
+            check_vllm(self.sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
 
     def _check_sizes(self, vocabulary: int, context: int | None) -> None:
         """UsageError: a tree is larger than the vocabulary or the models' context, which decoding would show late."""
@@ -180,11 +177,12 @@ class Calibration:
     def plan(self) -> Plan:
         """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them.
 
-        Reads what an earlier run of the same left in `out`, and leaves nothing in the folder of none.
+        Reads what an earlier run of the same left in `out`, leaves nothing in the folder of none, and trains no
+        predictor.
         """
         out = self.config.path("out")
         kept = out if out is not None and output_folder.is_own(out, self) else None
-        with showing_whole(self.config.reporter, ProgressEstimate()), self._prepared(kept) as ready:
+        with showing_whole(self.config.reporter, ProgressEstimate()), self._prepared(kept, plan_only=True) as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
@@ -208,8 +206,8 @@ class Calibration:
         return profile
 
     @contextmanager
-    def _prepared(self, out: Path | None) -> Iterator[Prepared]:
-        """What is ready for the long work, which writes to `out`."""
+    def _prepared(self, out: Path | None, plan_only: bool = False) -> Iterator[Prepared]:
+        """What is ready for the long work, which writes to `out`, or what its plan needs alone."""
         began, asked = time.monotonic(), self.config
         if (folder := asked.path("out")) is not None:
             output_folder.check_own(folder, self)
@@ -221,10 +219,11 @@ class Calibration:
             setting = None if self.fixed is None else setting_of(self.fixed)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
             ready = prepare(
-                session, self.goal, space, self._policies, self.decoding.predictor, config, self.timing, setting
-            )
+                session, self.goal, space, self._policies, self.decoding.predictor, config, self.sources, setting,
+                plan_only,
+            )  # fmt: skip
             plan = replace(
-                ready.plan, memory=memory, compile=ready.facts.compile, devices=engines.devices,
+                ready.plan, memory=memory, compile=ready.facts.timings.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,
                 attempt=None if self.goal.explore else ready.facts.attempt,
             )  # fmt: skip
@@ -252,7 +251,7 @@ class Calibration:
         capacity = capacity_of(problems, memory, config.batch_size or MOST_AT_ONCE)
         config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
-            self._sources, self._first, config, task, tokenizer, problems, self._longest, self.goal.serve_batch,
+            self.sources, self._first, config, task, tokenizer, problems, self._longest, self.goal.serve_batch,
             capacity,
         )  # fmt: skip
         with open_engines(request) as opened:
@@ -272,7 +271,8 @@ class Calibration:
         if not goal.explore:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
             check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
-        self.timing.check_enough(parts, goal.serve_batch)
+        if self.config.timing != "none":
+            check_enough_to_time(parts, goal.serve_batch)
         if self.config.engine == "vllm":  # which finds out itself what it has room for
             return parts, None
         memory = plan_memory(
@@ -297,7 +297,7 @@ class Calibration:
 
     @property
     def _first(self) -> DecodingConfig:
-        """The settings that all of the search's configurations share, with its first rule and divergence."""
+        """The configuration that all of the search's settings share, with its first rule and divergence."""
         space = self._space
         return DecodingConfig(
             rule=space.rules[0], divergence=space.divergences[0], sampling=self.decoding.sampling,
@@ -328,12 +328,8 @@ class Calibration:
         return tuple(listed(self.decoding.threshold_policy))
 
     @property
-    def timing(self) -> TimingRequest:
-        """What is requested of timing."""
-        return TimingRequest(self.config.timing, self._sources)
-
-    @property
-    def _sources(self) -> Sources:
+    def sources(self) -> Sources:
+        """Where the models are loaded from, here and in other processes."""
         config = self.config
         return Sources(self.target, drafts_of(self.draft), config.device, config.dtype, config.loading)
 

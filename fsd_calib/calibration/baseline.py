@@ -1,4 +1,6 @@
-"""Baseline of a calibration, measured before any threshold is tried: target alone, lossless rule, target's traces."""
+"""Baseline of a calibration, measured before any threshold is tried: target alone, lossless rule, target's traces, and
+the numerical floor that follows, below which no goal is looked for.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,27 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.session import Session
+from fsd_calib.certification.bounds import DELTA, Floor
 from fsd_calib.engines.base import WantedTraces
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.verifying import verify
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_common.files import make_private_folder, private_lock
-from fsd_common.progress.base import Waiting
+from fsd_common.files import make_private_folder, private_lock, set_aside
+from fsd_common.formatting import at_least, at_most, confidence
+from fsd_common.progress.base import Progress, Waiting
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.parts import NumericalChurn
+from fsd_decoding.profile.setting import Setting
 
 _ROUNDING = {"batch_size", "portion"}  # facts that move the numbers by rounding alone
 COMPARED = 256  # tuning problems on which target and lossless rule are compared before the search
@@ -63,7 +68,7 @@ class Baseline:
         )
 
 
-def measure_baseline(session: Session, lossless: Configuration, first: int) -> Baseline:
+def measure_baseline(session: Session, lossless: Setting, first: int) -> Baseline:
     """Measures target and lossless rule on the first tuning problems.
 
     Args:
@@ -72,11 +77,11 @@ def measure_baseline(session: Session, lossless: Configuration, first: int) -> B
     Raises:
         UsageError: the target solves none of them.
     """
-    alone = session.tuning.measure(session.configuration("target"), first)
+    alone = session.tuning.measure(session.setting("target"), first)
     if not alone.correct.any():
         raise UsageError(
             f"the target solves none of {alone.problems} {session.task.name} problems, so retention is "
-            "undefined; look at --show-prompt, or use another target"
+            "undefined; look at a prompt (fsd-calibrate --show-prompt), or use another target"
         )
     return Baseline(alone, session.tuning.measure(lossless, first), session.engine.exact_texts)
 
@@ -150,10 +155,9 @@ def _set_aside_if_damaged(folder: Path) -> None:
     except UsageError as error:  # there is no manifest to verify them by
         faults = [str(error)] if any(folder.iterdir()) else []
     if faults:
-        aside = next(p for n in count(1) if not (p := folder.with_name(f"{folder.name}.damaged-{n}")).exists())
-        folder.rename(aside)
         warnings.warn(
-            f"traces {str(folder)!r} are damaged ({faults[0]}); they are renamed to {aside.name!r} and collected again",
+            f"traces {str(folder)!r} are damaged ({faults[0]}); they are renamed to {set_aside(folder).name!r} and "
+            "collected again",
             stacklevel=2,
         )
 
@@ -165,7 +169,7 @@ def _cache_texts(traces: Traces, session: Session) -> None:
     """
     if session.engine.compile is True:
         return
-    problems, alone = {p.id: p for p in session.tuning.problems}, session.configuration("target")
+    problems, alone = {p.id: p for p in session.tuning.problems}, session.setting("target")
     columns = ["problem", "text", "tokens", "finish_reason", "rounds"]
     for row in traces.completions.to_table(columns=columns).to_pylist():
         result = Result(
@@ -173,3 +177,68 @@ def _cache_texts(traces: Traces, session: Session) -> None:
             finish_reason=row["finish_reason"],
         )  # fmt: skip
         session.decode.remember(alone, problems[row["problem"]], result)
+
+
+def note_numerical_churn(churn: NumericalChurn | None, progress: Progress) -> None:
+    """Notes how often rounding alone flips an outcome.
+
+    Args:
+        churn: None: it cannot be told from noise.
+    """
+    if churn is None:
+        progress.note(
+            "how many outcomes rounding alone flips is not known: sampled lossless texts have noise of their own in "
+            "this engine"
+        )
+        return
+    progress.note(
+        f"rounding alone (the lossless rule compared with the target) flipped {churn.outcomes_flipped} of "
+        f"{churn.problems} outcomes, so it flips {_floor(churn).bound_in_words}; it changed {churn.texts_changed} texts"
+    )
+
+
+def check_numerical_floor(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: Progress) -> None:
+    """Checks that the goal is not finer than the floor, and notes where it may be.
+
+    Args:
+        accuracy: of the target, on the problems that `churn` was counted on.
+        churn: None: it cannot be told from noise, and the goal is not checked.
+
+    Raises:
+        UsageError: a certificate is requested, and the losses it allows are below even the least that the floor may be.
+    """
+    if churn is None:
+        return
+    floor, room = _floor(churn), _room(goal, accuracy)
+    if room is None or floor.share <= room:
+        return
+    if floor.least <= room or goal.explore:
+        progress.note(
+            f"{_room_in_words(goal, room)}, and rounding alone seems to flip more: {at_most(floor.share)} here"
+        )
+        return
+    raise UsageError(
+        f"{_room_in_words(goal, room)}, and rounding alone flips more than that: {churn.outcomes_flipped} of "
+        f"{churn.problems}, at least {at_least(floor.least)} ({confidence(DELTA)} confidence); use "
+        f"{named('dtype')} float32 if the models run in another one, or a lower {named('min_acc')}, or "
+        f"{named('explore')}, which claims nothing"
+    )
+
+
+def _floor(churn: NumericalChurn) -> Floor:
+    return Floor.of(churn.outcomes_flipped, churn.problems)
+
+
+def _room(goal: Goal, accuracy: float) -> float | None:
+    """How far a retention lets outcomes differ from the target's, as a share of problems; None: no retention is set.
+
+    An absolute accuracy is compared with no other decoding: flips in both directions cancel in it.
+    """
+    return None if goal.min_acc is None or goal.acc == "absolute" else abs(1 - goal.min_acc) * accuracy
+
+
+def _room_in_words(goal: Goal, room: float) -> str:
+    assert goal.min_acc is not None
+    if goal.min_acc > 1:
+        return f"{named('min_acc')} {goal.min_acc:g} requires a gain of {at_most(room)} of the outcomes"
+    return f"{named('min_acc')} {goal.min_acc:g} leaves room for {at_most(room)} of the outcomes to be lost"

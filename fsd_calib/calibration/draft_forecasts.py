@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import json
+import warnings
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fsd_calib.calibration.policy_families import Shaped
-from fsd_calib.calibration.predictor import EarlyStop
 from fsd_calib.calibration.session import Session
-from fsd_calib.calibration.walked_rounds import walked_rounds
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.forecast import DraftForecasts, ReplayForecast, WalkedForecast
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import CostModel, sweep
-from fsd_collectors.replay.walks import Walked
+from fsd_collectors.replay.walks import Walked, Walks
 from fsd_collectors.store.reading import Traces
+from fsd_common.files import atomic_write, make_private_folder, naming
+from fsd_decoding.divergence import DIVERGENCE_VERSION
+from fsd_decoding.profile.setting import Drafting, Setting
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.predictor import EarlyStop
 
 LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)
@@ -51,18 +62,18 @@ class TracedDrafts:
         }
         return DraftForecasts({**chains, **{drafting: self._walked(drafting) for drafting in self._untraced}})
 
-    def fastest_for_sd(self, forecast: DraftForecasts, count: int) -> tuple[Configuration, ...]:
+    def fastest_for_sd(self, forecast: DraftForecasts, count: int) -> tuple[Setting, ...]:
         """Returns the fastest `sd` settings over all drafts, shapes and draft lengths, the fastest first.
 
         Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
         """
-        speeds: dict[Configuration, float] = {}
+        speeds: dict[Setting, float] = {}
         longest = self.session.engine.longest_draft
         lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
         for draft, seen in self.traces.items():
             frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=self.costs[Drafting(draft)])
             for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
-                speeds[self.session.configuration("sd", int(length), draft)] = float(speed)
+                speeds[self.session.setting("sd", int(length), draft)] = float(speed)
         for drafting in self._untraced:
             for length in self.space.lengths(drafting.tree) if drafting.tree else lengths:
                 sd = self._lossless(drafting, length).under("sd")
@@ -93,8 +104,8 @@ class TracedDrafts:
                 advance(1)
         return WalkedForecast(walked, self.space.divergences, self.costs[drafting])
 
-    def _lossless(self, drafting: Drafting, length: int) -> Configuration:
-        return replace(self.session.configuration(LOSSLESS, length, drafting.draft), tree=drafting.tree)
+    def _lossless(self, drafting: Drafting, length: int) -> Setting:
+        return replace(self.session.setting(LOSSLESS, length, drafting.draft), tree=drafting.tree)
 
 
 def _spread(lengths: Collection[int]) -> tuple[int, ...]:
@@ -103,3 +114,59 @@ def _spread(lengths: Collection[int]) -> tuple[int, ...]:
     Tokens per round of the others lie on a line of log L. Not those of trees, which have all their nodes at some depth.
     """
     return tuple(sorted({min(lengths), max(lengths), *(length for length in lengths if length.bit_count() == 1)}))
+
+
+_WALKS_VERSION = 1  # of what is kept
+_FACTS = "facts"  # entry: tokens, rounds, and whether there are chains alone
+
+
+def walked_rounds(
+    engine: OwnEngine, request: DecodingRequest, divergences: Sequence[str], cache: Path | None
+) -> Walked:
+    """Returns what `OwnEngine.walked` does, decoded at the first call.
+
+    Args:
+        cache: the folder of decodings and traces; None: nothing is kept.
+    """
+    if cache is None:
+        return engine.walked(request, divergences)
+    file = cache / "walks" / f"{_name(engine, request, divergences)}.npz"
+    found = _read(file, divergences)
+    if found is None:
+        found = engine.walked(request, divergences)
+        _write(file, found)
+    return found
+
+
+def _name(engine: OwnEngine, request: DecodingRequest, divergences: Sequence[str]) -> str:
+    """A hash of everything that the rounds depend on, but for rounding."""
+    key = engine.key(request.setting, request.seed)
+    facts = [key.json, *divergences, DIVERGENCE_VERSION, _WALKS_VERSION, *map(tuple, request.prompts)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def _read(file: Path, divergences: Sequence[str]) -> Walked | None:
+    """What was kept; None: nothing was, or it is damaged, which is a warning."""
+    if not file.exists():
+        return None
+    try:
+        with np.load(file) as kept:  # whose entries have checksums
+            tokens, rounds, chains = kept[_FACTS].tolist()
+            columns = {name: kept[f"D {name}"] for name in divergences}
+            return Walked(Walks(kept["exact"], kept["drafted"], columns, bool(chains)), tokens, rounds)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        warnings.warn(f"walked rounds {str(file)!r} are damaged ({error}); they are decoded again", stacklevel=2)
+        return None
+
+
+def _write(file: Path, walked: Walked) -> None:
+    walks = walked.walks
+    entries: dict[str, Any] = {
+        "exact": walks.exact, "drafted": walks.drafted,
+        _FACTS: np.array([walked.tokens, walked.rounds, int(walks.chains)]),
+        **{f"D {name}": values for name, values in walks.divergences.items()},
+    }  # fmt: skip
+    with naming("walked rounds", file):
+        make_private_folder(file.parent)
+        with atomic_write(file) as stream:
+            np.savez_compressed(stream, **entries)

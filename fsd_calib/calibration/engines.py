@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fsd_calib.config import MOST_AT_ONCE, RunConfig, SearchSpace
+from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
 from fsd_calib.engines.own import OwnEngine, source_of
-from fsd_calib.engines.vllm.loading import EngineArguments
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Problem, Task
-from fsd_calib.vllm_plugin.engine_checks import RULES
+from fsd_calib.vllm_plugin import RULES
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.settings import listed
@@ -25,8 +24,8 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import is_source, keywords_of
 from fsd_decoding.model_options import USUAL_LOADING
-from fsd_decoding.profile.content import COMPILE
 from fsd_decoding.profile.drafts import kind_of
+from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.requests import requests_for
 from fsd_decoding.workers.model_workers import Capacity, Sources, open_workers
 
@@ -158,6 +157,8 @@ def _obstacles(
         yield f"which samples at temperature {_COLDEST} or above, and {decoding.temperature} is given: give 0"
     if decoding.min_p is not None:
         yield "which refuses min_p in speculative decoding: leave it out"
+    from fsd_calib.engines.vllm.loading import EngineArguments
+
     rows = max(config.batch_size or MOST_AT_ONCE, serve_batch)
     EngineArguments.of(config.engine_args or {}).check_room(rows)
     if config.loading != USUAL_LOADING:
@@ -170,7 +171,7 @@ def _obstacles(
 @contextmanager
 def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
     from fsd_calib.engines.vllm.engine import VllmEngineSource
-    from fsd_calib.engines.vllm.loading import Room
+    from fsd_calib.engines.vllm.loading import EngineArguments, Room
 
     check_vllm_installed()
     config, arguments = request.config, EngineArguments.of(request.config.engine_args or {})

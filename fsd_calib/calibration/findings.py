@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fsd_calib.calibration.baseline import Baseline
 from fsd_calib.calibration.prepare import Prepared
@@ -11,14 +11,14 @@ from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
 from fsd_calib.search.objective import FinishedTrial
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.profile.content import Outcome
+from fsd_decoding.profile.fields import Outcome
+from fsd_decoding.profile.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,31 @@ class Findings:
         steps: what the baseline, the search, the certificate and the timing took, as far as the calibration came.
         trials: of the search.
         opened: the certification part; None: nothing was decoded there.
-        evidence: by tested configuration.
+        evidence: by tested setting.
     """
 
     ready: Prepared
     outcome: Outcome
     certified: bool
-    chosen: Configuration
-    sd: Configuration
-    followed: Configuration
+    chosen: Setting
+    sd: Setting
+    followed: Setting
     baseline: Baseline
     timed: Timed
-    single: Speeds[Configuration] | None
+    single: Speeds[Setting] | None
     steps: Sequence[Step]
     opened: HoldoutAttempt | None = None
-    evidence: Mapping[Configuration, Evidence] = field(default_factory=dict)
+    evidence: Mapping[Setting, Evidence] = field(default_factory=dict)
     trials: Sequence[FinishedTrial] = ()
 
     @property
     def lossy(self) -> bool:
         """Whether decoders of the profile may change texts."""
         return self.followed.threshold is not None
+
+    def exported(self, setting: Setting) -> Setting:
+        """Returns a setting as profiles have it: without the name of its draft where that is the profile's own."""
+        return replace(setting, draft=None) if setting.draft == self.followed.draft else setting
 
     @property
     def certifying(self) -> tuple[Evidence | None, bool]:
@@ -67,13 +71,13 @@ class Findings:
         """The parts that problems were decoded on: tuning, and where it was opened certification."""
         return (self.ready.session.tuning, *((self.opened,) if self.opened else ()))
 
-    def measured(self, configuration: Configuration) -> Measurement:
+    def measured(self, setting: Setting) -> Measurement:
         """Returns its measurement on the certification part where it was decoded there, else on the tuning part."""
         for part in reversed(self.parts):
             for measurement in part.measured():
-                if measurement.configuration == configuration:
+                if measurement.setting == setting:
                     return measurement
-        raise ValueError(f"{configuration} was measured nowhere")
+        raise ValueError(f"{setting} was measured nowhere")
 
     def alone(self, like: Measurement) -> Measurement:
         """Returns the target's measurement on the same problems."""
@@ -84,8 +88,8 @@ class Findings:
         return self._part(of).problems[: of.problems]
 
     def paired(self, measured: Measurement) -> Paired:
-        """Returns its grades beside the target's: of a tested configuration those that the verdict rests on."""
-        tested = self.evidence.get(measured.configuration)
+        """Returns its grades beside the target's: of a tested setting those that the verdict rests on."""
+        tested = self.evidence.get(measured.setting)
         if tested is not None and measured.part == "certification":
             return tested.paired
         return Paired(self.alone(measured).correct, measured.correct)

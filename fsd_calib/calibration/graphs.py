@@ -11,8 +11,8 @@ from statistics import median
 from fsd_common.formatting import duration, percent
 from fsd_common.progress.base import Progress
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.engine.kv_pool import CAPTURES
-from fsd_decoding.profile.content import COMPILE, Rounds
+from fsd_decoding.engine.cache_pool import CAPTURES
+from fsd_decoding.profile.fields import COMPILE, Rounds
 
 Clock = Callable[[], float]
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import torch
 
+from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.engines import check_vllm_installed
 from fsd_calib.calibration.output_folder import check_own
 from fsd_calib.calibration.recertify import as_recorded
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.config import RunConfig
-from fsd_calib.engines.vllm.loading import EngineArguments
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
@@ -83,6 +82,8 @@ def _config(calibration: Calibration, engine: str) -> RunConfig:
 
 def _frozen(calibration: Calibration, engines: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Names of all engines, and the arguments that their texts depend on."""
+    from fsd_calib.engines.vllm.loading import EngineArguments
+
     arguments = [EngineArguments.of(_config(calibration, name).engine_args or {}).decisive for name in engines]
     return tuple((name, json.dumps(given, sort_keys=True)) for name, given in zip(engines, arguments, strict=True))
 

@@ -1,20 +1,22 @@
-"""Memory that a task takes, compared with what the device has before the models load; it decides the batch size."""
+"""What fits: the problems that the models' context takes, and the memory of decoding them, told before models load."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fsd_calib.config import MOST_AT_ONCE, RunConfig
+from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig
 from fsd_calib.tasks.base import Problem, Task
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import gigabytes
 from fsd_decoding.loading import check_device, default_device, is_source
-from fsd_decoding.memory import NAMES, ModelSize, Need, UnknownSizeError, Work, available, need
+from fsd_decoding.memory import LOADED, ModelSize, UnknownSizeError, Workload, available, need
+from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.requests import requests_for
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.text import prompt_tokens
 from fsd_decoding.workers.model_workers import Capacity
 
 SIZES = tuple(MOST_AT_ONCE >> halvings for halvings in range(MOST_AT_ONCE.bit_length()))
@@ -26,21 +28,27 @@ class MemoryPlan:
     """What a calibration, or a collection of traces, needs of its device.
 
     Args:
+        need: bytes by what takes them, in words.
         rows: problems decoded at once at most: the batch size, or --serve-batch where that is larger.
         free: bytes that the device has; None: unknown.
     """
 
-    need: Need
+    need: dict[str, int]
     batch_size: int
     rows: int
     device: str
     free: int | None
 
     @property
+    def total(self) -> int:
+        """Bytes that are needed in all."""
+        return sum(self.need.values())
+
+    @property
     def arithmetic(self) -> str:
         """The sum in words."""
-        parts = " + ".join(f"{NAMES[name]} {gigabytes(size)}" for name, size in asdict(self.need).items() if size)
-        return f"{parts} = {gigabytes(self.need.total)}"
+        parts = " + ".join(f"{name} {gigabytes(size)}" for name, size in self.need.items() if size)
+        return f"{parts} = {gigabytes(self.total)}"
 
 
 def plan_memory(
@@ -74,7 +82,7 @@ def plan_memory(
         rows = max(min(batch_size, len(problems)), serve_batch)
         needed = need(sizes[0], sizes[1:], work, rows, device)
         if config.timing == "careful":  # its processes load the models again
-            needed = replace(needed, **{name: 2 * getattr(needed, name) for name in ("target", "drafts", "copies")})
+            needed |= {name: 2 * needed[name] for name in LOADED}
         return MemoryPlan(needed, batch_size, rows, device, free)
 
     return _fitting(at, config.batch_size)
@@ -84,7 +92,7 @@ def capacity_of(problems: Sequence[Problem], memory: MemoryPlan | None, batch_si
     """Returns what limits the number of workers. memory None: it cannot be estimated."""
     if memory is None:
         return Capacity(len(problems), batch_size)
-    return Capacity(len(problems), memory.batch_size, memory.need.total, memory.free)
+    return Capacity(len(problems), memory.batch_size, memory.total, memory.free)
 
 
 def _device(models: Sequence[Any], config: RunConfig) -> str:
@@ -99,7 +107,7 @@ def _device(models: Sequence[Any], config: RunConfig) -> str:
 
 def _work(
     sizes: Sequence[ModelSize], tokenizer: Any, task: Task, problems: Sequence[Problem], length: int, greedy: bool
-) -> Work:
+) -> Workload:
     """UsageError: a prompt is too long for the models, or holds a token that they do not have."""
     context = min((size.context for size in sizes if size.context is not None), default=None)
     vocabulary = min(size.logits for size in sizes if size.logits)
@@ -107,7 +115,7 @@ def _work(
         tokenizer, context, vocabulary, [p.prompt for p in problems], None, 0.0, 1, task.max_new_tokens
     )
     longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
-    return Work(longest + length + 1, max(len(request.prompt) for request in requests), length, greedy)
+    return Workload(longest + length + 1, max(len(request.prompt) for request in requests), length, greedy)
 
 
 def _fitting(at: Callable[[int], MemoryPlan], given: int | None) -> MemoryPlan:
@@ -134,4 +142,79 @@ def _way_out(refused: MemoryPlan, smaller: MemoryPlan | None) -> str:
 
 def _first_that_fits(at: Callable[[int], MemoryPlan], sizes: Sequence[int]) -> MemoryPlan | None:
     plans = (at(size) for size in sizes)
-    return next((plan for plan in plans if plan.free is None or plan.need.total <= plan.free), None)
+    return next((plan for plan in plans if plan.free is None or plan.total <= plan.free), None)
+
+
+_SHOWN = 5  # ids in a line
+_ADDED = 8  # tokens that a tokenizer may add to those of a text, such as its start
+
+
+def context_of(models: Sequence[tuple[Any, ModelOptions]], dtype: str | None) -> int | None:
+    """Returns the most tokens of a prompt and its text together that all models take; None: no limit is known."""
+    found = []
+    for model, options in models:
+        try:
+            found.append(ModelSize.of(model, dtype, options).context)
+        except UnknownSizeError:
+            continue
+    return min((context for context in found if context is not None), default=None)
+
+
+def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str], None]) -> Task:
+    """Returns a task without the problems whose prompts are as long as the models' context, or longer.
+
+    They are left out of both sides of every comparison, since no model can answer them. Problems whose texts the
+    context may cut short stay and get their `room`. Those whose reference is wrong by the task's own grader stay too:
+    both sides fail on them.
+
+    Args:
+        context: See `context_of`.
+        note: Receives a line where there are such problems.
+
+    Raises:
+        UsageError: All prompts are too long.
+    """
+    long = [] if context is None else [p for p in task.problems if _fills(p.prompt, tokenizer, context)]
+    if long:
+        note(
+            f"{len(long)} of {len(task.problems)} prompts fill the models' context of {context} tokens and are left "
+            f"out (ids {_ids(long)})"
+        )
+        left = set(map(id, long))
+        task = replace(task, problems=tuple(p for p in task.problems if id(p) not in left))
+        if not task.problems:
+            raise UsageError(
+                f"all prompts of task {task.name} fill the models' context of {context} tokens; shorten them"
+            )
+    rooms = {} if context is None else _rooms(task, tokenizer, context)
+    if rooms:
+        near = [p for p in task.problems if p.id in rooms]
+        task = replace(task, problems=tuple(replace(p, room=rooms.get(p.id)) for p in task.problems))
+        note(
+            f"{len(near)} of {len(task.problems)} prompts leave less than {task.max_new_tokens} tokens of the models' "
+            f"context of {context}, which may cut their texts short (ids {_ids(near)})"
+        )
+    wrong = [p for p in task.problems if task.keys_are_texts and not task.grader(p, p.reference)]
+    if wrong:
+        note(
+            f"{len(wrong)} of {len(task.problems)} references are wrong by the task's own grader, so, if they are "
+            f"answers, no text is right there (ids {_ids(wrong)}); fsd-tasks check names them"
+        )
+    return task
+
+
+def _rooms(task: Task, tokenizer: Any, context: int) -> dict[int, int]:
+    """Returns the tokens left for an answer, by id, where they are fewer than the task allows."""
+    near = [p for p in task.problems if _fills(p.prompt, tokenizer, context - task.max_new_tokens + 1)]
+    return {p.id: context - len(prompt_tokens(tokenizer, p.prompt)) for p in near}
+
+
+def _fills(prompt: str, tokenizer: Any, context: int) -> bool:
+    if len(prompt.encode()) + _ADDED < context:  # a token has at least a byte
+        return False
+    return len(prompt_tokens(tokenizer, prompt)) >= context
+
+
+def _ids(problems: Sequence[Problem]) -> str:
+    more = f" and {len(problems) - _SHOWN} others" if len(problems) > _SHOWN else ""
+    return ", ".join(str(problem.id) for problem in problems[:_SHOWN]) + more

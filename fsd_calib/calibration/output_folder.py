@@ -18,8 +18,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.drafts import drafts_of
-from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.tasks.base import Task
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.replay.blocks import Traces
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.shapes import PROMPT_FACTS, PerPrompt, PromptFacts
+from fsd_decoding.profile.setting import Setting
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class Losses:
 
 def per_prompt_shapes(
     decode: Decode,
-    configuration: Configuration,
+    setting: Setting,
     thresholds: Sequence[float],
     problems: Sequence[Problem],
     facts: Mapping[int, Sequence[float]],
@@ -57,7 +57,7 @@ def per_prompt_shapes(
 
     Args:
         decode: a `CachedDecoder`, so that a problem is decoded only as often as its text changes.
-        configuration: which the shapes are for, at any T.
+        setting: which the shapes are for, at any T.
         thresholds: at which problems are decoded, above 0; a dozen are enough.
         problems: of the tuning part.
         facts: of each problem by id, see `facts_of`.
@@ -65,7 +65,7 @@ def per_prompt_shapes(
     Raises:
         UsageError: too few problems are lost at these thresholds to learn from.
     """
-    losses = measure_losses(decode, configuration, thresholds, problems, facts)
+    losses = measure_losses(decode, setting, thresholds, problems, facts)
     weights, means = np.array(_rounded(fit_weights(losses))), _rounded(losses.facts.mean(0))
     prompts = {problem.id: facts[problem.id][: len(PROMPT_FACTS)] for problem in problems}
     return [PerPrompt(0.0, (gain * weights).tolist(), means).knowing(prompts) for gain in GAINS]
@@ -79,7 +79,7 @@ def facts_of(traces: Traces, decoder: SpeculativeDecoder, problems: Sequence[Pro
     """
     prompt_facts = PromptFacts()
     prompt_facts.check(decoder.tokenizer)
-    requests = decoder.requests([p.prompt for p in problems], 1, None, None, None, None)
+    requests = decoder.requests([p.prompt for p in problems], 1)
     drafted = dict(_first_tokens(traces))
     missing = next((p for p in problems if p.id not in drafted), None)
     if missing is not None:
@@ -89,15 +89,15 @@ def facts_of(traces: Traces, decoder: SpeculativeDecoder, problems: Sequence[Pro
 
 def measure_losses(
     decode: Decode,
-    configuration: Configuration,
+    setting: Setting,
     thresholds: Sequence[float],
     problems: Sequence[Problem],
     facts: Mapping[int, Sequence[float]],
 ) -> Losses:
     """Decodes problems at rising thresholds. See `per_prompt_shapes` for the arguments."""
     rising = sorted(set(thresholds))
-    alone = _right(decode, configuration.under("target"), problems)
-    right = [_right(decode, configuration.at(threshold), problems) for threshold in rising]
+    alone = _right(decode, setting.under("target"), problems)
+    right = [_right(decode, setting.at(threshold), problems) for threshold in rising]
     lost = ~np.logical_and.accumulate(np.stack(right, 1)[alone], 1)
     rows = np.array([facts[problem.id] for problem in problems], np.float64)[alone]
     return Losses(rows, np.array(rising), lost)
@@ -169,9 +169,9 @@ def _check(losses: Losses) -> None:
     )
 
 
-def _right(decode: Decode, configuration: Configuration, problems: Sequence[Problem]) -> NDArray[np.bool_]:
+def _right(decode: Decode, setting: Setting, problems: Sequence[Problem]) -> NDArray[np.bool_]:
     """Returns for each problem whether it is solved with every seed, shape (n,)."""
-    return np.array([all(d.correct for d in seeds) for seeds in decode(configuration, problems)], bool)
+    return np.array([all(d.correct for d in seeds) for seeds in decode(setting, problems)], bool)
 
 
 def _first_tokens(traces: Traces) -> Iterable[tuple[int, tuple[float, float]]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import beta
 
+from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.certification.bounds import Floor
 from fsd_calib.certification.claim import Claim
@@ -21,7 +22,7 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level
-from fsd_decoding.profile.content import Rounds
+from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EngineInfo
 
 CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true
@@ -89,7 +90,7 @@ class PlannedStep:
     name: str
     decodings: int
     seconds_each: float
-    most: int = 0  # decodings in the worst case, where that is not the expected one
+    worst_case: int = 0  # decodings in the worst case, where that is not the expected one
     once: float = 0.0  # seconds beside those of decodings
 
     @property
@@ -97,9 +98,9 @@ class PlannedStep:
         return self.decodings * self.seconds_each + self.once
 
     @property
-    def seconds_more(self) -> float:
-        """Time in the worst case, beyond the expected one."""
-        return max(self.most - self.decodings, 0) * self.seconds_each
+    def worst_case_extra(self) -> float:
+        """Seconds in the worst case, beyond the expected ones."""
+        return max(self.worst_case - self.decodings, 0) * self.seconds_each
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,14 @@ class Plan:
         return self.devices * self.seconds
 
     @property
-    def seconds_more(self) -> float:
-        """Time in the worst case, beyond the expected one."""
-        return sum(step.seconds_more for step in self.steps)
+    def worst_case_extra(self) -> float:
+        """Seconds in the worst case, beyond the expected ones."""
+        return sum(step.worst_case_extra for step in self.steps)
+
+
+def claim_of(goal: Goal, problems: int) -> Claim:
+    """Returns the claim to show on `problems` certification problems; of an exploration, the one that would be."""
+    return Claim(goal.min_acc, goal.acc, goal.guarantee, goal.test, problems)
 
 
 def make_plan(
@@ -174,7 +180,7 @@ def planned_steps(
         lossless: tuning problems that the lossless rule decodes.
         searched: decodings that the search is expected to take.
         likely, candidates: frozen candidates that are tested, as expected and at most.
-        timed: decodings that are timed: problems x configurations x repeats.
+        timed: decodings that are timed: problems x settings x repeats.
         timed_seconds: mean time of a timed decoding, at --serve-batch.
         counted: problems on which the tokens per round of the `sd` that timing chose are counted.
         graphs: seconds of making the graphs of all shapes of rounds; 0: rounds are called directly.

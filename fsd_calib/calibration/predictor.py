@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fsd_calib.calibrate_options import AUTO
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.session import Session
-from fsd_calib.config import AUTO
 from fsd_calib.search.space import Space
+from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel, RoundPolicy
 from fsd_collectors.store.reading import Traces
@@ -25,6 +26,9 @@ from fsd_predictors.predictor import Predictor
 from fsd_predictors.stopping.of_predictor import Stopper
 from fsd_predictors.training.api import train
 from fsd_predictors.training.rows import LEAST
+
+NAME = "predictor"
+"""The folder of a trained predictor, in that of a profile."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +58,31 @@ class EarlyStop:
     info: EarlyStopInfo
 
 
-def choose(source: str | os.PathLike[str], session: Session, space: Space, folder: Path | None) -> Chosen:
+def choose(
+    source: str | os.PathLike[str], session: Session, space: Space, folder: Path | None, *, train: bool = True
+) -> Chosen | None:
     """Returns the predictor in the folder `source`, or with "auto" one trained on the tuning part.
 
     Args:
         folder: of the profile; a trained predictor is saved there. None: it is saved in the cache.
+        train: whether one may be trained. Where not, "auto" is the one that an earlier run of the same has trained.
+
+    Returns:
+        None: a run will train it.
 
     Raises:
         UsageError: there is no predictor, it is of other models, rules, divergences or sampling, or there are too few
             problems to train one.
     """
-    if os.fspath(source) == AUTO:
-        place = (folder or _cache_folder(session, space)) / "predictor"
-        chosen = Chosen(_train(place, session, space), place, supplied=False)
-    else:
+    if os.fspath(source) != AUTO:
         chosen = Chosen(Predictor.load(source), Path(source), supplied=True)
+    else:
+        problems = _training_problems(session, space)
+        place = (folder or _cache_folder(session, space)) / NAME
+        if not train and not _is_trained(place):
+            return None
+        predictor = _train(place, problems, session, space) if train else Predictor.load(place)
+        chosen = Chosen(predictor, place, supplied=False)
     _check(chosen.predictor, session, space)
     return chosen
 
@@ -97,8 +111,8 @@ def stopping_early(
     return EarlyStop(decoding, {divergence: stopper.in_replay() for divergence, stopper in stoppers.items()}, info)
 
 
-def _train(folder: Path, session: Session, space: Space) -> Predictor:
-    """Trains on tuning problems that forecasts of speed are not made from; reuses one trained on the same traces."""
+def _training_problems(session: Session, space: Space) -> Sequence[Problem]:
+    """The tuning problems that forecasts of speed are not made from. UsageError: they train no predictor."""
     if len(space.rules) > 1:
         raise UsageError(f"rules are {', '.join(space.rules)}; a predictor is trained for one rule: give one of them")
     problems = session.tuning.problems[TRACED:]
@@ -107,9 +121,14 @@ def _train(folder: Path, session: Session, space: Space) -> Predictor:
             f"there are {len(session.tuning.problems)} tuning problems; training a predictor takes at least "
             f"{TRACED + LEAST}: give more problems, or a predictor's folder"
         )
+    return problems
+
+
+def _train(folder: Path, problems: Sequence[Problem], session: Session, space: Space) -> Predictor:
+    """Trains on these tuning problems; reuses a predictor trained on the same traces."""
     session.tuned.mark(problems)
     with traces_along_target(session, space.divergences, problems) as traces:
-        if (folder / "predictor.json").exists():
+        if _is_trained(folder):
             earlier = Predictor.load(folder)
             trained_on = earlier.facts.traces, earlier.facts.rule, earlier.facts.divergences
             if trained_on == (traces.manifest.run, space.rules[0], space.divergences):
@@ -120,8 +139,12 @@ def _train(folder: Path, session: Session, space: Space) -> Predictor:
         )  # fmt: skip
 
 
+def _is_trained(folder: Path) -> bool:
+    return (folder / "predictor.json").exists()
+
+
 def _cache_folder(session: Session, space: Space) -> Path:
-    """For calibrations that write no profile. Raises UsageError where there is no cache either."""
+    """The folder for calibrations that write no profile. Raises UsageError where there is no cache either."""
     if session.cache is None:
         raise UsageError(
             "predictor is 'auto', and there is neither an output folder nor a cache to save it in; give one of them"

@@ -9,23 +9,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fsd_calib.calibration.baseline import COMPARED, COUNTED, TRACED, measure_baseline, traces_along_target
+from fsd_calib.calibrate_options import Compiling, Goal, RunConfig
+from fsd_calib.calibration.baseline import (
+    COMPARED,
+    COUNTED,
+    TRACED,
+    check_numerical_floor,
+    measure_baseline,
+    traces_along_target,
+)
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
-from fsd_calib.calibration.numerical_floor import judge
-from fsd_calib.calibration.pass_probability import claim_of
-from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, make_plan, planned_steps
+from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, claim_of, make_plan, planned_steps
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
-from fsd_calib.calibration.predictor import Chosen, choose, stopping_early
-from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
-from fsd_calib.calibration.timing import Timer, TimingRequest
+from fsd_calib.calibration.timing import Timer
 from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
-from fsd_calib.config import Compiling, Goal, RunConfig
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast
@@ -34,9 +37,14 @@ from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.profile.content import Rounds
+from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.tree_shape import TreeShape
+from fsd_decoding.workers.model_workers import Sources
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.predictor import Chosen
 
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
@@ -55,7 +63,7 @@ class Prepared:
     """The measurements that the search, the certificate and the timing start from.
 
     Args:
-        sds: the `sd` configurations (draft length and draft) that are fastest in replay, the fastest first.
+        sds: the `sd` settings (draft length and draft) that are fastest in replay, the fastest first.
         fixed: the setting to certify where none is searched.
         seconds: what the preparation took.
     """
@@ -65,33 +73,33 @@ class Prepared:
     space: Space
     facts: RunFacts
     forecast: DraftForecasts
-    sds: tuple[Configuration, ...]
+    sds: tuple[Setting, ...]
     timer: Timer
     plan: Plan
     config: RunConfig
     early_stop: EarlyStopInfo | None
-    fixed: Configuration | None = None
+    fixed: Setting | None = None
     seconds: float = 0.0
 
     @property
-    def alone(self) -> Configuration:
-        return self.session.configuration("target")
+    def alone(self) -> Setting:
+        return self.session.setting("target")
 
-    def costs_of(self, configuration: Configuration) -> RecordedCosts:
-        """Returns the costs of a round with the configuration's draft."""
-        return self.facts.costs[self.space.compared.index(configuration.drafting)]
+    def costs_of(self, setting: Setting) -> CostModel:
+        """Returns the costs of a round with the setting's draft."""
+        return self.facts.timings.costs[self.space.compared.index(setting.drafting)]
 
     @property
-    def lossless(self) -> Configuration:
+    def lossless(self) -> Setting:
         return self.sds[0].under(LOSSLESS)
 
     @cached_property
-    def sd(self) -> Configuration:
+    def sd(self) -> Setting:
         """The fastest `sd` by the clock of the run's first process, and no other one for the rest of the run."""
-        if self.timer.request.way == "none" and self.facts.sd is None:
+        if self.timer.way == "none" and self.facts.sd is None:
             return self.sds[0]  # a forecast, and no choice for a process of this run that times
         folder, progress = self.config.path("out"), self.session.progress
-        return Configuration.of(first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds).values, progress))
+        return first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds), progress)
 
 
 def prepare(
@@ -101,21 +109,34 @@ def prepare(
     policies: Sequence[PolicyChoice],
     predictor: str | os.PathLike[str] | None,
     config: RunConfig,
-    timing: TimingRequest,
-    fixed: Configuration | None = None,
+    sources: Sources,
+    fixed: Setting | None = None,
+    plan_only: bool = False,
 ) -> Prepared:
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
+
+    Args:
+        plan_only: whether no run follows, so that no predictor is trained: the plan is of drafts that none ends early.
 
     Raises:
         UsageError: there are too few problems for the goal, whatever the outcomes.
     """
     folder = config.path("out")
     _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
-    chosen = None if predictor is None else choose(predictor, session, space, folder)
+    chosen = None
+    if predictor is not None:
+        from fsd_calib.calibration.predictor import choose, stopping_early  # which import what trains predictors
+
+        chosen = choose(predictor, session, space, folder, train=not plan_only)
+        if chosen is None:
+            session.progress.note(
+                "a run trains its predictor first; the plan has neither the time of that nor drafts that end early"
+            )
+            space = replace(space, draft_lengths=tuple(range(1, max(space.draft_lengths) + 1)))
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
         baseline = measure_baseline(session, _usual(session, space), _PILOT)
-        judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
+        check_numerical_floor(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         # Drafts that cannot be traced have a constant T.
         shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
         space = replace(space, policies=tuple(shaped))
@@ -125,19 +146,19 @@ def prepare(
         facts = begin_or_resume(
             folder, name, session.holdout, partial(_timings, session, goal, space, config), session.progress
         )
-        session.call_rounds(facts.compile)
+        session.call_rounds(facts.timings.compile)
         level = facts.level(goal.confidence)
         _check_enough(goal, session, session.holdout.problems, level)
-        costs = {each: known.model for each, known in zip(space.compared, facts.costs, strict=True)}
+        costs = dict(zip(space.compared, facts.timings.costs, strict=True))
         chain = costs[Drafting(first)]
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
         drafts = TracedDrafts(session, space, traces, costs)
         forecast = drafts.forecast(early, shaped)
-        sds = drafts.fastest_for_sd(forecast, 1 if timing.way == "none" else 2)
+        sds = drafts.fastest_for_sd(forecast, 1 if config.timing == "none" else 2)
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     if early is not None:
         session = session.stopping_early(early.policies, stops)
-    timer = Timer(session, goal, timing, forecast, stops)
+    timer = Timer(session, goal, config.timing, sources, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
     pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
@@ -171,7 +192,7 @@ def _paces(pace: Pace, served: Paces) -> Paces:
     return Paces(pace.target, pace.lossless, pace.lossless * served.fuzzy / served.lossless)
 
 
-def _given(chosen: Chosen | None, fixed: Configuration | None, sequence: EngineSequence | None) -> dict[str, Any]:
+def _given(chosen: Chosen | None, fixed: Setting | None, sequence: EngineSequence | None) -> dict[str, Any]:
     """What determines the course of some calibrations only."""
     of_predictor = {} if chosen is None else {"predictor": chosen.predictor.fingerprint}
     of_setting = {} if fixed is None else {"fixed": fixed.values}
@@ -223,8 +244,8 @@ def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> T
 
 def _pace(session: Session, space: Space) -> Pace:
     """The pace of decoding, measured in this process, with rounds called as the session calls them."""
-    alone = partial(_decode_some, session, session.configuration("target"))
-    lossless = partial(_decode_some, session, session.configuration(LOSSLESS, _NEW_LENGTH, space.drafts[0]))
+    alone = partial(_decode_some, session, session.setting("target"))
+    lossless = partial(_decode_some, session, session.setting(LOSSLESS, _NEW_LENGTH, space.drafts[0]))
     with session.as_one_worker():
         first = seconds = seconds_of(lossless)
         if session.engine.compile:  # then that made graphs
@@ -252,8 +273,8 @@ def _shapes(space: Space, config: RunConfig) -> int:
     return len(space.compared) * (_OTHER_SHAPES + min(len(space.draft_lengths), config.trials))
 
 
-def _usual(session: Session, space: Space) -> Configuration:
-    return session.configuration(LOSSLESS, _USUAL_LENGTH, space.drafts[0])
+def _usual(session: Session, space: Space) -> Setting:
+    return session.setting(LOSSLESS, _USUAL_LENGTH, space.drafts[0])
 
 
 def _some(session: Session) -> Sequence[Problem]:
@@ -261,8 +282,8 @@ def _some(session: Session) -> Sequence[Problem]:
     return session.tuning.problems[: 2 * session.batch_size]
 
 
-def _decode_some(session: Session, configuration: Configuration) -> None:
-    session.decode.emitted(configuration, _some(session), session.batch_size)
+def _decode_some(session: Session, setting: Setting) -> None:
+    session.decode.emitted(setting, _some(session), session.batch_size)
 
 
 def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:

@@ -6,43 +6,41 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fsd_calib.config import CONSTANT, Drawing, RunConfig, SearchSpace
+from fsd_calib.calibrate_options import CONSTANT, Drawing, RunConfig, SearchSpace
 from fsd_calib.engines.base import Pair
-from fsd_calib.engines.configuration import Configuration
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.loading import is_source
 from fsd_decoding.model_options import UNQUANTISED
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
-def setting_of(profile: ThresholdProfile) -> Configuration:
+def setting_of(profile: ThresholdProfile) -> Setting:
     """Returns the setting of a profile: the certified one, even where decoders do not run it as it is slower than `sd`.
 
     Raises:
         UsageError: It has none, or one with another draft than decoders have, or ends drafts by a predictor, which is
             not part of a setting.
     """
-    arm, threshold = profile.configuration
-    if threshold is None:
+    setting = profile.granted
+    if setting is None:
         raise UsageError(
             f"the profile of {profile.task!r} has no threshold (its outcome is {profile.outcome}), so there is nothing "
             "to certify; calibrate instead"
         )
-    if (draft := arm[4]) is not None:
+    if setting.draft is not None:
         raise UsageError(
-            f"the setting of the profile of {profile.task!r} drafts with {draft!r}, and decoders of the profile with "
-            f"{profile.draft.id!r}; calibrate with the first alone instead"
+            f"the setting of the profile of {profile.task!r} drafts with {setting.draft!r}, and decoders of the "
+            f"profile with {profile.draft.id!r}; calibrate with the first alone instead"
         )
     if profile.early_stop is not None:
         raise UsageError(
             f"the profile of {profile.task!r} ends drafts by a predictor, whose costs are of its own calibration; "
             f"calibrate with {named('predictor')} instead"
         )
-    policy = None if profile.policy is None else profile.policy.identity
-    return Configuration(profile.rule, profile.divergence, profile.draft_length, threshold, policy,
-                         tree=profile.tree)  # fmt: skip
+    return setting
 
 
 def decoding_of(profile: ThresholdProfile) -> SearchSpace:

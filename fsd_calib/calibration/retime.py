@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, other_models, setting_of
 from fsd_calib.calibration.run_file import NAME, RunFile, read_run_file
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.calibration.to_profile import speed_figures
-from fsd_calib.config import Goal, RunConfig
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.page import run_page
@@ -25,9 +24,10 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.profile.content import COMPILE, Outcome, Speed, follows, timed_outcome
 from fsd_decoding.profile.drafts import draft_of
+from fsd_decoding.profile.fields import COMPILE, Outcome, Speed, follows, timed_outcome
 from fsd_decoding.profile.io import FILE_NAME, file_of
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _OF_RUN = ("limit", "data", "device", "dtype", "model_kwargs", "draft_model_kwargs")
@@ -71,12 +71,12 @@ def retime(
 
 def _check_setting(profile: ThresholdProfile) -> None:
     """Raises UsageError where there is no setting whose speed matters, or several drafts."""
-    estimate, name = profile.estimate, f"the profile of {profile.task!r}"
-    if profile.configuration[1] is None:
+    name = f"the profile of {profile.task!r}"
+    if profile.granted is None:
         raise UsageError(
             f"{name} has the outcome {profile.outcome}, and no setting that speed decides on; calibrate instead"
         )
-    if profile.sd_draft or (estimate and estimate.draft):
+    if profile.granted.draft or (profile.sd and profile.sd.draft):
         raise UsageError(f"{name} compares settings with different drafts, which retime does not load; calibrate again")
 
 
@@ -144,18 +144,16 @@ def _timed_again(
         seconds: for timing.
     """
     session.decode.call_rounds(COMPILE[profile.compile or "off"])
-    alone, chosen = session.configuration("target"), setting_of(profile)
-    sd = replace(
-        session.configuration("sd", profile.sd_draft_length or profile.draft_length), tree=profile.sd_tree
-    )  # fmt: skip
+    alone, chosen = session.setting("target"), setting_of(profile)
+    sd = profile.sd or session.setting("sd", profile.draft_length)
     parts = parts_of(session.task)
     decided = Evaluator(session.decode, parts.certification, "certification") if profile.certificate.problems else None
-    timer = Timer(session, calibration.goal, calibration.timing)
+    timer = Timer(session, calibration.goal, calibration.config.timing, calibration.sources)
     timer = replace(timer, seconds=seconds / timer.reported)  # nothing is chosen
     timed = timer.time([alone, sd, chosen], decided)
     single = timer.time_single([alone, sd, chosen], decided)
 
-    def figures(speeds: Speeds[Configuration]) -> dict[str, Any]:
+    def figures(speeds: Speeds[Setting]) -> dict[str, Any]:
         return speed_figures(speeds, alone, sd, chosen, calibration.goal.confidence)
 
     load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
@@ -190,7 +188,7 @@ def _with_outcome(profile: ThresholdProfile, outcome: Outcome, granted: bool, sp
     """Returns the profile with another speed, and its threshold where it is granted, else as an estimate."""
     changes: dict[str, Any] = {
         "outcome": outcome, "speed": speed, "lossy": granted,
-        "threshold": profile.configuration[1] if granted else None,
+        "threshold": profile.chosen.threshold if granted else None,
         "estimate": None if granted else profile.estimate or _estimate(profile),
         "acceptance": profile.acceptance if granted else None,  # that of what decoders run
     }  # fmt: skip
@@ -201,7 +199,7 @@ def _estimate(profile: ThresholdProfile) -> dict[str, Any]:
     """Fields of `Estimate`, of the profile's own setting."""
     retention = profile.certificate.retention
     if retention is None:
-        (retention, *_) = (p.retention for p in profile.curve if p.configuration == profile.configuration)
+        (retention, *_) = (p.retention for p in profile.curve if p.setting == profile.chosen)
     return {
         "threshold": profile.threshold, "retention": retention, "lower_bound": profile.certificate.lower_bound,
     }  # fmt: skip

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from fsd_calib.calibration.baseline import COMPARED, COUNTED, Baseline, measure_baseline
+from fsd_calib.calibrate_options import Goal
+from fsd_calib.calibration.baseline import (
+    COMPARED,
+    COUNTED,
+    Baseline,
+    check_numerical_floor,
+    measure_baseline,
+    note_numerical_churn,
+)
 from fsd_calib.calibration.findings import Findings
-from fsd_calib.calibration.numerical_floor import judge, note
-from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
+from fsd_calib.calibration.plan import Plan, claim_of
 from fsd_calib.calibration.prepare import Prepared
-from fsd_calib.calibration.stages import best_so_far, decided, stages_of
-from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.power import power, seeds_worth
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
@@ -25,10 +32,89 @@ from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import FinishedTrial, Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
-from fsd_calib.search.search import freeze, record_recounts, search
-from fsd_calib.search.study import agreed
-from fsd_common.progress.base import ProgressEstimate
-from fsd_decoding.profile.content import CERTIFIED, Outcome, Work, follows, timed_outcome
+from fsd_calib.search.study_storage import agreed
+from fsd_calib.search.surrogate import PassModel
+from fsd_calib.search.trials import freeze, record_recounts, search
+from fsd_common.formatting import percent
+from fsd_common.progress.base import ProgressEstimate, Stage
+from fsd_decoding.profile.fields import CERTIFIED, Outcome, Work, follows, timed_outcome
+from fsd_decoding.profile.setting import Setting
+
+_GRAPHS, _SEARCH, _TIMING = "graphs", "search", "timing"
+
+
+def stages_of(plan: Plan) -> list[Stage]:
+    """Returns the stages of a plan, in their order.
+
+    Graphs are made whenever a shape of rounds comes up, mostly while searching. Timing is told by the clock, since its
+    decodings are no results that are counted.
+    """
+    graphs = sum(step.seconds for step in plan.steps if step.name == _GRAPHS)
+    stages = [
+        Stage(step.name, step.seconds, 0 if step.name == _TIMING else step.decodings)
+        for step in plan.steps
+        if step.name != _GRAPHS
+    ]
+    return [replace(one, seconds=one.seconds + graphs) if one.name == _SEARCH else one for one in stages]
+
+
+def best_so_far(trials: Sequence[FinishedTrial], lossless: float, front: bool) -> str:
+    """Returns the setting that the search would choose now, with what is known of it.
+
+    Args:
+        lossless: forecast tokens/s of lossless decoding.
+        front: whether many settings are searched for, none of which is the best.
+    """
+    feasible = [trial for trial in trials if trial.feasible]
+    if front or not feasible:
+        tried = f"settings tried: {len(trials)}"
+        return tried if front or not trials else f"{tried}, none likely to meet the goal"
+    best = max(feasible, key=lambda trial: trial.value)
+    faster = best.tokens_per_second / lossless
+    return f"best: retention {percent(best.retention)}, about {faster:.2f}x lossless, {best.setting}"
+
+
+def decided(outcome: Outcome, chosen: Setting | None) -> str:
+    """Returns what the test decided, before the clock says what is known of speed."""
+    tested = "certified" if outcome in CERTIFIED else outcome
+    return f"{tested}, before timing{'' if chosen is None else f': {chosen}'}"
+
+
+_MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
+
+
+def study_name(ready: Prepared, objective: Objective) -> str:
+    """Returns a name made of everything that the values of a trial depend on, so such processes share the study.
+
+    Beside the run's name these are the level of its attempt, on which chances of passing depend, and the costs of a
+    round, on which forecasts and the early stop depend.
+    """
+    facts = [
+        ready.facts.name,
+        ready.session.identity,
+        type(objective).__name__,
+        objective.description,
+        *ready.facts.timings.costs,
+    ]
+    digest = hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:8]
+    words = ", ".join([ready.session.task.name, _pair(ready), _goal(ready.goal, objective)])
+    return f"{words[:_MAX_LENGTH]}, {digest}"
+
+
+def _pair(ready: Prepared) -> str:
+    """Architectures and sizes: the same models in other folders share the study."""
+    engines = [*ready.session.drafts.values()] or [ready.session.engine]
+    drafts = [engine.short_names[1] for engine in engines]
+    return f"{engines[0].short_names[0]} with {' or '.join(drafts)}"
+
+
+def _goal(goal: Goal, objective: Objective) -> str:
+    if goal.min_acc is not None:
+        return f"keep {goal.acc} {goal.min_acc:g}"
+    if goal.min_speed is None or isinstance(objective, ParetoFront):
+        return "the front"
+    return f"reach {goal.min_speed:g} tokens/s"
+
 
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
 _FRONT = 8  # points bounded together at most: six, and two in reserve that certification problems may show dominated
@@ -66,9 +152,9 @@ def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     outlook.begin("baseline")
     meter = Meter(ready, outlook)
     baseline = measure_baseline(ready.session, ready.lossless, COMPARED)
-    note(baseline.numerical_churn, ready.session.progress)
+    note_numerical_churn(baseline.numerical_churn, ready.session.progress)
     if baseline.alone.problems > ready.plan.pilot.problems:  # otherwise it was judged already
-        judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
+        check_numerical_floor(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed
     if wanted is not None:
         timed = ready.timer.time([ready.alone, ready.sd])
@@ -92,9 +178,7 @@ def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     return _time(ready, decision, baseline, meter)
 
 
-def _certify_fixed(
-    ready: Prepared, fixed: Configuration, objective: Objective, baseline: Baseline, meter: Meter
-) -> Findings:
+def _certify_fixed(ready: Prepared, fixed: Setting, objective: Objective, baseline: Baseline, meter: Meter) -> Findings:
     """Returns what was found of one setting, chosen elsewhere, that is tested without a search."""
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
     meter.begin("certification")
@@ -111,19 +195,19 @@ class Decision:
         outcome: before the clock decides: of what passed its test `certified-speed-unknown`.
         chosen: what passed, else what is given as an estimate; None: the lossless rule.
         opened: the certification part; None: nothing was tested.
-        evidence: by tested configuration; of the target alone it is evidence on lossless decoding.
+        evidence: by tested setting; of the target alone it is evidence on lossless decoding.
         trials: of the search.
     """
 
     outcome: Outcome
-    chosen: Configuration | None = None
+    chosen: Setting | None = None
     opened: HoldoutAttempt | None = None
-    evidence: dict[Configuration, Evidence] = field(default_factory=dict)
+    evidence: dict[Setting, Evidence] = field(default_factory=dict)
     trials: Sequence[FinishedTrial] = ()
 
 
 def _time(ready: Prepared, decision: Decision, baseline: Baseline, meter: Meter) -> Findings:
-    """Times the target alone, `sd` at its best and the chosen configuration, and returns the findings."""
+    """Times the target alone, `sd` at its best and the chosen setting, and returns the findings."""
     meter.begin("timing")
     compared = [ready.alone, ready.sd, *([decision.chosen] if decision.chosen else [])]
     timed = ready.timer.time(compared, decision.opened)
@@ -140,8 +224,8 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     followed = follows(outcome, ends, certified=certified, lossless_meets=_lossless_meets(ready))
     (decision.opened or ready.session.tuning).measure(sd, COUNTED)
     ready.session.tuning.measure(sd, COUNTED)  # for its forecast
-    for configuration in (ready.alone, chosen):
-        ready.session.tuning.measure(configuration)
+    for setting in (ready.alone, chosen):
+        ready.session.tuning.measure(setting)
     single = ready.timer.time_single([*dict.fromkeys((ready.alone, sd, chosen))], decision.opened)
     meter.end()
     return Findings(
@@ -150,7 +234,7 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     )  # fmt: skip
 
 
-def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Configuration]) -> Outcome:
+def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Setting]) -> Outcome:
     """Returns the outcome after timing, which shows of a setting that would be followed how fast it is, if anything."""
     if decision.chosen is None or not speeds.timed:
         return decision.outcome
@@ -188,7 +272,7 @@ def _chance(ready: Prepared) -> Chance:
 
 def _search(
     ready: Prepared, objective: Objective, alone: Measurement, lossless: float, outlook: ProgressEstimate
-) -> tuple[list[Configuration], Sequence[FinishedTrial]]:
+) -> tuple[list[Setting], Sequence[FinishedTrial]]:
     """Returns the frozen candidates, the safest first, and the trials. Each attempt and goal has a study.
 
     Args:
@@ -206,22 +290,22 @@ def _search(
     if searched.untried:
         ready.session.progress.note(searched.untried)
     for trial in searched.trials:  # in an earlier process or by another worker too: the curve shows them all
-        session.measure(trial.configuration, trial.problems)
+        session.measure(trial.setting, trial.problems)
     own = freeze(searched, ready.space, session, alone, ready.forecast, objective)
     frozen = _agreed(ready, name, f"frozen after at most {ready.config.trials} trials", own)
-    for configuration in frozen:  # whether a test is worth it is judged by the whole part
-        session.measure(configuration)
+    for setting in frozen:  # whether a test is worth it is judged by the whole part
+        session.measure(setting)
     record_recounts(searched, session, alone, ready.forecast, ready.config.study_storage, name)
     return frozen, searched.trials
 
 
-def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Configuration]) -> list[Configuration]:
+def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Setting]) -> list[Setting]:
     """Returns what the first process of the study chose, which is this one's choice where that is the first."""
-    recorded = agreed(ready.config.study_storage, study, key, [configuration.values for configuration in own])
-    return [Configuration.of(values) for values in recorded]
+    recorded = agreed(ready.config.study_storage, study, key, [setting.values for setting in own])
+    return [Setting.of(values) for values in recorded]
 
 
-def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline) -> Decision:
+def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
     """Tests the rungs that are worth an attempt, if any, and decides."""
     rungs = [*_lossless_rung(ready), *_worth_testing(ready, objective, frozen, baseline)]
     if ready.goal.explore:
@@ -231,9 +315,7 @@ def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Configuratio
     return _test(ready, objective, rungs) if rungs else _nothing_to_test(ready, objective, frozen, baseline)
 
 
-def _explored(
-    ready: Prepared, objective: Objective, rungs: Sequence[Configuration], frozen: Sequence[Configuration]
-) -> Decision:
+def _explored(ready: Prepared, objective: Objective, rungs: Sequence[Setting], frozen: Sequence[Setting]) -> Decision:
     """Returns the setting that is estimated: the fastest that will probably pass, else the one nearest to the goal."""
     if isinstance(objective, ParetoFront):
         return Decision("front")
@@ -241,15 +323,13 @@ def _explored(
     return Decision("not-certified" if chosen is None else "untested", chosen)
 
 
-def _nothing_to_test(
-    ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline
-) -> Decision:
+def _nothing_to_test(ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
     if _needs_no_gain(ready) and not _faster(ready, frozen, baseline):
         return Decision("lossless")
     return Decision("too-slow" if isinstance(objective, MaxAccuracy) else "not-certified", next(iter(frozen), None))
 
 
-def _test(ready: Prepared, objective: Objective, rungs: Sequence[Configuration]) -> Decision:
+def _test(ready: Prepared, objective: Objective, rungs: Sequence[Setting]) -> Decision:
     opened = _open_holdout(ready, rungs)
     verdict = opened.decide(ready.session.progress)
     evidence = dict(zip(rungs, verdict.tested, strict=False))
@@ -261,41 +341,41 @@ def _test(ready: Prepared, objective: Objective, rungs: Sequence[Configuration])
 
 
 def _agreed_fastest(
-    ready: Prepared, objective: Objective, opened: HoldoutAttempt, passed: Sequence[Configuration]
-) -> Configuration:
-    """Returns the fastest of the certified configurations by the clock of the first process that timed them so."""
+    ready: Prepared, objective: Objective, opened: HoldoutAttempt, passed: Sequence[Setting]
+) -> Setting:
+    """Returns the fastest of the certified settings by the clock of the first process that timed them so."""
     own = ready.timer.fastest(_fastest(ready, passed))
-    key = f"fastest of attempt {opened.attempt.number}, timing {ready.timer.request.way}"
+    key = f"fastest of attempt {opened.attempt.number}, timing {ready.timer.way}"
     (first,) = _agreed(ready, study_name(ready, objective), key, [own])
     return first if first in passed else own  # a process with another ledger may have certified others
 
 
-def _fastest(ready: Prepared, passed: Sequence[Configuration]) -> list[Configuration]:
-    """Returns those of the jointly certified configurations that may be the fastest, by their forecasts."""
+def _fastest(ready: Prepared, passed: Sequence[Setting]) -> list[Setting]:
+    """Returns those of the jointly certified settings that may be the fastest, by their forecasts."""
     speeds = {c: ready.forecast.measured(ready.session.tuning.measure(c)) for c in passed if c != ready.alone}
     close = [c for c in speeds if speeds[c] >= _CLOSE * max(speeds.values())]
     return sorted(close, key=lambda c: -speeds[c])[:_CONTEST] or list(passed)
 
 
-def _bound_front(ready: Prepared, points: Sequence[Configuration]) -> Decision:
+def _bound_front(ready: Prepared, points: Sequence[Setting]) -> Decision:
     opened = _open_holdout(ready, points)
     return Decision("front", None, opened, dict(zip(points, opened.bound_all(ready.session.progress), strict=True)))
 
 
-def _open_holdout(ready: Prepared, frozen: Sequence[Configuration]) -> HoldoutAttempt:
+def _open_holdout(ready: Prepared, frozen: Sequence[Setting]) -> HoldoutAttempt:
     """Opens the certification part for these; the attempt is spent from here on."""
     claim = claim_of(ready.goal, ready.session.holdout.problems)
     return ready.session.holdout.open(frozen, ready.alone, claim, ready.goal.confidence, ready.facts.run)
 
 
-def _outcome(ready: Prepared, outcome: Outcome, best: Configuration) -> tuple[Outcome, Configuration | None]:
+def _outcome(ready: Prepared, outcome: Outcome, best: Setting) -> tuple[Outcome, Setting | None]:
     """Returns outcome and choice; where lossless decoding is the best, nothing fuzzy is chosen."""
     if best != ready.alone:
         return outcome, best
     return (outcome if outcome == "not-certified" else "lossless"), None
 
 
-def _lossless_rung(ready: Prepared) -> list[Configuration]:
+def _lossless_rung(ready: Prepared) -> list[Setting]:
     """Returns the target alone as the first rung, where an absolute accuracy is requested that it probably has.
 
     That is judged by tuning data, so that it may come first in the sequence. `sd` emits the target's distribution, so
@@ -310,8 +390,8 @@ def _lossless_rung(ready: Prepared) -> list[Configuration]:
 
 
 def _worth_testing(
-    ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline
-) -> list[Configuration]:
+    ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline
+) -> list[Setting]:
     """Returns the candidates with a chance to meet the goal; others would only spend an attempt."""
     if isinstance(objective, MaxSpeed):
         least = objective.wanted if ready.goal.explore else HOPELESS
@@ -323,14 +403,49 @@ def _worth_testing(
     return _faster(ready, frozen, baseline)
 
 
-def _faster(ready: Prepared, frozen: Sequence[Configuration], baseline: Baseline) -> list[Configuration]:
+def _faster(ready: Prepared, frozen: Sequence[Setting], baseline: Baseline) -> list[Setting]:
     """Returns the candidates that are faster than lossless decoding by their forecasts."""
     lossless = ready.forecast.measured(baseline.lossless)
     return [c for c in frozen if ready.forecast.measured(ready.session.tuning.measure(c)) > lossless]
 
 
-def _spread(ready: Prepared, front: Sequence[Configuration]) -> list[Configuration]:
+def _spread(ready: Prepared, front: Sequence[Setting]) -> list[Setting]:
     """Returns few enough points to be bounded together, spread in retention and speed, where users choose first."""
     alone, measured = ready.session.tuning.measure(ready.alone), [ready.session.tuning.measure(c) for c in front]
     spots = [FrontPoint(retention(m, alone), ready.forecast.measured(m)) for m in measured]
     return [front[i] for i in thin_out(spots, _FRONT, selectable_retention(alone.problems))]
+
+
+_HALF = 0.5  # the level where every problem is decoded or nothing is tested: the mean decides, without a margin
+
+
+def chance_of(goal: Goal, problems: int, delta: float) -> Chance:
+    """Returns the probability of passing on `problems` certification problems at level `delta`, as a function."""
+    wanted, level = goal.min_acc, _level(goal, delta)
+    assert wanted is not None
+
+    def chance(fuzzy: Measurement, alone: Measurement) -> float:
+        paired = Paired(alone.correct, fuzzy.correct)
+        tested = paired.against_perfect() if goal.acc == "absolute" else paired
+        return power(
+            problems=round(problems * seeds_worth(tested, wanted)), accuracy=tested.target_accuracy,
+            churn=tested.churn, retention=tested.retention, wanted=wanted, delta=level,
+        )  # fmt: skip
+
+    return chance
+
+
+def pass_model_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> PassModel:
+    """Returns the bar that unmeasured settings must clear: `chance_of` in normal approximation.
+
+    Args:
+        alone: the target on the tuning part.
+    """
+    assert goal.min_acc is not None
+    return PassModel(
+        goal.min_acc, alone.accuracy, alone.problems, problems, _level(goal, delta), goal.acc == "absolute"
+    )
+
+
+def _level(goal: Goal, delta: float) -> float:
+    return delta if goal.guarantee == "population" else _HALF

@@ -2,7 +2,7 @@
 
 They are kept in a small file per run in the output folder, with a digest, and, once an attempt is made, in the ledger
 too. A damaged file is set aside, which costs the time of measuring and searching again, unless the ledger has the
-facts. Costs are measured once per run, since they decide which configurations are tried: measured again they would
+facts. Costs are measured once per run, since they decide which settings are tried: measured again they would
 differ, and the choice with them. For the same reason the fastest `sd` is recorded by the first process that times it.
 The pace of decoding, which only the plan rests on, is of a number of processes; with another number it is measured
 again.
@@ -15,10 +15,9 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
@@ -29,25 +28,15 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_common.files import atomic_write, naming, set_aside
 from fsd_common.progress.base import Progress, Silent, Waiting
 from fsd_common.strict_json import parse
-from fsd_decoding.profile.content import Rounds
+from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import Amount, Natural, Part
+from fsd_decoding.profile.setting import Setting
 
 _LARGEST = 1 << 20  # bytes of a file
 
 
-class RecordedCosts(Part):
-    """A cost model of one draft, in seconds, with the fields of `CostModel`."""
-
-    draft_step: Amount
-    verify: Amount
-    position: Amount
-
-    @property
-    def model(self) -> CostModel:
-        return CostModel(self.draft_step, self.verify, self.position)
-
-
-class Pace(NamedTuple):
+@dataclass(frozen=True)
+class Pace:
     """Mean seconds of a decoding in the calibration's own batches, by all processes that decode together.
 
     Attributes:
@@ -56,13 +45,14 @@ class Pace(NamedTuple):
         capture: seconds of making the graph of one shape of rounds, which each process makes for itself.
     """
 
-    lossless: float
-    target: float
-    workers: int = 1
-    capture: float = 0.0
+    lossless: Amount
+    target: Amount
+    workers: Natural = 1
+    capture: Amount = 0.0
 
 
-class Timings(NamedTuple):
+@dataclass(frozen=True)
+class Timings:
     """Timings that a run takes at its beginning.
 
     Attributes:
@@ -79,27 +69,19 @@ class RunFacts(Part):
     """What is recorded of a run.
 
     Attributes:
-        seconds_each, target_seconds_each, workers, capture_seconds: the fields of `Pace`.
         attempt: the number that an attempt on the certification part would have had when the run began.
-        sd: the values of the `sd` configuration that everything is compared with; None: none has been timed.
+        sd: what everything is compared with; None: none has been timed.
     """
 
     name: str
     started: AwareDatetime
-    costs: tuple[RecordedCosts, ...]
-    seconds_each: Amount
     attempt: Natural
-    compile: Rounds
-    target_seconds_each: Amount
-    workers: Natural
-    capture_seconds: Amount
-    sd: dict[str, Any] | None = None
+    timings: Timings
+    sd: Setting | None = None
 
     def pace_of(self, workers: int) -> Pace | None:
         """Returns the pace of so many processes; None: it is not recorded."""
-        if self.workers != workers:
-            return None
-        return Pace(self.seconds_each, self.target_seconds_each, workers, self.capture_seconds)
+        return self.timings.pace if self.timings.pace.workers == workers else None
 
     def level(self, confidence: float) -> float:
         """The significance level that the attempt is tested at."""
@@ -123,7 +105,10 @@ def begin_or_resume(
     """
 
     def resume_or_begin() -> RunFacts:
-        return _in_ledger(holdout, name) or _begin(name, measure, holdout.next_attempt)
+        if (recorded := _in_ledger(holdout, name)) is not None:
+            return recorded
+        started, timings = datetime.now(UTC), measure()
+        return RunFacts(name=name, started=started, attempt=holdout.next_attempt, timings=timings)
 
     if folder is None:
         return resume_or_begin()
@@ -133,9 +118,9 @@ def begin_or_resume(
 
 
 def first_sd(
-    folder: Path | None, facts: RunFacts, choose: Callable[[], dict[str, Any]], progress: Progress | None = None
-) -> dict[str, Any]:
-    """Returns the values of the `sd` that the first process of a run chose; `choose` is called where there is none."""
+    folder: Path | None, facts: RunFacts, choose: Callable[[], Setting], progress: Progress | None = None
+) -> Setting:
+    """Returns the `sd` that the first process of a run chose; `choose` is called where there is none."""
     if facts.sd is not None or folder is None:
         return facts.sd or choose()
     path, own = _path(folder, facts.name), choose()  # others need not wait for the clock
@@ -152,7 +137,7 @@ def rounds_of(folder: Path | None, name: str, holdout: Holdout, progress: Progre
         with _locked(path, progress):
             facts = _read(path, name)
     facts = facts or _in_ledger(holdout, name)
-    return None if facts is None else facts.compile
+    return None if facts is None else facts.timings.compile
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -164,15 +149,6 @@ def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
     waiting = Waiting(progress or Silent(), "measures the costs of this run")  # of several, one does it for all
     with naming("the run's file", path), waiting.holding(FileLock(path.with_suffix(".lock"))):
         yield
-
-
-def _begin(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
-    started, (costs, pace, compile) = datetime.now(UTC), measure()
-    return RunFacts(
-        name=name, started=started, costs=tuple(RecordedCosts(**asdict(model)) for model in costs),
-        seconds_each=pace.lossless, target_seconds_each=pace.target, workers=pace.workers,
-        capture_seconds=pace.capture, attempt=attempt, compile=compile,
-    )  # fmt: skip
 
 
 def _in_ledger(holdout: Holdout, name: str) -> RunFacts | None:

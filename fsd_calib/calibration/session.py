@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
-from fsd_calib.config import MOST_AT_ONCE, RunConfig
 from fsd_calib.engines.base import Engine
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine, round_seconds
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
@@ -24,8 +23,9 @@ from fsd_common.progress.base import Progress
 from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.content import COMPILE, Rounds
+from fsd_decoding.profile.fields import COMPILE, Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 DECODINGS = "decodings.sqlite"
@@ -88,9 +88,9 @@ class Session:
         """
         return nullcontext() if self.threads is None else self.threads.chosen_for(rows)
 
-    def engine_of(self, configuration: Configuration) -> Engine:
-        """The engine that runs a configuration."""
-        return self.with_draft(configuration.draft).engine
+    def engine_of(self, setting: Setting) -> Engine:
+        """The engine that runs a setting."""
+        return self.with_draft(setting.draft).engine
 
     def call_rounds(self, rounds: Rounds) -> None:
         """Makes the engines of all drafts, and workers, call rounds this way from now on."""
@@ -123,9 +123,9 @@ class Session:
             )
         return replace(self, holdout=holdout)
 
-    def configuration(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Configuration:
-        """The configuration of a rule without a threshold."""
-        return Configuration(rule, self.engine.divergence, draft_length, draft=draft)
+    def setting(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Setting:
+        """The setting of a rule without a threshold."""
+        return Setting(rule, self.engine.divergence, draft_length, draft=draft)
 
 
 @contextmanager
@@ -183,6 +183,6 @@ def _threads(engine: Engine, parts: Parts, progress: Progress) -> Threads | None
 
 
 def _identity(engine: Engine, decode: CachedDecoder, draft: str | None, task: Task) -> str:
-    drafting = Configuration(rule_named(engine.rule).lossless, engine.divergence, 1, draft=draft)
+    drafting = Setting(rule_named(engine.rule).lossless, engine.divergence, 1, draft=draft)
     graded = f"graded by {task.graded} " if task.graded else ""
     return f"{decode.key(drafting).json} with {decode.seeds} seeds {graded}"

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch.nn import Module
 
+from fsd_calib.calibrate_options import Goal, Timing
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.config import Goal
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.interleaved import (
@@ -37,10 +36,8 @@ from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import interval
 from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import Sources
-
-Way = Literal["run", "careful", "none"]
-"""Times within the calibration's own process, in fresh ones, or not at all."""
 
 _FEWEST = 12  # problems per stream, where there are as many: one to warm up, and enough for an interval
 _OTHERS = 4  # one tuning problem in so many is kept for choosing among settings of about the same speed
@@ -55,35 +52,24 @@ Opened = HoldoutAttempt | Evaluator
 """The certification part, after its decision, when its problems may be used for anything."""
 
 
-@dataclass(frozen=True)
-class TimingRequest:
-    """What the user requests of timing, and where the models come from.
+def check_timing(way: Timing, goal: Goal, sources: Sources) -> None:
+    """Checks what is requested of timing.
 
     Raises:
-        UsageError: the way is unknown, or these models cannot be loaded by a fresh process.
+        UsageError: The goal is a speed and nothing is to be timed, or a fresh process cannot load these models.
     """
+    if way == "careful":
+        sources.check_loadable("timing is 'careful'", "a fresh process", "time with 'run'")
+    if way == "none" and goal.min_speed is not None:
+        raise UsageError(
+            f"{named('min_speed')} is {goal.min_speed:g}, and only timing shows whether that is reached, which "
+            f"{named('timing')} none forbids; leave one of the two out"
+        )
 
-    way: Way
-    sources: Sources
 
-    def __post_init__(self) -> None:
-        if self.way not in get_args(Way):
-            raise UsageError(f"{named('timing')} is {self.way!r}; it must be one of {', '.join(get_args(Way))}")
-        if self.way == "careful":
-            self.sources.check_loadable("timing is 'careful'", "a fresh process", "time with 'run'")
-
-    def check(self, goal: Goal) -> None:
-        """Raises UsageError where the goal is a speed and nothing is to be timed."""
-        if self.way == "none" and goal.min_speed is not None:
-            raise UsageError(
-                f"{named('min_speed')} is {goal.min_speed:g}, and only timing shows whether that is reached, which "
-                f"{named('timing')} none forbids; leave one of the two out"
-            )
-
-    def check_enough(self, parts: Parts, streams: int) -> None:
-        """Raises UsageError where there are too few problems for so many streams, before models are loaded."""
-        if self.way != "none":
-            pieces(_to_time(parts.tuning, streams), streams)
+def check_enough_to_time(parts: Parts, streams: int) -> None:
+    """Raises UsageError where there are too few problems for so many streams, before models are loaded."""
+    pieces(_to_time(parts.tuning, streams), streams)
 
 
 def _to_time(tuning: Sequence[Problem], streams: int) -> Sequence[Problem]:
@@ -96,7 +82,7 @@ class Timed:
     """Speeds, the part that their problems are from, the machine's load when timing began, where it is known, and the
     CPU threads of this process, where it decoded on a CPU."""
 
-    speeds: Speeds[Configuration]
+    speeds: Speeds[Setting]
     part: Part
     load: MachineLoad | None = None
     threads: int | None = None
@@ -104,9 +90,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Timer:
-    """Times the configurations of one calibration, or forecasts their speeds.
+    """Times the settings of one calibration, or forecasts their speeds.
 
     Attributes:
+        way: within the calibration's own process, in fresh ones, or not at all.
+        sources: where fresh processes load the models from.
         forecast: converts counted rounds into tokens/s; None: nothing is forecast.
         early_stop: the folder of the predictor that ends drafts early, and the costs it weighs.
         seconds: planned for all that is timed, in all processes; twice as long is not exceeded, see `Until`.
@@ -114,7 +102,8 @@ class Timer:
 
     session: Session
     goal: Goal
-    request: TimingRequest
+    way: Timing
+    sources: Sources
     forecast: Forecast | None = None
     early_stop: tuple[Path, EarlyStopInfo] | None = None
     seconds: float = _ALWAYS
@@ -129,18 +118,18 @@ class Timer:
             paces: seconds of decodings as one of the streams that are served.
             rest: seconds that all other steps are expected to take.
         """
-        if self.request.way == "none":
+        if self.way == "none":
             return replace(self, seconds=0.0)
         allowed = max(_SHARE_OF_REST * rest, _ALWAYS, self._seconds_of(_ENOUGH, paces))
         return replace(self, seconds=self._processes * min(self._seconds_of(LOOKS[-1], paces), allowed))
 
-    def time(self, configurations: Sequence[Configuration], opened: Opened | None = None) -> Timed:
-        """Times configurations with as many streams as are served.
+    def time(self, settings: Sequence[Setting], opened: Opened | None = None) -> Timed:
+        """Times settings with as many streams as are served.
 
         Args:
-            configurations: the target alone, `sd`, and a chosen one if there is any, in this order.
+            settings: the target alone, `sd`, and a chosen one if there is any, in this order.
         """
-        if self.request.way == "none":
+        if self.way == "none":
             return self._forecast_speeds()
         load = machine_load()
         if load is not None and load.busy:
@@ -149,74 +138,72 @@ class Timer:
                 "come out low"
             )
         part, problems = self._problems(self.goal.serve_batch, opened)
-        decided = self._decides(configurations, self.goal.min_speed)
+        decided = self._decides(settings, self.goal.min_speed)
         with self.session.threads_for(self.goal.serve_batch) as threads:
-            speeds = self._speeds(configurations, problems, self.goal.serve_batch, self._served, decided)
-        ratio = _over_sd(speeds, configurations)
+            speeds = self._speeds(settings, problems, self.goal.serve_batch, self._served, decided)
+        ratio = _over_sd(speeds, settings)
         if ratio is not None and not ratio.excludes(1):
             self.session.progress.note(_undecided(ratio))
         return Timed(speeds, part, load, threads)
 
     def _forecast_speeds(self) -> Timed:
-        def forecast(configuration: Configuration) -> float:
-            self.session.tuning.measure(configuration, _COUNTED)
-            return self.forecast_of(configuration)
+        def forecast(setting: Setting) -> float:
+            self.session.tuning.measure(setting, _COUNTED)
+            return self.forecast_of(setting)
 
-        return Timed(ForecastSpeeds[Configuration](forecast), "tuning")
+        return Timed(ForecastSpeeds[Setting](forecast), "tuning")
 
-    def time_single(
-        self, configurations: Sequence[Configuration], opened: Opened | None
-    ) -> Speeds[Configuration] | None:
-        """Times configurations with one stream, on problems of the same part.
+    def time_single(self, settings: Sequence[Setting], opened: Opened | None) -> Speeds[Setting] | None:
+        """Times settings with one stream, on problems of the same part.
 
         None: one stream is served anyway, or nothing is to be timed.
         """
-        if self.request.way == "none" or self.goal.serve_batch == 1:
+        if self.way == "none" or self.goal.serve_batch == 1:
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
         with self.session.threads_for(1):
-            return self._speeds(configurations, problems, 1, _SINGLE, self._decides(configurations))
+            return self._speeds(settings, problems, 1, _SINGLE, self._decides(settings))
 
-    def time_here(self, configuration: Configuration, opened: Opened | None) -> Interval | None:
-        """Times a configuration in this process, until there is an interval, on the problems that `time` takes.
+    def time_here(self, setting: Setting, opened: Opened | None) -> Interval | None:
+        """Times a setting in this process, until there is an interval, on the problems that `time` takes.
 
         None: nothing is to be timed.
         """
-        if self.request.way == "none":
+        if self.way == "none":
             return None
         _, problems = self._problems(self.goal.serve_batch, opened)
         with self.session.threads_for(self.goal.serve_batch):
             speeds = self._speeds_here(
-                [configuration], problems, self.goal.serve_batch, _DRAFT_ALONE,
-                lambda speeds: speeds.of(configuration).bounded,
+                [setting], problems, self.goal.serve_batch, _DRAFT_ALONE,
+                lambda speeds: speeds.of(setting).bounded,
             )  # fmt: skip
-        return speeds.of(configuration)
+        return speeds.of(setting)
 
-    def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
-        """Returns the fastest configuration by the clock, in this process: the first one, unless another is faster
+    def fastest(self, settings: Sequence[Setting]) -> Setting:
+        """Returns the fastest setting by the clock, in this process: the first one, unless another is faster
         beyond the noise. So several that are about equally fast end in the same choice in every run.
 
         It is timed on tuning problems that no reported speed is from: the fastest of several was also lucky. Where
         nothing is to be timed, or too few problems are left, the first one is returned.
         """
         streams, tuning = self.goal.serve_batch, self.session.tuning.problems
-        first, *others = configurations
+        first, *others = settings
         problems = tuning[len(_to_time(tuning, streams)) :]
-        if self.request.way == "none" or not others or len(problems) < _FEWEST * streams:
+        if self.way == "none" or not others or len(problems) < _FEWEST * streams:
             return first
 
-        def decided(speeds: TimedSpeeds[Configuration]) -> bool:
+        def decided(speeds: TimedSpeeds[Setting]) -> bool:
             return all(speeds.ratio(other, first).excludes(1) for other in others)
 
         with self.session.threads_for(streams):
-            speeds = self._speeds_here(configurations, problems, streams, _CHOOSING, decided)
+            speeds = self._speeds_here(settings, problems, streams, _CHOOSING, decided)
         faster = [other for other in others if speeds.ratio(other, first).low > 1]
         return max(faster, key=lambda other: speeds.ratio(other, first).value, default=first)
 
-    def forecast_of(self, configuration: Configuration) -> float:
+    def forecast_of(self, setting: Setting) -> float:
         """Returns forecast tokens/s of one stream, by the rounds on all tuning problems decoded so far."""
         assert self.forecast is not None
-        return self.forecast.measured(self.session.tuning.counted(configuration))
+        return self.forecast.measured(self.session.tuning.counted(setting))
 
     def effort(self, paces: Paces) -> tuple[int, float]:
         """Returns the number of decodings that there is time for, and the mean time of one. `paces`: see `within`."""
@@ -241,7 +228,7 @@ class Timer:
 
     @property
     def _processes(self) -> int:
-        return _PROCESSES if self.request.way == "careful" else 1
+        return _PROCESSES if self.way == "careful" else 1
 
     def _seconds_of(self, turns: int, paces: Paces) -> float:
         """Returns how long so many turns take, with what is timed beside them."""
@@ -251,67 +238,65 @@ class Timer:
         return served / self._served
 
     def _problems(self, streams: int, opened: Opened | None) -> tuple[Part, Sequence[Problem]]:
-        """Of the certification part, or of the tuning part where the other is not opened or has too few."""
+        """The problems of the certification part, or of the tuning part where the other is closed or has too few."""
         tuning = _to_time(self.session.tuning.problems, streams)
         certification: Sequence[Problem] = () if opened is None else opened.problems
         few = len(certification) < min(len(tuning), _FEWEST * streams)
         return ("tuning", tuning) if opened is None or few else ("certification", certification)
 
     def _decides(
-        self, configurations: Sequence[Configuration], wanted: float | None = None
-    ) -> Callable[[TimedSpeeds[Configuration]], bool]:
+        self, settings: Sequence[Setting], wanted: float | None = None
+    ) -> Callable[[TimedSpeeds[Setting]], bool]:
         """Returns whether speeds decide what they are timed for: chosen against `sd`, and the wanted speed."""
 
-        def decided(speeds: TimedSpeeds[Configuration]) -> bool:
-            ratio = _over_sd(speeds, configurations)
-            reached = wanted is None or speeds.of(configurations[-1]).excludes(wanted)
+        def decided(speeds: TimedSpeeds[Setting]) -> bool:
+            ratio = _over_sd(speeds, settings)
+            reached = wanted is None or speeds.of(settings[-1]).excludes(wanted)
             return reached and (ratio is None or ratio.excludes(1))
 
         return decided
 
     def _speeds(
-        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int, share: float,
-        decided: Callable[[TimedSpeeds[Configuration]], bool],
-    ) -> Speeds[Configuration]:  # fmt: skip
-        """Times configurations. `share`: of the time."""
+        self, settings: Sequence[Setting], problems: Sequence[Problem], streams: int, share: float,
+        decided: Callable[[TimedSpeeds[Setting]], bool],
+    ) -> Speeds[Setting]:  # fmt: skip
+        """Times settings. `share`: of the time."""
         session = self.session
-        if self.request.way == "careful":
+        if self.way == "careful":
             if session.workers is not None:
                 session.workers.pool.close()  # they too hold models on the GPU; they start again where there is more
-            job = self._job(configurations, problems, streams, share)
+            job = self._job(settings, problems, streams, share)
             return time_in_fresh_processes(job, _PROCESSES, _models(session), session.progress)
-        return self._speeds_here(configurations, problems, streams, share, decided)
+        return self._speeds_here(settings, problems, streams, share, decided)
 
     def _speeds_here(
-        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int, share: float,
-        decided: Callable[[TimedSpeeds[Configuration]], bool],
-    ) -> TimedSpeeds[Configuration]:  # fmt: skip
+        self, settings: Sequence[Setting], problems: Sequence[Problem], streams: int, share: float,
+        decided: Callable[[TimedSpeeds[Setting]], bool],
+    ) -> TimedSpeeds[Setting]:  # fmt: skip
         session = self.session
 
-        def emitted(configuration: Configuration, piece: Sequence[Problem]) -> int:
-            return session.decode.emitted(configuration, piece, streams)
+        def emitted(setting: Setting, piece: Sequence[Problem]) -> int:
+            return session.decode.emitted(setting, piece, streams)
 
         return measure_speeds(
-            emitted, configurations, problems, streams=streams, confidence=self.goal.confidence,
-            until=Until(share * self.seconds / self._processes, decided), briefly=alone_among(configurations),
+            emitted, settings, problems, streams=streams, confidence=self.goal.confidence,
+            until=Until(share * self.seconds / self._processes, decided), briefly=alone_among(settings),
             progress=session.progress, clocks=WALL_AND_CPU if session.engine.on_own_cpu else WALL,
         )  # fmt: skip
 
-    def _job(
-        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int, share: float
-    ) -> TimingJob:
+    def _job(self, settings: Sequence[Setting], problems: Sequence[Problem], streams: int, share: float) -> TimingJob:
         session, decoder = self.session, self.session.decoder
         return TimingJob(
-            source=source_of(decoder, session.task, self.request.sources, self.early_stop), problems=problems,
-            configurations=configurations, keys=[session.decode.key(c).json for c in configurations],
+            source=source_of(decoder, session.task, self.sources, self.early_stop), problems=problems,
+            settings=settings, keys=[session.decode.key(c).json for c in settings],
             seed=decoder.seed, streams=streams, confidence=self.goal.confidence, threads=torch.get_num_threads(),
             compile=decoder.compile, seconds=share * self.seconds / _PROCESSES,
         )  # fmt: skip
 
 
-def _over_sd(speeds: Speeds[Configuration], configurations: Sequence[Configuration]) -> Interval | None:
+def _over_sd(speeds: Speeds[Setting], settings: Sequence[Setting]) -> Interval | None:
     """Returns the ratio that is to be decided; None: nothing but the target and `sd` is timed."""
-    return speeds.ratio(configurations[-1], configurations[-2]) if len(configurations) > 2 else None
+    return speeds.ratio(settings[-1], settings[-2]) if len(settings) > 2 else None
 
 
 def _undecided(ratio: Interval) -> str:

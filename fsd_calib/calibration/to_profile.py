@@ -11,28 +11,27 @@ from typing import Any
 
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.prepare import Prepared
-from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.harm import difference_of, harm_of, retention_interval
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.profile.content import CostInfo, CurvePoint, Effort, Speed, Work
+from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
     Certificate,
-    Counts,
     DataInfo,
     Estimate,
     Lengths,
+    OutcomeCounts,
     Repetition,
     SamplingInfo,
     TokensPerRound,
     Truncation,
 )
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
@@ -59,12 +58,10 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         divergence_version=DIVERGENCE_VERSION,
         logits=decoding.on, within_support=decoding.within_support,
         threshold=chosen.threshold if findings.lossy else None,
-        policy=chosen.info,
+        policy=chosen.policy,
         draft_length=chosen.draft_length,
         tree=chosen.tree,
-        sd_draft_length=findings.sd.draft_length,
-        sd_draft=_other_draft(findings, findings.sd),
-        sd_tree=findings.sd.tree,
+        sd=findings.exported(findings.sd),
         sampling=SamplingInfo.model_validate(decoding.sampling, from_attributes=True),
         seed=decoding.seed,
         seeds=ready.session.decode.seeds,
@@ -77,7 +74,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         ),
         speed=_speed(findings),
         estimate=_estimate(findings, fuzzy),
-        costs=CostInfo(**ready.costs_of(findings.followed).model_dump(), batch=ready.goal.serve_batch),
+        costs=CostInfo(**asdict(ready.costs_of(findings.followed)), batch=ready.goal.serve_batch),
         numerical_churn=findings.baseline.numerical_churn,
         truncation=_truncation(findings, fuzzy),
         lengths=Lengths(target=_mean_length(findings.alone(fuzzy)), chosen=_mean_length(fuzzy)),
@@ -90,7 +87,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         ),
         early_stop=ready.early_stop,
         effort=_effort(findings),
-        compile=None if engine.info else ready.facts.compile,
+        compile=None if engine.info else ready.facts.timings.compile,
         engine=engine.info,
         device=engine.device,
         dtype=engine.dtype,
@@ -119,10 +116,10 @@ def _certificate(findings: Findings) -> Certificate:
         "accuracy_lower_bound": evidence.accuracy_bound,
         "problems": evidence.paired.problems,
         "lossless": lossless,
-        **asdict(evidence.outcomes),
+        "counts": evidence.outcomes,
         **({} if lossless or opened is None else _harm_and_difference(evidence.paired, opened, goal.confidence)),
     }  # fmt: skip
-    nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
+    nothing = {"retention": None, "lower_bound": None, "problems": 0, "counts": OutcomeCounts(0, 0, 0, 0)}
     return Certificate.model_validate(
         {
             **nothing, **shown, "certified": findings.certified, "wanted": goal.min_acc, "acc": goal.acc,
@@ -143,13 +140,14 @@ def _harm_and_difference(paired: Paired, opened: HoldoutAttempt, confidence: flo
     data set was decoded, since none is needed.
     """
     claim = opened.claim
-    harm, difference = harm_of(paired, claim, opened.delta), difference_of(paired, confidence)
+    harm = harm_of(paired, claim, opened.delta)
+    difference, low, high = difference_of(paired, confidence)
     sample = claim.guarantee == "population" and paired.problems == claim.problems
     return {
         "harm": harm.rate if harm else None,
         "harm_upper_bound": harm.at_most if harm else None,
-        "difference": difference.value,
-        "difference_interval": (difference.low, difference.high) if sample else None,
+        "difference": difference,
+        "difference_interval": (low, high) if sample else None,
     }
 
 
@@ -193,15 +191,15 @@ def _speed(findings: Findings) -> Speed:
 def _forecasts(findings: Findings) -> dict[str, float]:
     """Fields of `Forecasts`."""
     settings = {"target": findings.ready.alone, "sd": findings.sd, "chosen": findings.chosen}
-    return {name: findings.ready.timer.forecast_of(configuration) for name, configuration in settings.items()}
+    return {name: findings.ready.timer.forecast_of(setting) for name, setting in settings.items()}
 
 
-def _figures(findings: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
+def _figures(findings: Findings, speeds: Speeds[Setting]) -> dict[str, Any]:
     return speed_figures(speeds, findings.ready.alone, findings.sd, findings.chosen, findings.ready.goal.confidence)
 
 
 def speed_figures(
-    speeds: Speeds[Configuration], alone: Configuration, sd: Configuration, chosen: Configuration, confidence: float
+    speeds: Speeds[Setting], alone: Setting, sd: Setting, chosen: Setting, confidence: float
 ) -> dict[str, Any]:
     """Returns fields of `SpeedFigures`, without intervals where too little was timed for any of them."""
     settings = {"target": alone, "sd": sd, "chosen": chosen}
@@ -226,12 +224,12 @@ def _estimate(findings: Findings, fuzzy: Measurement) -> Estimate | None:
         threshold=findings.chosen.threshold,
         retention=findings.paired(fuzzy).retention,
         lower_bound=evidence.lower_bound if evidence else None,
-        draft=_other_draft(findings, findings.chosen),
+        draft=findings.exported(findings.chosen).draft,
     )
 
 
 def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
-    """By one text per problem: texts of several seeds are not independent."""
+    """The acceptance rates of one text per problem, as texts of several seeds are not independent; None: no drafts."""
     shares = [first.accepted / first.drafted for first, *_ in fuzzy.decodings if first.drafted]
     if not shares:
         return None
@@ -245,43 +243,43 @@ def _effort(findings: Findings) -> Effort:
 
 
 def _curve(findings: Findings) -> Iterator[CurvePoint]:
-    """Every configuration on every part it was decoded on, compared with the target on the same problems."""
+    """Every setting on every part it was decoded on, compared with the target on the same problems."""
     for part in findings.parts:
-        for measured in sorted(part.measured(), key=_order):
-            fuzzy = measured.configuration.threshold is not None
-            yield _point(findings, measured, findings.evidence.get(measured.configuration) if fuzzy else None)
+        for measured in sorted(part.measured(), key=lambda m: _order(m.setting)):
+            yield curve_point(findings, measured, findings.ready.timer.forecast_of(measured.setting))
 
 
-def _order(measured: Measurement) -> tuple[str, str, str, str, str, int, float]:
-    c = measured.configuration
-    threshold = -1.0 if c.threshold is None else c.threshold
-    tree = "" if c.tree is None else c.tree.text
-    return c.draft or "", tree, c.rule, c.divergence, c.policy or "", c.draft_length, threshold
-
-
-def _point(findings: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
-    configuration = measured.configuration
-    paired = findings.paired(measured)
-    tested = evidence if measured.part == "certification" else None
-    goal = findings.ready.goal
-    explored = goal.explore and configuration.threshold is not None
-    return CurvePoint(
-        **asdict(configuration) | {"policy": configuration.info, "draft": _other_draft(findings, configuration)},
-        accuracy=paired.accuracy,
-        retention=paired.retention if paired.target.any() else 0.0,
-        lower_bound=tested.lower_bound if tested else None,
-        tokens_per_round=measured.tokens_per_round,
-        forecast=findings.ready.timer.forecast_of(configuration),
-        problems=paired.problems,
-        source=measured.part,
-        counts=Counts(**asdict(paired.outcomes)) if tested else None,
-        simultaneous=tested is not None and findings.outcome == "front",
-        interval=retention_interval(paired, goal.confidence) if explored else None,
-        seeds=findings.ready.session.decode.seeds,
+def _order(s: Setting) -> tuple[str, str, str, str, str, int, float]:
+    tree, policy = "" if s.tree is None else s.tree.text, "" if s.policy is None else s.policy.identity
+    return (
+        s.draft or "",
+        tree,
+        s.rule,
+        s.divergence,
+        policy,
+        s.draft_length,
+        -1.0 if s.threshold is None else s.threshold,
     )
 
 
-def _other_draft(findings: Findings, configuration: Configuration) -> str | None:
-    """The draft's id where it is not the profile's own."""
-    own = configuration.draft in (None, findings.followed.draft)
-    return None if own else configuration.draft
+def curve_point(findings: Findings, measured: Measurement, forecast: float | None) -> CurvePoint:
+    """Returns what was measured of a setting, in the form that profiles hold. `forecast`: tokens/s of one stream."""
+    setting, paired = measured.setting, findings.paired(measured)
+    tested = None
+    if setting.threshold is not None and measured.part == "certification":
+        tested = findings.evidence.get(setting)
+    return CurvePoint(
+        setting=findings.exported(setting),
+        source=measured.part,
+        problems=paired.problems,
+        seeds=paired.seeds,
+        counts=paired.outcomes,
+        accuracy=paired.accuracy,
+        retention=paired.retention if paired.target.any() else 0.0,
+        interval=retention_interval(paired, findings.ready.goal.confidence),
+        lower_bound=tested.lower_bound if tested else None,
+        simultaneous=tested is not None and findings.outcome == "front",
+        tokens_per_round=measured.tokens_per_round,
+        accepted=measured.accepted / measured.drafted if measured.drafted else None,
+        forecast=forecast,
+    )

@@ -1,23 +1,25 @@
-"""Export of what a calibration's pages show beyond its profile."""
+"""The record and the page of a calibration: what its pages show beyond its profile, saved beside that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from fsd_calib.calibration.draft_alone import measure_draft_alone
+from fsd_calib.calibration.baseline import COMPARED
 from fsd_calib.calibration.findings import Findings
-from fsd_calib.calibration.told_sources import sources_of
-from fsd_calib.certification.harm import retention_interval
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.calibration.to_profile import curve_point
+from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
+from fsd_calib.engines.own import OwnEngine
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding
+from fsd_calib.report.page import run_page
 from fsd_calib.report.record import (
     Answer,
     Differences,
     Differing,
-    GoalInfo,
-    Measured,
+    DraftAlone,
     Replayed,
     Rung,
     RunRecord,
@@ -26,15 +28,33 @@ from fsd_calib.report.record import (
     Token,
     Trial,
 )
+from fsd_calib.report.run_folder import PAGE, Run, save_record, write_as
 from fsd_calib.search.space import logit
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.profile.parts import Counts
+from fsd_common.errors import UsageError
+from fsd_decoding.observers.token_sources import TokenSources, token_line
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SHARES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.965, 0.98, 0.99, 0.995, 0.999)
 _SHOWN = 24  # differing problems
+_ATTRIBUTED = 12  # of them, whose tokens are attributed: one batch, which takes as long as its longest text
 _LONGEST = 8000  # characters of a text
 _CUT = "\n[… cut here]"
+
+
+def save_pages(findings: Findings, profile: ThresholdProfile, folder: Path) -> None:
+    """Writes run.json and report.html; where that fails, a note says so. The profile is saved already."""
+    try:
+        (folder / PAGE).unlink(missing_ok=True)  # an earlier profile's page must not stand beside this one
+        record = to_record(findings, profile)
+        save_record(record, folder)
+        write_as("html", run_page(Run(folder.absolute().name, profile, record)), folder / PAGE)
+    except Exception as error:  # whatever it is: the calibration is done, and its profile is safe
+        why = " ".join(str(error).split()) or type(error).__name__
+        findings.ready.session.progress.note(
+            f"{folder / PAGE} was not written ({why}); the profile is complete, and fsd-report {folder} tries again"
+        )
 
 
 def to_record(findings: Findings, profile: ThresholdProfile) -> RunRecord:
@@ -42,9 +62,7 @@ def to_record(findings: Findings, profile: ThresholdProfile) -> RunRecord:
     assert profile.digest is not None
     return RunRecord(
         profile=profile.digest,
-        goal=GoalInfo(**dict(findings.ready.goal)),
-        measured=tuple(_measured(findings)),
-        draft_alone=measure_draft_alone(findings),
+        draft_alone=_draft_alone(findings),
         trials=tuple(_trials(findings)),
         rungs=tuple(_rungs(findings)),
         steps=(Step(name="preparation", seconds=findings.ready.seconds), *findings.steps),
@@ -54,58 +72,56 @@ def to_record(findings: Findings, profile: ThresholdProfile) -> RunRecord:
     )
 
 
-def _setting(configuration: Configuration) -> dict[str, Any]:
-    """Fields of `Setting`."""
-    return asdict(configuration) | {"policy": configuration.info}
+def _draft_alone(findings: Findings) -> DraftAlone | None:
+    """Decodes the first tuning problems with the draft of what decoders of the profile run, and times it.
 
+    It is no point of the profile's curve, and no failure of it ends a calibration that is done.
 
-def _measured(findings: Findings) -> Iterator[Measured]:
-    confidence = findings.ready.goal.confidence
-    for part in findings.parts:
-        for m in part.measured():
-            paired = findings.paired(m)
-            yield Measured(
-                **_setting(m.configuration), source=m.part, counts=Counts(**asdict(paired.outcomes)),
-                interval=retention_interval(paired, confidence), problems=m.problems, tokens=m.tokens, rounds=m.rounds,
-                drafted=m.drafted, accepted=sum(d.accepted for seeds in m.decodings for d in seeds),
-                forecast=findings.ready.timer.forecast_of(m.configuration),
-            )  # fmt: skip
+    Returns:
+        What was measured; None where the engine cannot run a draft alone, or where that failed, which a note says.
+    """
+    ready, session = findings.ready, findings.ready.session
+    alone = Setting.draft_alone(session.engine.divergence, findings.followed.draft)
+    if not session.engine_of(alone).runs_draft_alone:
+        return None
+    try:
+        measured = Evaluator(session.decode, session.tuning.problems, "tuning").measure(alone, COMPARED)
+        speed = ready.timer.time_here(alone, findings.opened)
+    except UsageError as error:
+        session.progress.note(f"the draft alone was not measured: {error}")
+        return None
+    return DraftAlone(
+        point=curve_point(findings, measured, None), speed=None if speed is None else speed.value,
+        speed_interval=(speed.low, speed.high) if speed is not None and speed.bounded else None,
+    )  # fmt: skip
 
 
 def _trials(findings: Findings) -> Iterator[Trial]:
     for trial in findings.trials:
         yield Trial(
-            **_setting(trial.configuration), share=trial.share, problems=trial.problems, retention=trial.retention,
-            speed=trial.tokens_per_second, feasible=trial.feasible,
+            setting=findings.exported(trial.setting), share=trial.share, problems=trial.problems,
+            retention=trial.retention, speed=trial.tokens_per_second, feasible=trial.feasible,
         )  # fmt: skip
 
 
 def _rungs(findings: Findings) -> Iterator[Rung]:
-    for configuration in findings.opened.frozen if findings.opened else ():
-        found = findings.evidence.get(configuration)
+    for setting in findings.opened.frozen if findings.opened else ():
+        found = findings.evidence.get(setting)
         shown: dict[str, Any] = dict.fromkeys(("counts", "lower_bound", "accuracy_bound", "p_value"))
         if found is not None:
             shown = {
-                "counts": Counts(**asdict(found.outcomes)), "lower_bound": found.lower_bound,
-                "accuracy_bound": found.accuracy_bound, "p_value": found.p_value,
+                "counts": found.outcomes, "lower_bound": found.lower_bound, "accuracy_bound": found.accuracy_bound,
+                "p_value": found.p_value,
             }  # fmt: skip
-        yield Rung(**_setting(configuration), **shown)
+        yield Rung(setting=findings.exported(setting), **shown)
 
 
 def _scales(findings: Findings) -> Iterator[Scale]:
     space, forecast = findings.ready.space, findings.ready.forecast
-    for family in space.families:
-        arm = family[0]
+    for arm, *_ in space.families:
         if arm.rule == space.rules[0]:  # thresholds do not depend on the rule
             thresholds = tuple(forecast.threshold(arm, logit(share)) for share in _SHARES)
-            yield Scale(
-                divergence=arm.divergence,
-                policy=arm.info,
-                draft=arm.draft,
-                tree=arm.tree,
-                shares=_SHARES,
-                thresholds=thresholds,
-            )
+            yield Scale(arm=findings.exported(arm), shares=_SHARES, thresholds=thresholds)
 
 
 def _replayed(findings: Findings) -> Iterator[Replayed]:
@@ -114,12 +130,13 @@ def _replayed(findings: Findings) -> Iterator[Replayed]:
     if chosen.threshold is None:
         return
     for arm in next(family for family in ready.space.families if chosen.family == family[0].family):
-        counted = ready.forecast.counts(arm.at(chosen.threshold))
+        counted = ready.forecast.counts(replace(chosen, draft_length=arm.draft_length))
         if counted.rounds and counted.drafted:
             yield Replayed(
-                rule=arm.rule, draft_length=arm.draft_length, tokens_per_round=counted.tokens / counted.rounds,
+                setting=findings.exported(replace(chosen, draft_length=arm.draft_length)),
+                tokens_per_round=counted.tokens / counted.rounds,
                 accepted=min(max(counted.tokens - counted.rounds, 0.0) / counted.drafted, 1.0),
-            )  # fmt: skip
+            )
 
 
 def _differences(findings: Findings) -> Differences:
@@ -128,11 +145,41 @@ def _differences(findings: Findings) -> Differences:
     pairs = [(p, a[0], b[0]) for p, a, b in zip(problems, alone.decodings, chosen.decodings, strict=True)]
     differing = [pair for pair in pairs if pair[1].text != pair[2].text]
     shown = sorted(differing, key=lambda pair: _interest(*pair[1:]))[:_SHOWN]
-    told = sources_of(findings, [(problem, decoding.text) for problem, _, decoding in shown])
+    attributed = [(problem, decoding.text) for problem, _, decoding in shown if len(decoding.text) <= _LONGEST]
+    tokens, unavailable = _token_attribution(findings, attributed[:_ATTRIBUTED])
     return Differences(
-        source=chosen.part, problems=len(pairs), texts=len(differing), untold=told.untold,
-        shown=tuple(_differing(*pair, told.tokens.get(pair[0].id, ())) for pair in shown),
+        source=chosen.part, problems=len(pairs), texts=len(differing), unattributed=unavailable,
+        shown=tuple(_differing(*pair, tokens.get(pair[0].id, ())) for pair in shown),
     )  # fmt: skip
+
+
+def _token_attribution(
+    findings: Findings, texts: Sequence[tuple[Problem, str]]
+) -> tuple[dict[int, tuple[Token, ...]], str | None]:
+    """Decodes these texts of the chosen setting once more, to tell where their tokens come from.
+
+    A text that comes out otherwise this time, by rounding in a batch of another size, is left out.
+
+    Returns:
+        The tokens by problem; and why there are none, if the engine cannot tell.
+    """
+    chosen, session = findings.chosen, findings.ready.session
+    engine = session.decode.engine_of(chosen)
+    if not texts:
+        return {}, None
+    if not isinstance(engine, OwnEngine):
+        return {}, f"{engine.info or engine.name} does not tell which decision emitted a token"
+    observer = TokenSources(engine.tokenizer)
+    prompts = [KeyedPrompt(problem.id, problem.prompt) for problem, _ in texts]
+    request = DecodingRequest(chosen, engine.decoding.seed, prompts, len(prompts))
+    with session.progress.step("telling where tokens come from", len(texts)) as advance:
+        results = engine.decode(request, lambda place, result: advance(1), observer=observer)
+    tokens = {}
+    for place, (result, (problem, text)) in enumerate(zip(results, texts, strict=True)):
+        if result.text == text:
+            sources = observer.tokens(result, place)
+            tokens[problem.id] = tuple(Token(text=t.text, source=t.source.value, says=token_line(t)) for t in sources)
+    return tokens, None
 
 
 def _interest(target: Decoding, chosen: Decoding) -> int:

@@ -1,6 +1,6 @@
-"""Fixed-sequence testing of frozen configurations: in which order, on how many problems, and with what result.
+"""Fixed-sequence testing of frozen settings: in which order, on how many problems, and with what result.
 
-That the configurations were frozen before their outcomes were decoded is up to the caller, and part of the guarantee.
+That the settings were frozen before their outcomes were decoded is up to the caller, and part of the guarantee.
 The text of a verdict in the ledger holds the grades it rests on, so that another process can take it over: two may
 decode a few problems differently, in the last bits of bf16 say, and each would come to a verdict of its own. The first
 one recorded stands, and certificates of the other process rest on its grades.
@@ -21,15 +21,16 @@ from scipy.stats import beta, binom
 
 from fsd_calib.certification.bounds import require_level
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.outcomes import Gradings, Outcomes, Paired, require_solved
+from fsd_calib.certification.outcomes import Gradings, Paired
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.parts import OutcomeCounts
 
 _DOUBT = 1e-3  # probability that the remaining problems hold more gains than assumed
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The result of one configuration on the problems decoded of it.
+    """The result of one setting on the problems decoded of it.
 
     Attributes:
         p_value: None: nothing was tested; 1: given up before the whole part was decoded.
@@ -48,10 +49,10 @@ class Evidence:
 
     def __post_init__(self) -> None:
         if self.claim.acc == "retention":
-            require_solved(self.paired.outcomes)
+            self.paired.outcomes.require_solved()
 
     @property
-    def outcomes(self) -> Outcomes:
+    def outcomes(self) -> OutcomeCounts:
         return self.paired.outcomes
 
     @property
@@ -74,8 +75,8 @@ class SequenceVerdict:
     """The result of a sequence.
 
     Attributes:
-        passed: Index of the last configuration that passed; None: the first failed.
-        tested: Evidence from the first configuration to the one that failed, or to the end.
+        passed: Index of the last setting that passed; None: the first failed.
+        tested: Evidence from the first setting to the one that failed, or to the end.
     """
 
     passed: int | None
@@ -83,15 +84,15 @@ class SequenceVerdict:
 
 
 def certify_sequence(candidates: Iterable[Iterable[Paired]], claim: Claim, delta: float) -> SequenceVerdict:
-    """Tests frozen configurations in order, safest first, each at the full `delta`, until one fails.
+    """Tests frozen settings in order, safest first, each at the full `delta`, until one fails.
 
-    Fixed-sequence testing: the probability that any configuration passes whose claim is false is at most `delta`, as
+    Fixed-sequence testing: the probability that any setting passes whose claim is false is at most `delta`, as
     far as the claim's test keeps its size. Prefixes are drawn only as far as the decision needs them.
 
     Args:
-        candidates: For each configuration, growing prefixes of the certification part, the whole part last. Betting may
+        candidates: For each setting, growing prefixes of the certification part, the whole part last. Betting may
             decide on any prefix, the score test on the whole only; either gives up on a prefix where passing is futile.
-        claim: Without `wanted` nothing is tested: the first configuration is bounded and passes, the rest is not drawn.
+        claim: Without `wanted` nothing is tested: the first setting is bounded and passes, the rest is not drawn.
 
     Raises:
         UsageError: The target solved nothing and the claim is about retention, or `delta` is not in (0, 1).
@@ -101,33 +102,35 @@ def certify_sequence(candidates: Iterable[Iterable[Paired]], claim: Claim, delta
     if claim.wanted is None:
         first = [Evidence(_whole(prefixes, claim), None, claim, delta) for prefixes in islice(candidates, 1)]
         return SequenceVerdict(0 if first else None, tuple(first))
-    tested, passing = list[Evidence](), 0
-    for prefixes in candidates:
-        tested.append(_test(prefixes, claim, delta))
-        passing = _passing([e.p_value for e in tested if e.p_value is not None], delta)
-        if passing < len(tested):
+    tested, passed = list[Evidence](), None
+    for index, prefixes in enumerate(candidates):
+        paired, p_value, gave_up = _test(prefixes, claim, delta)
+        tested.append(Evidence(paired, p_value, claim, delta, any_time=gave_up))
+        if not p_value <= delta:
             break
-    return SequenceVerdict(passing - 1 if passing else None, tuple(tested))
+        passed = index
+    return SequenceVerdict(passed, tuple(tested))
 
 
-def bound_together(configurations: Sequence[Paired], claim: Claim, delta: float) -> tuple[Evidence, ...]:
-    """Returns simultaneous bounds of whole configurations: each at delta / their number (Bonferroni).
+def bound_together(settings: Sequence[Paired], claim: Claim, delta: float) -> tuple[Evidence, ...]:
+    """Returns simultaneous bounds of whole settings: each at delta / their number (Bonferroni).
 
     All retention bounds hold together at 1 - `delta`, and so do all accuracy bounds.
     """
     require_level(delta)
-    return tuple(Evidence(paired, None, claim, delta / len(configurations)) for paired in configurations)
+    return tuple(Evidence(paired, None, claim, delta / len(settings)) for paired in settings)
 
 
-def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> Evidence:
+def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> tuple[Paired, float, bool]:
+    """Returns the problems that decided, their p-value, and whether the test was given up before the whole part."""
     prefix = None
     for prefix in prefixes:
         if prefix.problems == claim.problems or (claim.any_time and claim.p_value(prefix) <= delta):
             break
         if is_futile(prefix, claim, delta):
-            return Evidence(prefix, 1.0, claim, delta, any_time=True)
+            return prefix, 1.0, True
     paired = _complete(prefix, claim)
-    return Evidence(paired, claim.p_value(paired), claim, delta)
+    return paired, claim.p_value(paired), False
 
 
 def is_futile(paired: Paired, claim: Claim, delta: float) -> bool:
@@ -179,20 +182,13 @@ def _complete(prefix: Paired | None, claim: Claim) -> Paired:
     return prefix
 
 
-def _passing(p_in_order: Sequence[float], delta: float) -> int:
-    """Returns how many of the first configurations pass."""
-    from mapie.risk_control import control_fwer  # the import takes a second and a half
-
-    return len(control_fwer(np.array(p_in_order), delta, "fixed_sequence"))
-
-
 def verdict_text(kind: str, result: Any, evidence: Sequence[Evidence]) -> str:
     """Returns the verdict as text.
 
     Args:
         kind: What was decided, such as "passed"; another kind is another question.
         result: JSON of the result.
-        evidence: Of every configuration tested. Counts are for people; bounds follow from the grades, up to rounding
+        evidence: Of every setting tested. Counts are for people; bounds follow from the grades, up to rounding
             of another machine.
     """
     grades = [[_encode(e.paired.target), _encode(e.paired.fuzzy), e.paired.seeds] for e in evidence]
@@ -200,7 +196,7 @@ def verdict_text(kind: str, result: Any, evidence: Sequence[Evidence]) -> str:
 
 
 def counts_of(evidence: Sequence[Evidence]) -> list[list[int]]:
-    """Returns the counts of outcomes of every configuration."""
+    """Returns the counts of outcomes of every setting."""
     return [list(astuple(e.outcomes)) for e in evidence]
 
 

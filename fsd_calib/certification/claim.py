@@ -1,4 +1,4 @@
-"""What a certificate claims of a configuration, and the test that decides it."""
+"""What a certificate claims of a setting, and the test that decides it."""
 
 from __future__ import annotations
 

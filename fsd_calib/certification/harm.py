@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from scipy.special import ndtri
 
@@ -51,19 +50,12 @@ def _both_solved_share(paired: Paired, claim: Claim, delta: float) -> float:
     return largest(lambda share: float(betting_test.p_values(target, both, share, whole)), delta)
 
 
-class Difference(NamedTuple):
-    """A difference in accuracy, fuzzy rule minus target, with a two-sided confidence interval from `low` to `high`."""
+def difference_of(paired: Paired, confidence: float) -> tuple[float, float, float]:
+    """Returns the difference in accuracy, fuzzy rule minus target, and the ends of its two-sided interval.
 
-    value: float
-    low: float
-    high: float
-
-
-def difference_of(paired: Paired, confidence: float) -> Difference:
-    """Returns the difference with the adjusted Wald interval of paired proportions, which adds one loss and one gain.
-
-    Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37, 2012. With several seeds the problem
-    is the unit, and the added loss and gain are with all seeds.
+    The interval is the adjusted Wald interval of paired proportions, which adds one loss and one gain: Bonett and
+    Price, Journal of Educational and Behavioral Statistics 37, 2012. With several seeds the problem is the unit, and
+    the added loss and gain are with all seeds.
 
     Args:
         paired: A sample whose size did not depend on the outcomes.
@@ -73,7 +65,7 @@ def difference_of(paired: Paired, confidence: float) -> Difference:
     centre = float(change.sum()) / n
     variance = (float(change @ change) + 2) / n - centre**2
     reach = float(ndtri((1 + confidence) / 2)) * (variance / n) ** 0.5
-    return Difference(float(change.mean()), max(centre - reach, -1.0), min(centre + reach, 1.0))
+    return float(change.mean()), max(centre - reach, -1.0), min(centre + reach, 1.0)
 
 
 def retention_interval(paired: Paired, confidence: float) -> tuple[float, float] | None:

@@ -19,13 +19,13 @@ from fsd_calib.certification.certificate import (
 )
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
 from fsd_calib.tasks.base import Problem
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
+from fsd_decoding.profile.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Holdout:
     Args:
         evaluator: Measures on the certification part.
         family: Attempts of one family are counted together, see `family_id`.
-        identity: All that determines the outcomes besides configurations and problems: models, sampling, seeds. Another
+        identity: All that determines the outcomes besides settings and problems: models, sampling, seeds. Another
             identity makes another attempt.
         sequence: The engines that certify in turn; None: this one alone does.
         whole: Number of problems before some were left out; None: none were.
@@ -130,8 +130,8 @@ class Holdout:
 
     def open(
         self,
-        frozen: Sequence[Configuration],
-        target: Configuration,
+        frozen: Sequence[Setting],
+        target: Setting,
         claim: Claim,
         confidence: float,
         run: Run | None = None,
@@ -163,13 +163,13 @@ class Holdout:
 
 
 class HoldoutAttempt:
-    """One attempt: the certification part, open to the frozen configurations only."""
+    """One attempt: the certification part, open to the frozen settings only."""
 
     def __init__(
         self,
         evaluator: Evaluator,
-        frozen: Sequence[Configuration],
-        target: Configuration,
+        frozen: Sequence[Setting],
+        target: Setting,
         claim: Claim,
         attempt: Attempt,
         delta: float,
@@ -182,17 +182,15 @@ class HoldoutAttempt:
         """The problems, which may be timed once the attempt is decided."""
         return self._evaluator.problems
 
-    def measure(self, configuration: Configuration, first: int | None = None) -> Measurement:
-        """Measures a frozen configuration, or a rule without a threshold, which loses no accuracy.
+    def measure(self, setting: Setting, first: int | None = None) -> Measurement:
+        """Measures a frozen setting, or a rule without a threshold, which loses no accuracy.
 
         Raises:
-            ValueError: The configuration is not among the frozen ones.
+            ValueError: The setting is not among the frozen ones.
         """
-        if configuration.threshold is not None and configuration not in self.frozen:
-            raise ValueError(
-                f"{configuration} is not among the frozen configurations; the certification part is for those only"
-            )
-        return self._evaluator.measure(configuration, first)
+        if setting.threshold is not None and setting not in self.frozen:
+            raise ValueError(f"{setting} is not among the frozen settings; the certification part is for those only")
+        return self._evaluator.measure(setting, first)
 
     def measured(self) -> list[Measurement]:
         return self._evaluator.measured()
@@ -203,7 +201,7 @@ class HoldoutAttempt:
         Where another process recorded one before, that one stands and is returned, and `progress` receives a note if it
         rests on other grades.
         """
-        candidates = (self._prefixes(configuration) for configuration in self.frozen)
+        candidates = (self._prefixes(setting) for setting in self.frozen)
         verdict = certify_sequence(candidates, self.claim, self.delta)
         standing = self._record("passed", verdict.passed, verdict.tested, progress)
         if standing is None:
@@ -211,8 +209,8 @@ class HoldoutAttempt:
         return certify_sequence(([grades] for grades in standing), self.claim, self.delta)
 
     def bound_all(self, progress: Progress | None = None) -> tuple[Evidence, ...]:
-        """Returns simultaneous bounds of all frozen configurations, recorded as the attempt's verdict; see `decide`."""
-        whole = [self._paired(configuration, None) for configuration in self.frozen]
+        """Returns simultaneous bounds of all frozen settings, recorded as the attempt's verdict; see `decide`."""
+        whole = [self._paired(setting, None) for setting in self.frozen]
         bounded = bound_together(whole, self.claim, self.delta)
         standing = self._record("bounded", counts_of(bounded), bounded, progress)
         return bounded if standing is None else bound_together(standing, self.claim, self.delta)
@@ -223,8 +221,8 @@ class HoldoutAttempt:
         """Records a verdict; returns the grades of the one that stands where they are not this process's."""
         own = verdict_text(kind, result, evidence)
         standing = standing_grades(own, self.attempt.decide(own), kind, self.attempt.number)
-        for configuration, grades in zip(self.frozen, standing or (), strict=False):
-            for measured in (self.target, configuration):  # for its tokens and rounds
+        for setting, grades in zip(self.frozen, standing or (), strict=False):
+            for measured in (self.target, setting):  # for its tokens and rounds
                 self._evaluator.measure(measured, grades.problems)
         if standing is not None and progress is not None:
             progress.note(
@@ -233,14 +231,14 @@ class HoldoutAttempt:
             )
         return standing
 
-    def _prefixes(self, configuration: Configuration) -> Iterator[Paired]:
+    def _prefixes(self, setting: Setting) -> Iterator[Paired]:
         """Yields growing prefixes of the part, so that an early decision saves decoding the rest."""
         whole = len(self._evaluator.problems)
         for portion in range(1, PORTIONS + 1):
-            yield self._paired(configuration, max(whole * portion // PORTIONS, 1))
+            yield self._paired(setting, max(whole * portion // PORTIONS, 1))
 
-    def _paired(self, configuration: Configuration, first: int | None) -> Paired:
-        target, fuzzy = (self._evaluator.measure(c, first) for c in (self.target, configuration))
+    def _paired(self, setting: Setting, first: int | None) -> Paired:
+        target, fuzzy = (self._evaluator.measure(c, first) for c in (self.target, setting))
         return Paired(target.correct, fuzzy.correct)
 
 
@@ -269,9 +267,9 @@ class TuningRecord:
         Only outcomes under a threshold influence the choice; those of the target and of lossless rules do not.
         """
 
-        def decode_marking(configuration: Configuration, problems: Sequence[Problem]) -> Sequence[Seeds]:
-            if configuration.threshold is not None:
+        def decode_marking(setting: Setting, problems: Sequence[Problem]) -> Sequence[Seeds]:
+            if setting.threshold is not None:
                 self.mark(problems)
-            return decode(configuration, problems)
+            return decode(setting, problems)
 
         return decode_marking

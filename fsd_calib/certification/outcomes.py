@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_common.errors import UsageError
+from fsd_decoding.profile.parts import OutcomeCounts
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Gradings = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """Counts of (problem, seed) pairs by whether the target and the fuzzy rule solved them."""
-
-    both_right: int
-    lost: int  # the target alone was right
-    gained: int  # the fuzzy rule alone was right
-    both_wrong: int
-
-    def __post_init__(self) -> None:
-        if min(astuple(self)) < 0:
-            raise ValueError(f"{self} has a negative count")
-
-    @classmethod
-    def of(cls, target: Sequence[bool] | Gradings, fuzzy: Sequence[bool] | Gradings) -> Outcomes:
-        """Returns the counts of grades in the same order."""
-        pairs = Counter((bool(t), bool(f)) for t, f in zip(target, fuzzy, strict=True))
-        return cls(pairs[True, True], pairs[True, False], pairs[False, True], pairs[False, False])
-
-    @property
-    def problems(self) -> int:
-        return self.both_right + self.lost + self.gained + self.both_wrong
-
-    @property
-    def retention(self) -> float:
-        """Accuracy of the fuzzy rule over the target's.
-
-        Raises:
-            UsageError: The target solved nothing.
-        """
-        require_solved(self)
-        return (self.both_right + self.gained) / (self.both_right + self.lost)
-
-    @property
-    def churn(self) -> float:
-        """Share of outcomes that flipped, lost or gained."""
-        return (self.lost + self.gained) / self.problems if self.problems else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +37,9 @@ class Paired:
         return int(self.target.shape[1])
 
     @cached_property
-    def outcomes(self) -> Outcomes:
+    def outcomes(self) -> OutcomeCounts:
         t, f = self.target, self.fuzzy
-        return Outcomes(*(int(np.count_nonzero(both)) for both in (t & f, t & ~f, ~t & f, ~(t | f))))
+        return OutcomeCounts(*(int(np.count_nonzero(both)) for both in (t & f, t & ~f, ~t & f, ~(t | f))))
 
     @property
     def target_accuracy(self) -> float:
@@ -119,17 +78,4 @@ class Paired:
         more = (problems, self.seeds)
         return Paired(
             np.concatenate([self.target, np.full(more, target)]), np.concatenate([self.fuzzy, np.full(more, fuzzy)])
-        )
-
-
-def require_solved(outcomes: Outcomes) -> None:
-    """Checks that retention is defined.
-
-    Raises:
-        UsageError: The target solved nothing.
-    """
-    if not outcomes.both_right + outcomes.lost:
-        raise UsageError(
-            f"the target solved none of {outcomes.problems} problems, so retention is undefined; "
-            "check its prompts and answers, or use another target"
         )

@@ -12,8 +12,9 @@ from scipy.optimize import brentq
 from scipy.special import bdtr, gammaincinv, gammaln, ndtr, pdtr
 
 from fsd_calib.certification.bounds import largest
-from fsd_calib.certification.outcomes import Counts, Floats, Outcomes, require_solved
+from fsd_calib.certification.outcomes import Counts, Floats
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.parts import OutcomeCounts
 
 FEW = 12  # from so many flips on, the score test decides; chosen by size and power, see `score_test`
 _RANKED_AT = 0.001  # level of the limits used for ranking; the power changes little from .0003 to .05
@@ -227,24 +228,24 @@ def _null_moments(
     return np.asarray(second, np.float64), np.asarray(third, np.float64)
 
 
-def p_value(outcomes: Outcomes, wanted: float) -> float:
+def p_value(outcomes: OutcomeCounts, wanted: float) -> float:
     """Returns the one-sided p-value of H0: retention <= wanted; see `p_values`.
 
     Raises:
         UsageError: The target solved nothing, or `wanted` is not a positive number.
     """
-    require_solved(outcomes)
+    outcomes.require_solved()
     if not 0 < wanted < math.inf:
         raise UsageError(f"the wanted retention is {wanted}; it must be above 0 (0.98 keeps 98 %)")
     o = outcomes
     return float(p_values(o.both_right, o.lost, o.gained, o.both_wrong, wanted))
 
 
-def lower_bound(outcomes: Outcomes, delta: float) -> float:
+def lower_bound(outcomes: OutcomeCounts, delta: float) -> float:
     """Returns the largest retention r with `p_value(outcomes, r) <= delta`; 0 where there is none.
 
     Raises:
         UsageError: The target solved nothing, or `delta` is not in (0, 1).
     """
-    require_solved(outcomes)
+    outcomes.require_solved()
     return largest(lambda wanted: p_value(outcomes, wanted), delta)

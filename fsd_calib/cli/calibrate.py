@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fsd_calib.calibrate_options import GOAL, Goal, Job, RunConfig, SearchSpace
 from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family, Given, Options
 from fsd_calib.cli.options import (
@@ -17,13 +18,12 @@ from fsd_calib.cli.options import (
     OutputOptions,
     PresetOption,
     SubjectsOption,
+    check_data,
     check_sources,
     with_preset,
 )
 from fsd_calib.cli.request import Request
-from fsd_calib.config import GOAL, Goal, Job, RunConfig, SearchSpace
 from fsd_calib.tasks.asking import PROBLEMS
-from fsd_calib.tasks.registry import task_kind
 from fsd_common.option import Option
 from fsd_decoding.model_options import Loading
 
@@ -78,13 +78,12 @@ def command(
     """
     progress = output.begin()
     asked = Request(with_preset(given, preset), loading, subjects, None if config is None else _read(config))
-    if asked.certified is None:
-        task_kind(asked.task)  # raises UsageError if it is unknown
     if not show_prompt:
         asked.check()
         check_writable(asked.run.path("out") or asked.usual_folder, _EARLIER)
     else:
-        check_sources({"tokenizer": [asked.target]}, asked.run.path("data"))
+        check_sources({"tokenizer": [asked.target]})
+        check_data(asked.kind, asked.run.path("data"))
     load_libraries(progress)
 
     from fsd_calib.calibration.run_file import save_run
@@ -101,11 +100,12 @@ def command(
             if output.as_json:
                 reply_json(NAME, {"plans": plans})
             return
-        done = in_turn.run(calibration, asked.engines, plan=not output.quiet, report=not output.as_json)
-    save_run(calibration, next(iter(done.profiles), None), asked.certify, asked.engines)
+        profiles, untested = in_turn.run(calibration, asked.engines, plan=not output.quiet, report=not output.as_json)
+    save_run(calibration, next(iter(profiles), None), asked.certify, asked.engines)
+    result = in_turn.result(profiles, untested)
     if output.as_json:
-        reply_json(NAME, done.result)
-    if not done.met and not calibration.goal.explore:
+        reply_json(NAME, result)
+    if not result["met"] and not calibration.goal.explore:
         raise typer.Exit(NOT_MET)
 
 

@@ -9,6 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from fsd_calib.calibrate_options import (
+    DECODING,
+    DIVERGENCES,
+    DRAFT,
+    MODELS,
+    RULES,
+    RULES_WITHOUT_T,
+    TASK_NAMES,
+    Drawing,
+    RunConfig,
+    Seed,
+    Target,
+)
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import given_or_default
 from fsd_calib.cli.family import Family, Given, OptionGroup, Options
@@ -17,6 +30,7 @@ from fsd_calib.cli.options import (
     OutputOptions,
     PresetOption,
     SubjectsOption,
+    check_data,
     check_place,
     check_sources,
     check_words,
@@ -24,18 +38,6 @@ from fsd_calib.cli.options import (
     folder_name,
     named_task,
     with_preset,
-)
-from fsd_calib.config import (
-    DECODING,
-    DIVERGENCES,
-    DRAFT,
-    MODELS,
-    RULES,
-    TASK_NAMES,
-    Drawing,
-    RunConfig,
-    Seed,
-    Target,
 )
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
@@ -76,8 +78,7 @@ class PolicyOptions(OptionGroup):
         ),
     ] = None
     threshold: Annotated[
-        float | None,
-        Option("The rule's threshold. inf with --rule fsd accepts every token.", _POLICY),
+        float | None, Option("The rule's threshold. inf with --rule fsd accepts every token.", _POLICY)
     ] = None
     divergence: Annotated[
         str | None,
@@ -122,21 +123,18 @@ def command(
     """
     progress = output.begin()
     task = named_task(task, subjects)
-    task_kind(task)  # raises UsageError if it is unknown
+    kind = task_kind(task)
     drawn = Drawing.over({}, with_preset(drawing, preset))
     config = RunConfig(
         **run, batch_size=batch_size, progress=progress, model_kwargs=loading.target,
         draft_model_kwargs=loading.draft,
     )  # fmt: skip
-    if policies.draft_length is not None:
-        check_count("--draft-length", policies.draft_length)
+    _check_policy(policies)
     width = _width(hidden)
-    check_words(
-        ("--rule", [policies.rule], RULES), ("--divergence", divergences([policies.divergence]), DIVERGENCES)
-    )  # fmt: skip
     device, dtype, data = config.device, config.dtype, config.path("data")
     check_place(device, dtype)
-    check_sources({"model": [target, draft]}, data)
+    check_sources({"model": [target, draft]})
+    check_data(kind, data)
     if config.ray is not None:
         check_answers(config.ray)
     large, small = given_or_default(task, target, draft)
@@ -144,8 +142,7 @@ def command(
     check_writable(folder, ())
     load_libraries(progress)
 
-    from fsd_calib.calibration.memory import capacity_of, plan_memory
-    from fsd_calib.calibration.usable import context_of, usable
+    from fsd_calib.calibration.memory import capacity_of, context_of, plan_memory, usable
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces, policy_of
     from fsd_decoding.loading import check_device, check_loading, load_tokenizer
@@ -188,6 +185,25 @@ def command(
 
 def main() -> None:
     leave(app, NAME)
+
+
+def _check_policy(given: PolicyOptions) -> None:
+    """Raises UsageError where a setting has a value that it cannot have, or no rule that it is for."""
+    check_words(
+        ("--rule", [given.rule], RULES), ("--divergence", divergences([given.divergence]), DIVERGENCES)
+    )  # fmt: skip
+    if given.draft_length is not None:
+        check_count("--draft-length", given.draft_length)
+    for name, value in asdict(given).items():
+        if given.rule is None and value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} is {value}, and is for on-policy traces alone; give --rule too, or leave it out"
+            )
+    if given.rule in RULES_WITHOUT_T and given.threshold is not None:
+        raise UsageError(f"--threshold is {given.threshold}, and --rule {given.rule!r} has none; leave it out")
+    if given.rule is not None and given.rule not in RULES_WITHOUT_T and given.threshold is None:
+        raise UsageError(f"--rule {given.rule!r} needs a --threshold; inf accepts all that a threshold can")
 
 
 def _check_graded(task: Task, policy: object) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130
 JSON_VERSION = 1
-"""Of what --json prints; a new one where a reader of the old would break."""
+"""The version of what --json prints; a new one where a reader of the old would break."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_SPACE = re.compile(r"no space left on device|disk quota exceeded|file too large|database or disk is full", re.I)
@@ -91,15 +91,11 @@ def load_libraries(progress: Progress) -> None:
 
 def say(name: str, message: str) -> None:
     """Prints the message as one line on stderr, whatever line breaks and control characters it has."""
-    say_on(sys.stderr, _fitting(f"{name}: {visible(' '.join(message.split()))}"))
-
-
-def _fitting(line: str) -> str:
-    """Returns the line, on a terminal with breaks between words in place of the terminal's own within them."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return line
-    width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    line = f"{name}: {visible(' '.join(message.split()))}"
+    if sys.stderr is not None and sys.stderr.isatty():  # which would break it within words
+        width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    say_on(sys.stderr, line)
 
 
 def reply(text: str) -> None:
@@ -145,7 +141,9 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     """Runs an app on `arguments` (None: the process's own) and returns its exit code."""
     with noticed() as came:
         try:
-            _refuse_null_characters(arguments or ())
+            for argument in arguments or ():
+                if "\0" in argument:  # which the system takes as the end of a path
+                    raise UsageError(f"argument {argument!r} holds a null character; leave it out")
             code = app(arguments, prog_name=name, standalone_mode=False)
         except RunInterruptedError as reason:
             say(name, f"interrupted; {reason}")
@@ -173,25 +171,11 @@ def _failed(name: str, error: Exception) -> int:
     return BAD_INPUT
 
 
-def _refuse_null_characters(arguments: Sequence[str]) -> None:
-    """Raises UsageError where an argument, mostly a path, holds a character that the system takes as its end."""
-    for argument in arguments:
-        if "\0" in argument:
-            raise UsageError(f"argument {argument!r} holds a null character; leave it out")
-
-
 def announce(name: str, decoder: SpeculativeDecoder, *, quiet: bool) -> None:
     """Says what a decoder follows, unless quiet, in place of its own log."""
     line = decoder.announcement()
     if line is not None and not quiet:
         say(name, line)
-
-
-def check_at_least_one(values: Mapping[str, int | None]) -> None:
-    """Raises UsageError where an option that was given is below 1."""
-    for option, value in values.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{option} is {value}; it must be at least 1")
 
 
 def check_writable(folder: Path, earlier: Sequence[str]) -> None:
@@ -244,9 +228,11 @@ def explanation(error: BaseException) -> str | None:
         why = (full.strerror if isinstance(full, OSError) else None) or _NO_SPACE.search(str(full))[0]  # type: ignore[index]
         return f"{_place(full)} cannot be written: {why}; free space, and run the same command again"
     if any(map(_lacks_memory, chain)):
+        lines = str(error).strip().splitlines()
+        detail = f" ({lines[0].strip()[:120]})" if lines else ""
         return (
-            f"out of memory{_detail(error)}; free memory or give less work at once (--batch-size, --limit, smaller "
-            "models), and run the same command again"
+            f"out of memory{detail}; free memory or give less work at once (--batch-size, --limit, smaller models), "
+            "and run the same command again"
         )
     if isinstance(error, OSError):
         why = error.strerror or str(error) or type(error).__name__
@@ -271,11 +257,6 @@ def _lacks_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError | ImportError | OSError) and bool(_NO_MEMORY.search(str(error)))
-
-
-def _detail(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f" ({lines[0].strip()[:120]})" if lines else ""
 
 
 def _place(error: BaseException) -> str:

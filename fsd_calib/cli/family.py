@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -54,13 +54,24 @@ class Family(typer.Typer):
         super().__init__(cls=_Group, rich_markup_mode="markdown", pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        """As typer's, of a function that may take groups of options."""
+        """Registers a command, as typer does; its function may take groups of options."""
         register = super().command(name, cls=_Command, **settings)
         return lambda command: register(_with_options(command))
 
 
 class OptionGroup:
     """The base of groups: frozen dataclasses with fields that are annotated as options."""
+
+    @classmethod
+    def parameters(cls) -> Iterator[inspect.Parameter]:
+        """Yields what typer makes options of."""
+        kinds = get_type_hints(cls, include_extras=True)
+        return (_parameter(each.name, kinds[each.name], each.default) for each in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def made(cls, values: dict[str, Any], given: set[str]) -> Any:
+        """Returns what the command is given."""
+        return cls(**values)
 
 
 class Options:
@@ -77,9 +88,8 @@ class Options:
             if option.command and (only is None or name in only)
         }  # fmt: skip
 
-    @property
     def parameters(self) -> Iterator[inspect.Parameter]:
-        """What typer makes options of."""
+        """Yields what typer makes options of."""
         for name, (option, field) in self._fields.items():
             yield _parameter(name, Annotated[field.annotation, option], field.default)
 
@@ -92,7 +102,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     """A function with all options as parameters, which typer can read."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())
     groups = {one.name: group for one in own if (group := _group(one.annotation)) is not None}
-    taken = {name: list(group.parameters) for name, group in groups.items()}
+    taken = {name: list(group.parameters()) for name, group in groups.items()}
 
     @wraps(command)
     def with_groups(**values: Any) -> None:
@@ -117,22 +127,9 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _group(annotation: Any) -> Any:
     """What makes an argument of several options, where an annotation says so."""
-    if isinstance(annotation, type) and issubclass(annotation, OptionGroup):
-        return _OfDataclass(annotation)
-    return next((each for each in getattr(annotation, "__metadata__", ()) if hasattr(each, "made")), None)
-
-
-@dataclass(frozen=True)
-class _OfDataclass:
-    kind: Any
-
-    @property
-    def parameters(self) -> Iterator[inspect.Parameter]:
-        kinds = get_type_hints(self.kind, include_extras=True)
-        return (_parameter(each.name, kinds[each.name], each.default) for each in fields(self.kind))
-
-    def made(self, values: dict[str, Any], given: set[str]) -> Any:
-        return self.kind(**values)
+    return next(
+        (each for each in (annotation, *getattr(annotation, "__metadata__", ())) if hasattr(each, "made")), None
+    )
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -149,9 +146,11 @@ def _of_typer(name: str, option: Option, annotation: Any, default: Any) -> tuple
     kind: Any = next((each for each in (bool, float, int) if each in leaves), str)
     if {os.PathLike, Path} & leaves:
         kind = Path
-    words = option.words if callable(option.words) else _completed(option)
-    if words is None and (literal := [each for each in leaves if isinstance(each, str)]):
-        words = one_of(sorted(literal, key=str(annotation).index)) if option.read is None else several_of(literal)
+    words: Any = option.words
+    if not callable(words):
+        literal = sorted((each for each in leaves if isinstance(each, str)), key=str(annotation).index)
+        known = tuple(words) or tuple(literal)
+        words = None if not known else one_of(known) if option.read is None else several_of(known)
     settings: dict[str, Any] = {"help": option.help, "rich_help_panel": option.panel, "autocompletion": words}
     flags = [f"--{name.replace('_', '-')}"]
     if option.read is not None:
@@ -163,11 +162,6 @@ def _of_typer(name: str, option: Option, annotation: Any, default: Any) -> tuple
     if default is None:
         kind = kind | None
     return Annotated[kind, typer.Option(*flags, **settings)], default
-
-
-def _completed(option: Option) -> Callable[[str], list[str]] | None:
-    known = tuple(option.words)  # type: ignore[arg-type]
-    return None if not known else one_of(known) if option.read is None else several_of(known)
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:
@@ -209,20 +203,18 @@ class _Command(TyperCommand):
         given, _, parameters = self.make_parser(ctx).parse_args(list(args))
         for each in parameters:
             if each.opts and each.name not in _MAY_BE_EMPTY:
-                shown = each.opts[0] if each.param_type_name == "option" else str(each.metavar)
-                _refuse_empty(shown, given.get(each.name))
+                value = given.get(each.name)
+                if "" in (value if isinstance(value, list | tuple) else [value]):  # as a path the current folder
+                    shown = each.opts[0] if each.param_type_name == "option" else str(each.metavar)
+                    raise UsageError(
+                        f"{shown} is empty, perhaps from a variable that is not set; give it a value, or leave it out"
+                    )
         return super().parse_args(ctx, args)
 
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _flags_without_type(super().get_params(ctx))
-
-
-def _refuse_empty(name: str, value: Any) -> None:
-    """Raises UsageError where a value is empty, which as a path would be the current folder."""
-    if "" in (value if isinstance(value, list | tuple) else [value]):
-        raise UsageError(f"{name} is empty, perhaps from a variable that is not set; give it a value, or leave it out")
 
 
 def _flags_without_type(parameters: list[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsd_calib.calibrate_options import MODELS, Device, Dtype
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json, say
 from fsd_calib.cli.drafters import check_one, given
 from fsd_calib.cli.family import AllowEditedOption, Family
@@ -21,8 +22,8 @@ from fsd_calib.cli.options import (
     check_sources,
 )
 from fsd_calib.cli.prompting import gathered, prompt_of, prompts_of_profile
-from fsd_calib.config import MODELS, Device, Dtype
 from fsd_common.argument_checks import check_settings
+from fsd_common.option import Option
 from fsd_decoding.model_options import Loading
 from fsd_decoding.tree_shape import read_shape
 
@@ -43,7 +44,7 @@ app = Family()
 
 @app.command(epilog=_EPILOG)
 def command(
-    profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")],
+    profile: Annotated[Path, Option("The profile.json that fsd-calibrate wrote, or its folder.")],
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
@@ -54,36 +55,27 @@ def command(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            help="Also complete the prompts in this file: one a line, or in a .jsonl file a string or an object with a "
+        Option(
+            "Also complete the prompts in this file: one a line, or in a .jsonl file a string or an object with a "
             "prompt (or question) a line."
         ),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Hub id or local path. By default the profile's target.", rich_help_panel=MODELS)
-    ] = None,
-    draft: Annotated[
-        str | None, typer.Option(help="Hub id or local path. By default the profile's draft.", rich_help_panel=MODELS)
-    ] = None,
+    target: Annotated[str | None, Option("Hub id or local path. By default the profile's target.", MODELS)] = None,
+    draft: Annotated[str | None, Option("Hub id or local path. By default the profile's draft.", MODELS)] = None,
     head: Annotated[
-        str | None,
-        typer.Option(
-            help="The EAGLE head of the profile, where it lies elsewhere: hub id or local path.", rich_help_panel=MODELS
-        ),
+        str | None, Option("The EAGLE head of the profile, where it lies elsewhere: hub id or local path.", MODELS)
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
     max_new_tokens: MaxNewTokensOption = None,
     threshold: Annotated[
-        float | None,
-        typer.Option(help="Use this threshold instead of the profile's, of which the certificate says nothing."),
+        float | None, Option("Use this threshold instead of the profile's, of which the certificate says nothing.")
     ] = None,
     tree: Annotated[
         str | None,
-        typer.Option(
-            help="Draft trees of this shape (TOP_K,NODES, such as 2,6), or chains (chain), instead of what the profile "
-            "drafts; its certificate says nothing of them.",
-            metavar="<str>",
+        Option(
+            "Draft trees of this shape (TOP_K,NODES, such as 2,6), or chains (chain), instead of what the profile "
+            "drafts; its certificate says nothing of them."
         ),
     ] = None,
     raw: RawOption = False,

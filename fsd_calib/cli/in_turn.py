@@ -6,8 +6,7 @@ Importing this imports torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +14,6 @@ from rich.console import Console
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn
 from fsd_calib.calibration.output_folder import own_folder
-from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.recertify import decoding_of, prompts_of
 from fsd_calib.cli.drafters import default_pair
 from fsd_calib.cli.request import Request
@@ -54,40 +52,6 @@ def first_prompt(asked: Request) -> str:
     return task.problems[0].prompt
 
 
-@dataclass(frozen=True)
-class Done:
-    """What the calibrations of all engines came to.
-
-    Attributes:
-        profiles: of those engines that were reached.
-        untested: the engines that were not reached.
-    """
-
-    profiles: Sequence[ThresholdProfile]
-    untested: Sequence[str]
-
-    @property
-    def met(self) -> bool:
-        """Whether all have met the goal."""
-        return not self.untested and all(profile.met for profile in self.profiles)
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """The same for programs, see docs/commands.md."""
-        calibrations = [
-            {"outcome": profile.outcome, "met": profile.met, "file": file and str(file.absolute()),
-             "page": _page(file), "profile": profile.model_dump(mode="json")}
-            for profile in self.profiles for file in (profile.file,)
-        ]  # fmt: skip
-        return {"met": self.met, "calibrations": calibrations, "untested_engines": list(self.untested)}
-
-
-def _page(file: Path | None) -> str | None:
-    """The path of the page beside a profile's file."""
-    page = None if file is None else file.absolute().with_name(PAGE)
-    return str(page) if page is not None and page.exists() else None
-
-
 def planned(calibration: Calibration, engines: Sequence[str], silent: bool) -> list[dict[str, Any]]:
     """Plans each engine's calibration, as if those before it had passed their tests; returns plans for programs.
 
@@ -102,19 +66,24 @@ def planned(calibration: Calibration, engines: Sequence[str], silent: bool) -> l
             console = LiteralConsole()
             _print_turn(one, made.attempt, console)
             print_plan(made, console)
-        found.append(_for_programs(made))
+        found.append({**asdict(made), "seconds": made.seconds, "worst_case_extra": made.worst_case_extra})
         return made.attempt
 
     in_turn(calibration, engines, plan)
     return found
 
 
-def run(calibration: Calibration, engines: Sequence[str], *, plan: bool, report: bool) -> Done:
+def run(
+    calibration: Calibration, engines: Sequence[str], *, plan: bool, report: bool
+) -> tuple[list[ThresholdProfile], list[str]]:
     """Runs the calibration of each engine.
 
     Args:
         plan: whether plans are printed, on stderr.
         report: whether reports are printed, on stdout.
+
+    Returns:
+        the profiles of those engines that were reached, and the names of the others.
     """
     profiles: list[ThresholdProfile] = []
     console, on_stderr = LiteralConsole(), LiteralConsole(stderr=True)
@@ -133,11 +102,22 @@ def run(calibration: Calibration, engines: Sequence[str], *, plan: bool, report:
         console.print(
             literal(f"Not tested: {engine}. The sequence ends with the first engine that does not pass a test.")
         )
-    return Done(profiles, untested)
+    return profiles, list(untested)
 
 
-def _for_programs(plan: Plan) -> dict[str, Any]:
-    return {**asdict(plan), "seconds": plan.seconds, "seconds_more": plan.seconds_more}
+def result(profiles: Sequence[ThresholdProfile], untested: Sequence[str]) -> dict[str, Any]:
+    """Returns what the calibrations of all engines came to, for programs: see docs/commands.md."""
+    calibrations = []
+    for profile in profiles:
+        file = None if profile.file is None else profile.file.absolute()
+        page = None if file is None else file.with_name(PAGE)
+        calibrations.append({
+            "outcome": profile.outcome, "met": profile.met, "file": file and str(file),
+            "page": str(page) if page is not None and page.exists() else None,
+            "profile": profile.model_dump(mode="json"),
+        })  # fmt: skip
+    met = not untested and all(profile.met for profile in profiles)
+    return {"met": met, "calibrations": calibrations, "untested_engines": list(untested)}
 
 
 def _print_turn(one: Calibration, attempt: int | None, console: Console) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsd_calib.calibrate_options import DECODING, DIVERGENCES, MODELS, RULES, Device, Dtype, TopK, TopP
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import BUNDLED, check_one, default_pair, given
-from fsd_calib.cli.family import AllowEditedOption, Family, OptionGroup, one_of
+from fsd_calib.cli.family import AllowEditedOption, Family, OptionGroup
 from fsd_calib.cli.options import (
     LoadingOptions,
     MaxNewTokensOption,
@@ -23,10 +24,10 @@ from fsd_calib.cli.options import (
     divergences,
 )
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
-from fsd_calib.config import DECODING, DIVERGENCES, MODELS, RULES, Device, Dtype, TopK, TopP
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError
+from fsd_common.option import Option
 from fsd_decoding.model_options import Loading
 from fsd_decoding.tree_shape import Chain, TreeShape, read_shape
 
@@ -53,27 +54,27 @@ class SettingOptions(OptionGroup):
 
     rule: Annotated[
         str | None,
-        typer.Option(
-            help=f"Acceptance rule: target, {', '.join(RULES[:-1])} or {RULES[-1]}. By default the profile's, or "
+        Option(
+            f"Acceptance rule: target, {', '.join(RULES[:-1])} or {RULES[-1]}. By default the profile's, or "
             "fsd-coupled.",
-            rich_help_panel=DECODING,
-            autocompletion=one_of(("target", *RULES)),
+            DECODING,
+            words=("target", *RULES),
         ),
     ] = None
     divergence: Annotated[
         str | None,
-        typer.Option(
-            help=f"Divergence that the threshold bounds: {', '.join(DIVERGENCES)}. By default the profile's, or js.",
-            rich_help_panel=DECODING,
-            autocompletion=one_of(DIVERGENCES),
+        Option(
+            f"Divergence that the threshold bounds: {', '.join(DIVERGENCES)}. By default the profile's, or js.",
+            DECODING,
+            words=DIVERGENCES,
         ),
     ] = None
     threshold: Annotated[
         list[float] | None,
-        typer.Option(
-            help="The threshold T; given twice, both texts are shown. By default the profile's, or 0.1.",
-            rich_help_panel=DECODING,
-            metavar="<float>",
+        Option(
+            "The threshold T; given twice, both texts are shown. By default the profile's, or 0.1.",
+            DECODING,
+            repeated=True,
         ),
     ] = None
     draft_length: Annotated[
@@ -82,16 +83,13 @@ class SettingOptions(OptionGroup):
     ] = None
     tree: Annotated[
         str | None,
-        typer.Option(
-            help="Draft trees: TOP_K,NODES, such as 2,6 for six nodes a round, each with up to two children; or chain. "
+        Option(
+            "Draft trees: TOP_K,NODES, such as 2,6 for six nodes a round, each with up to two children; or chain. "
             "By default as the profile does, or chain.",
-            rich_help_panel=DECODING,
-            metavar="<str>",
+            DECODING,
         ),
     ] = None
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 is greedy decoding.", rich_help_panel=DECODING)
-    ] = None
+    temperature: Annotated[float | None, Option("Sampling temperature; 0 is greedy decoding.", DECODING)] = None
     top_k: TopK = None
     top_p: TopP = None
 
@@ -99,41 +97,30 @@ class SettingOptions(OptionGroup):
 @app.command(epilog=_EPILOG)
 def command(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt, in quotes.", show_default=False)],
-    profile: Annotated[
-        Path | None, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")
-    ] = None,
+    profile: Annotated[Path | None, Option("The profile.json that fsd-calibrate wrote, or its folder.")] = None,
     target: Annotated[
-        str | None,
-        typer.Option(
-            help="Hub id or local path. By default the profile's target, or the bundled one.", rich_help_panel=MODELS
-        ),
+        str | None, Option("Hub id or local path. By default the profile's target, or the bundled one.", MODELS)
     ] = None,
     draft: Annotated[
-        str | None,
-        typer.Option(
-            help="Hub id or local path. By default the profile's draft, or the bundled one.", rich_help_panel=MODELS
-        ),
+        str | None, Option("Hub id or local path. By default the profile's draft, or the bundled one.", MODELS)
     ] = None,
     head: Annotated[
         str | None,
-        typer.Option(
-            help="Draft with this EAGLE head of the target instead of a draft model: hub id or local path.",
-            rich_help_panel=MODELS,
-        ),
+        Option("Draft with this EAGLE head of the target instead of a draft model: hub id or local path.", MODELS),
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
     max_new_tokens: MaxNewTokensOption = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            help="Format the prompt as this task does. By default the profile's task; for the bundled pair arithmetic.",
-            autocompletion=completed_tasks,
+        Option(
+            "Format the prompt as this task does. By default the profile's task; for the bundled pair arithmetic.",
+            words=completed_tasks,
         ),
     ] = None,
     raw: RawOption = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page to this file instead, with what is known of a token on hover.")
+        Path | None, Option("Write a page to this file instead, with what is known of a token on hover.")
     ] = None,
     table: Annotated[
         bool,
@@ -159,7 +146,10 @@ def command(
     shape = _checked_shape(setting)
     check_place(device, dtype)
     check_sources({"model": [target, draft], "head": [head]})
-    followed = _followed(profile, allow_edited)
+
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+    followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=allow_edited)
     load_libraries(progress)
 
     from fsd_calib.inspection.inspected import inspect_text
@@ -238,12 +228,6 @@ def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
         option = f"--{ignored[0].replace('_', '-')}"
         raise UsageError(f"--rule 'target' drafts nothing; leave {option} out, or give another rule")
     return None if setting.tree is None else read_shape(setting.tree)
-
-
-def _followed(profile: Path | None, allow_edited: bool) -> ThresholdProfile | None:
-    from fsd_decoding.profile.threshold_profile import ThresholdProfile
-
-    return None if profile is None else ThresholdProfile.load(profile, allow_edited=allow_edited)
 
 
 def _decoders(

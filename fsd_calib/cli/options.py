@@ -16,13 +16,13 @@ from typing import Annotated, Any
 
 import typer
 
+from fsd_calib.calibrate_options import DECODING, DTYPES, MODELS, Drawing
 from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
-from fsd_calib.config import DECODING, DTYPES, MODELS, Drawing
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
-from fsd_calib.tasks.rows import check_data_file
+from fsd_calib.tasks.base import Kind
+from fsd_calib.tasks.rows import QUICK, check_data_file
 from fsd_common.errors import UsageError
-from fsd_common.option import Option
-from fsd_common.option_texts import json_object
+from fsd_common.option import Option, json_object
 from fsd_common.progress.base import Progress
 from fsd_decoding.hub import check_source
 from fsd_decoding.model_options import ALIASES, ATTENTION, SCHEMES, UNQUANTISED, Loading
@@ -189,9 +189,8 @@ class LoadingOptions:
         }
         self._help = {name: f"{text} {defaults.get(name, '')}".rstrip() for name, text in texts.items()}
 
-    @property
     def parameters(self) -> Iterator[Parameter]:
-        """What typer makes options of."""
+        """Yields what typer makes options of."""
         for name, text in self._help.items():
             kind = Annotated[str | None, typer.Option(help=text, rich_help_panel=MODELS)]
             yield Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -251,8 +250,8 @@ def check_place(device: str | None, dtype: str | None) -> None:
         )
 
 
-def check_sources(models: Mapping[str, Sequence[str | None]], data: Path | None = None) -> None:
-    """Raises UsageError where what names a model is neither a folder of one nor an id, or a data file cannot be read.
+def check_sources(models: Mapping[str, Sequence[str | None]]) -> None:
+    """Raises UsageError where what names a model is neither a folder of one nor an id.
 
     Args:
         models: by what they are, such as "model".
@@ -261,5 +260,19 @@ def check_sources(models: Mapping[str, Sequence[str | None]], data: Path | None 
         for source in sources:
             if source is not None:
                 check_source(what, source, configured=what != "tokenizer")
-    if data is not None:
+
+
+def check_data(kind: Kind, data: Path | None) -> None:
+    """Raises UsageError where a task cannot read its problems from a file. Of a large one the beginning is checked.
+
+    Args:
+        data: of --data; None: the file that the task itself names, if it does.
+    """
+    data = data or getattr(kind, "data", None)
+    if data is None:
+        return
+    read = getattr(kind, "read", None)  # tasks of other packages need not have it
+    if read is not None and (data.is_dir() or (data.is_file() and data.stat().st_size <= QUICK)):
+        read(0, None, data)
+    else:
         check_data_file(data)

@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
-from fsd_calib.cli.family import AllowEditedOption, Family, VersionOption, one_of
+from fsd_calib.cli.family import AllowEditedOption, Family, VersionOption
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
+from fsd_common.option import Option
 
 NAME = "fsd-profile"
 DIFFERENT = 1
@@ -134,14 +135,14 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
 def retime(
     path: _Profile,
     minutes: Annotated[
-        float, typer.Option(help="Time for it, beside loading the models. It ends earlier once the ratio is decided.")
+        float, Option("Time for it, beside loading the models. It ends earlier once the ratio is decided.")
     ] = 2.0,
     timing: Annotated[
         str,
-        typer.Option(
-            help="run: in this process. careful: in five fresh processes, so that intervals include the variation "
+        Option(
+            "run: in this process. careful: in five fresh processes, so that intervals include the variation "
             "between processes.",
-            autocompletion=one_of(_WAYS),
+            words=_WAYS,
         ),
     ] = "run",
     device: Annotated[

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import leave, reply, say
-from fsd_calib.cli.family import Family, VersionOption, one_of
+from fsd_calib.cli.family import Family, VersionOption
 from fsd_common.errors import UsageError
+from fsd_common.option import Option
 
 NAME = "fsd-report"
 _FORMATS = ("html", "png", "svg", "md")
@@ -34,16 +35,16 @@ def command(
     ],
     format: Annotated[
         str,
-        typer.Option(
-            help="html: one interactive page that needs no network. png, svg: a file for each chart. md: Markdown, "
+        Option(
+            "html: one interactive page that needs no network. png, svg: a file for each chart. md: Markdown, "
             "with its charts as SVG.",
-            autocompletion=one_of(_FORMATS),
+            words=_FORMATS,
         ),
     ] = "html",
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The file, or with png and svg the folder, to write. By default report.html, report.md or pictures in "
+        Option(
+            "The file, or with png and svg the folder, to write. By default report.html, report.md or pictures in "
             "RUN; of several runs comparison.html, comparison.md or comparison here."
         ),
     ] = None,

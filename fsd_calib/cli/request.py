@@ -11,11 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsd_calib.calibrate_options import AUTO, KINDS, TASK_NAMES, Goal, RunConfig, SearchSpace
 from fsd_calib.cli.drafters import AUTO_TREES, Drafters
 from fsd_calib.cli.family import Given
-from fsd_calib.cli.options import check_place, check_sources, folder_name, named_task
-from fsd_calib.config import AUTO, KINDS, TASK_NAMES, Goal, RunConfig, SearchSpace
+from fsd_calib.cli.options import check_data, check_place, check_sources, folder_name, named_task
 from fsd_calib.search.storage_url import check_storage
+from fsd_calib.tasks.base import Kind
+from fsd_calib.tasks.registry import task_kind
 from fsd_common.errors import UsageError
 from fsd_common.settings import listed
 from fsd_decoding.model_options import Loading
@@ -80,6 +82,13 @@ class Request:
         return named_task(task, self.subjects)
 
     @property
+    def kind(self) -> Kind:
+        """What makes the task. UsageError: it is unknown."""
+        certified = self.certified if self.certified is not None and self.certified.task == self.task else None
+        recorded = None if certified is None else certified.prompt
+        return task_kind(self.task, None if recorded is None else recorded.specification)
+
+    @property
     def target(self) -> str | None:
         """The target that is given, or that of the profile; None: it is the task's default."""
         target: str | None = self._first("target")
@@ -132,7 +141,7 @@ class Request:
 
     @property
     def seed(self) -> int:
-        """Of problems and sampling."""
+        """The seed of problems and sampling."""
         usual = 0 if self.certified is None else self.certified.seed
         return int(self.given.get("seed", self._of_file("decoding").get("seed", usual)))
 
@@ -160,12 +169,14 @@ class Request:
 
     def check(self) -> None:
         """Raises UsageError where anything that shows without torch is wrong."""
+        kind = self.kind
         self.goal  # noqa: B018
         run, drafters = self.run, self.drafters
         if self.certified is None:
             self._check_searched(drafters)
         check_place(run.device, run.dtype)
-        check_sources({"model": [self.target, *drafters.models], "head": drafters.heads}, run.path("data"))
+        check_sources({"model": [self.target, *drafters.models], "head": drafters.heads})
+        check_data(kind, run.path("data"))
         _check_folders({"--cache": run.path("cache"), "--state": run.path("state")})
         check_storage(run.storage)
         if run.ray is not None:
@@ -179,6 +190,8 @@ class Request:
                 f"--drafter auto and {other} are both given, and {other} goes with chains of draft models alone; leave "
                 "one of the two out"
             )
+        if "vllm" in self.engines and any(space.trees):
+            raise UsageError("--engine vllm and --tree are both given, and vLLM drafts no trees; leave one of them out")
         drafters.check_pair(self.task, self.target)
         if space.predictor is not None and str(space.predictor) != AUTO:
             predictor_files.read(Path(space.predictor))

@@ -6,17 +6,16 @@ Heavy imports are inside functions, so that `--help` prints at once.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fsd_calib.calibrate_options import Data, Limit
 from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, reply, say
 from fsd_calib.cli.family import Family, VersionOption
 from fsd_calib.cli.options import SubjectsOption, check_sources, named_task
-from fsd_calib.config import Data, Limit
 from fsd_calib.tasks.registry import described_tasks, load_task
+from fsd_common.option import Option
 
 if TYPE_CHECKING:
     from fsd_calib.tasks.base import Task
@@ -33,7 +32,7 @@ _Name = Annotated[
 ]
 _Target = Annotated[
     str | None,
-    typer.Option(help="Show prompts for this model: hub id or local path. By default for one without a chat template."),
+    Option("Show prompts for this model: hub id or local path. By default for one without a chat template."),
 ]
 
 app = Family(
@@ -67,7 +66,7 @@ def show(
     quiet_libraries()
     tokenizer = None
     if target is not None:
-        check_sources({"tokenizer": [target]}, None if data is None else Path(data))
+        check_sources({"tokenizer": [target]})
         from fsd_decoding.loading import load_tokenizer
 
         tokenizer = load_tokenizer(target)
@@ -89,11 +88,11 @@ def check(name: _Name, data: Data = None, limit: Limit = None, subjects: Subject
         reply(f"{task.name}: {len(task.problems)} problems, whose references are no answers that could be graded")
         return
     found = list(faults(task))
-    for fault in islice(found, _SHOWN):
-        say(NAME, str(fault))
+    for _, fault in found[:_SHOWN]:
+        say(NAME, fault)
     if len(found) > _SHOWN:
         say(NAME, f"and {len(found) - _SHOWN} others")
-    wrong = Counter(fault.wanted for fault in found)
+    wrong = Counter(wanted for wanted, _ in found)
     count = len(task.problems)
     reply(
         f"{task.name}: {count - wrong[True]} of {count} references are graded right, and "

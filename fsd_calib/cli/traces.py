@@ -12,6 +12,7 @@ import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
 from fsd_calib.cli.family import Family, VersionOption
+from fsd_common.option import Option
 
 NAME = "fsd-traces"
 _EPILOG = """
@@ -66,9 +67,7 @@ def describe(folder: _Folder) -> None:
 @app.command()
 def plot(
     folder: _Folder,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the figures and index.html. By default DIR/pictures.")
-    ] = None,
+    out: Annotated[Path | None, Option("Folder for the figures and index.html. By default DIR/pictures.")] = None,
 ) -> None:
     """Plots how divergences tell agreement from disagreement, which tokens they change, and tokens per round, as PNG
     files and one interactive page."""

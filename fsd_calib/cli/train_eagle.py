@@ -8,19 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from fsd_calib.calibrate_options import MODELS, TASK_NAMES, RunConfig, Target
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import default_pair
 from fsd_calib.cli.family import Family, Given, Options
-from fsd_calib.cli.options import OutputOptions, SubjectsOption, check_place, check_sources, named_task
-from fsd_calib.config import MODELS, TASK_NAMES, RunConfig, Target
+from fsd_calib.cli.options import OutputOptions, SubjectsOption, check_data, check_place, check_sources, named_task
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.errors import UsageError
-from fsd_common.option import Option
-from fsd_common.option_texts import several
+from fsd_common.option import Option, several
 from fsd_predictors.heads.recipe import HeadRecipe
 
 NAME = "fsd-train-eagle"
@@ -41,39 +38,28 @@ def command(
         str,
         Option(f"Task whose problems the target answers: {TASK_NAMES}.", DATA, words=completed_tasks),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write the head to.", rich_help_panel=DATA)],
+    out: Annotated[Path, Option("Folder to write the head to.", DATA)],
     target: Target = None,
     layers: Annotated[
         str | None,
-        typer.Option(
-            help="The target's hidden states that the head reads, such as 2,7,11: what goes into these layers. By "
+        Option(
+            "The target's hidden states that the head reads, such as 2,7,11: what goes into these layers. By "
             "default 2, the middle one and the last but two, as in EAGLE-3; of fewer than 6 layers the first, the "
             "middle one and the last.",
-            rich_help_panel=MODELS,
+            MODELS,
         ),
     ] = None,
     vocabulary: Annotated[
-        int | None,
-        typer.Option(
-            help="Draft this many tokens alone, the most frequent ones. By default all.", rich_help_panel=MODELS
-        ),
+        int | None, Option("Draft this many tokens alone, the most frequent ones. By default all.", MODELS)
     ] = None,
     subjects: SubjectsOption = None,
-    seed: Annotated[
-        int,
-        typer.Option(help="Seed for picking problems, the first weights and the order of texts.", rich_help_panel=DATA),
-    ] = 0,
-    epochs: Annotated[int, typer.Option(help="Passes over the texts.", rich_help_panel=_TRAINING)] = 4,
-    steps: Annotated[
-        int, typer.Option(help="Tokens that it learns to draft after one another.", rich_help_panel=_TRAINING)
-    ] = 3,
-    batch_size: Annotated[int, typer.Option(help="Texts per step of the optimiser.", rich_help_panel=_TRAINING)] = 8,
+    seed: Annotated[int, Option("Seed for picking problems, the first weights and the order of texts.", DATA)] = 0,
+    epochs: Annotated[int, Option("Passes over the texts.", _TRAINING)] = 4,
+    steps: Annotated[int, Option("Tokens that it learns to draft after one another.", _TRAINING)] = 3,
+    batch_size: Annotated[int, Option("Texts per step of the optimiser.", _TRAINING)] = 8,
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            help="The highest learning rate. By default 0.512 over the size of the hidden states.",
-            rich_help_panel=_TRAINING,
-        ),
+        Option("The highest learning rate. By default 0.512 over the size of the hidden states.", _TRAINING),
     ] = None,
     *,
     run: Annotated[Given, Options(RunConfig, only=_OF_RUN)],
@@ -86,13 +72,14 @@ def command(
     """
     progress = output.begin()
     name = named_task(task, subjects)
-    task_kind(name)  # raises UsageError if it is unknown
+    kind = task_kind(name)
     config = RunConfig(**run)
     device, dtype, data = config.device, config.dtype, config.path("data")
     read = None if layers is None else _numbers(layers)
     recipe = HeadRecipe(epochs, steps, read, vocabulary, batch_size, learning_rate, seed)
     check_place(device, dtype)
-    check_sources({"model": [target]}, data)
+    check_sources({"model": [target]})
+    check_data(kind, data)
     check_writable(out, ())
     load_libraries(progress)
 

@@ -1,4 +1,4 @@
-"""The interface of an engine: it decodes prompts under any configuration, and says what its texts depend on."""
+"""The interface of an engine: it decodes prompts under any setting, and says what its texts depend on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.tasks.base import Task
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
@@ -26,6 +25,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 
@@ -82,9 +82,9 @@ def short_name(model: Any) -> str:
 
 
 class DecodingRequest(NamedTuple):
-    """Prompts to decode under one configuration and seed, so many at a time."""
+    """Prompts to decode under one setting and seed, so many at a time."""
 
-    configuration: Configuration
+    setting: Setting
     seed: int
     prompts: Sequence[KeyedPrompt]
     batch_size: int
@@ -102,7 +102,7 @@ class Engine(ABC):
 
     Attributes:
         name: As `--engine` takes it and profiles record it.
-        decoding: Sampling, seed, and the logits that divergences are computed on. Configurations hold the rest.
+        decoding: Sampling, seed, and the logits that divergences are computed on. Settings hold the rest.
         limits: Where texts end.
         tokenizer: The tokenizer of both models.
     """
@@ -122,7 +122,7 @@ class Engine(ABC):
         holds T alone.
 
         Raises:
-            UsageError: The configuration is none that this engine can run.
+            UsageError: The setting is none that this engine can run.
             UnfinishedError: Some prompts failed; the others' results are attached.
         """
 
@@ -131,11 +131,11 @@ class Engine(ABC):
         return sum(result.emitted for result in self.decode(request))
 
     @abstractmethod
-    def key(self, configuration: Configuration, seed: int) -> CacheKey:
-        """Returns the key of the texts of a configuration under a seed.
+    def key(self, setting: Setting, seed: int) -> CacheKey:
+        """Returns the key of the texts of a setting under a seed.
 
         Raises:
-            UsageError: The configuration has a threshold and its rule none, or vice versa.
+            UsageError: The setting has a threshold and its rule none, or vice versa.
         """
 
     @abstractmethod
@@ -194,7 +194,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def divergence(self) -> str:
-        """The divergence of configurations whose rule has none."""
+        """The divergence of settings whose rule has none."""
 
     @property
     def exact_texts(self) -> bool:
@@ -208,7 +208,7 @@ class Engine(ABC):
 
     @property
     def runs_draft_alone(self) -> bool:
-        """Whether `Configuration.draft_alone` can be decoded."""
+        """Whether `Setting.draft_alone` can be decoded."""
         return False
 
     @property

@@ -6,18 +6,17 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_common.errors import UsageError
 from fsd_decoding.acceptance import rule_named
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import SETTINGS
 
 # Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since
@@ -40,7 +39,6 @@ _NOISE = {
     "hellinger": (1e-12, 8.1e-05, 0.06, 0.13),
     "doubt": (1e-12, 4.9e-04, 0.083, 0.15),
 }  # as _DTYPES
-_SCALED_BY = "scaled_by"  # a field of the divergence, present only where a policy moves T
 
 
 class GenerationLimits(Protocol):
@@ -57,26 +55,29 @@ class CacheKey:
     """The key of a decoding.
 
     It holds only what matters: no draft for a rule that does not draft, no seed for greedy decoding. Policies apply to
-    fuzzy rules only; lossless decoding, which they are compared with, has none. A policy that moves T is part of
-    `divergence`: D divided by its scale is compared with T.
+    fuzzy rules only; lossless decoding, which they are compared with, has none.
+
+    Attributes:
+        setting: Without its threshold, and without the name of its draft, which is among `models`.
+        criterion: What the divergence is computed on, and by which definitions; None: no threshold is compared with it.
+        stop_policy: Identity of the policy that stops drafts early.
     """
 
-    rule: str
-    draft_length: int | None
-    divergence: Mapping[str, Any] | None
+    setting: Setting
+    criterion: Mapping[str, Any] | None
     models: Mapping[str, Any]
     sampling: Mapping[str, Any]
     seed: int | None
     max_new_tokens: int
     stop: Sequence[str]
     engine: Mapping[str, Any]
-    policy: str | None = None  # identity of the policy that stops drafts early
-    tree: Mapping[str, int] | None = None  # shape of the trees; None: chains
+    stop_policy: str | None = None
 
     @cached_property
     def json(self) -> str:
         """Canonical JSON: equal for equal keys only."""
-        return json.dumps(asdict(self), sort_keys=True)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(values | {"setting": self.setting.values}, sort_keys=True)
 
     @cached_property
     def hash(self) -> bytes:
@@ -89,7 +90,8 @@ class CacheKey:
         with T m; in T that is c sqrt(T / m) + c**2 / m, largest where m is smallest; and T moves as much as m does.
         Infinite for dtypes and divergences that were not measured: their results are hits at their own T only.
         """
-        bound, policy = max(threshold, 0.0), self._scale_policy
+        bound = max(threshold, 0.0)
+        policy = None if self.setting.policy is None else policy_named(self.setting.policy.identity)
         if policy is None:
             return self._deviation * math.sqrt(bound) + self._deviation**2
         deviation = self._deviation / math.sqrt(policy.least)
@@ -97,22 +99,17 @@ class CacheKey:
 
     @cached_property
     def _deviation(self) -> float:
-        name = str((self.divergence or {}).get("name")).partition("@")[0]
+        name = self.setting.divergence.partition("@")[0]
         noise = dict(zip(_DTYPES, _NOISE[name], strict=True)) if name in _NOISE else {}
         models = (self.models["target"], self.models["draft"])
         return max(noise.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
 
-    @cached_property
-    def _scale_policy(self) -> ScalePolicy | None:
-        identity = (self.divergence or {}).get(_SCALED_BY)
-        return None if identity is None else policy_named(identity)
-
 
 def key_of(
-    configuration: Configuration, seed: int, decoding: DecodingConfig, limits: GenerationLimits, *,
+    setting: Setting, seed: int, decoding: DecodingConfig, limits: GenerationLimits, *,
     models: Mapping[str, Any], engine: Mapping[str, Any], policy: StopPolicy | None = None,
 ) -> CacheKey:  # fmt: skip
-    """Returns the key of a configuration's texts under a seed.
+    """Returns the key of a setting's texts under a seed.
 
     Args:
         decoding: Supplies sampling, and the logits that divergences are computed on.
@@ -121,30 +118,32 @@ def key_of(
         policy: Ends drafts early.
 
     Raises:
-        UsageError: The configuration has a threshold and its rule none, or vice versa; or the policy has no identity.
+        UsageError: The setting has a threshold and its rule none, or vice versa; or the policy has no identity.
     """
-    rule, sampling = rule_named(configuration.rule), decoding.sampling
-    if rule.fuzzy != (configuration.threshold is not None):
+    rule, sampling = rule_named(setting.rule), decoding.sampling
+    if rule.fuzzy != (setting.threshold is not None):
         raise UsageError(
-            f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, and the configuration's is "
-            f"{configuration.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
+            f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, and the setting's is "
+            f"{setting.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
         )
-    divergence = {"name": configuration.divergence, "on": decoding.on, "version": DIVERGENCE_VERSION}
-    if configuration.policy is not None:
-        divergence[_SCALED_BY] = configuration.policy
-    support = {"within_support": decoding.within_support}
+    kept = replace(setting.arm, draft=None)
+    if not (rule.fuzzy and rule.bounds_divergence):
+        kept = replace(kept, divergence="", policy=None)
+    if not rule.drafts:
+        kept = replace(kept, draft_length=1, tree=None)
+    criterion: dict[str, Any] = {"within_support": decoding.within_support}
+    if rule.bounds_divergence:
+        criterion |= {"on": decoding.on, "version": DIVERGENCE_VERSION}
     return CacheKey(
-        rule=rule.name,
-        draft_length=configuration.draft_length if rule.drafts else None,
-        divergence=(divergence | support if rule.bounds_divergence else support) if rule.fuzzy else None,
+        setting=kept,
+        criterion=criterion if rule.fuzzy else None,
         models=models if rule.drafts else {**models, "draft": None},
         sampling={name: getattr(sampling, name) for name in SETTINGS},
         seed=None if sampling.greedy else seed,
         max_new_tokens=limits.max_new_tokens,
         stop=sorted(set(limits.stop)),
         engine=engine,
-        policy=_identity(policy) if rule.fuzzy else None,
-        tree=asdict(configuration.tree) if configuration.tree is not None and rule.drafts else None,
+        stop_policy=_identity(policy) if rule.fuzzy else None,
     )
 
 

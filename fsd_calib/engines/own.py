@@ -27,7 +27,6 @@ from fsd_calib.engines.base import (
     short_name,
 )
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
-from fsd_calib.engines.configuration import DRAFT_ALONE, Configuration
 from fsd_collectors.collection.measures import HiddenStates
 from fsd_collectors.collection.run import collect_traces, manifest_of
 from fsd_collectors.manifest import Manifest
@@ -49,6 +48,7 @@ from fsd_decoding.observers.round_record import Observer, RoundRecord
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import OWN_ENGINE, EarlyStopInfo, ModelInfo
+from fsd_decoding.profile.setting import DRAFT_ALONE, Setting
 from fsd_decoding.requests import Prompt
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
@@ -185,7 +185,7 @@ class OwnEngine(Engine):
     """Decodes with a `SpeculativeDecoder`, whose intervals of T hold for every text.
 
     Args:
-        decoder: Supplies the models, and all settings but those of configurations.
+        decoder: Supplies the models, and all that a `Setting` does not hold.
         limits: Where texts end.
         policies: By divergence, the policy that stops the drafts of fuzzy rules early.
 
@@ -215,32 +215,32 @@ class OwnEngine(Engine):
         Args:
             observer: Receives every round.
         """
-        configuration, prompts = request.configuration, request.prompts
-        if configuration.rule == DRAFT_ALONE:
-            alone = request._replace(configuration=configuration.under("target"))
+        setting, prompts = request.setting, request.prompts
+        if setting.rule == DRAFT_ALONE:
+            alone = request._replace(setting=setting.under("target"))
             return self._draft_alone.decode(alone, on_finish, begin, observer)
-        return self._decoder_for(configuration, request.seed).generate(
-            [prompt.prompt for prompt in prompts], self.limits.max_new_tokens, rule=configuration.rule,
-            threshold=configuration.moved, draft_length=configuration.draft_length, batch_size=request.batch_size,
+        return self._decoder_for(setting, request.seed).generate(
+            [prompt.prompt for prompt in prompts], self.limits.max_new_tokens, rule=setting.rule,
+            threshold=setting.moved, draft_length=setting.draft_length, batch_size=request.batch_size,
             ids=[prompt.id for prompt in prompts], stop=self.limits.stop, on_finish=on_finish, begin=begin,
             observer=observer,
         )  # fmt: skip
 
-    def key(self, configuration: Configuration, seed: int) -> CacheKey:
-        if configuration.rule == DRAFT_ALONE:
-            return self._draft_alone.key(configuration.under("target"), seed)
-        rule = rule_named(configuration.rule)
+    def key(self, setting: Setting, seed: int) -> CacheKey:
+        if setting.rule == DRAFT_ALONE:
+            return self._draft_alone.key(setting.under("target"), seed)
+        rule = rule_named(setting.rule)
         run_by = self._run_by if rule.drafts else self._run_by | {"draft": None}
         return key_of(
-            configuration, seed, self.decoding, self.limits, models=self._models,
-            engine=self._versions | {"run_by": run_by}, policy=self._policies.get(configuration.divergence),
+            setting, seed, self.decoding, self.limits, models=self._models,
+            engine=self._versions | {"run_by": run_by}, policy=self._policies.get(setting.divergence),
         )  # fmt: skip
 
     def walked(self, request: DecodingRequest, divergences: Sequence[str]) -> Walked:
         """Decodes losslessly, and returns what was drafted; see `Walked`.
 
         Args:
-            request: of a lossless configuration.
+            request: of a lossless setting.
             divergences: to compute at every node.
         """
         nodes = JudgedNodes(divergences)
@@ -332,10 +332,10 @@ class OwnEngine(Engine):
         )
         return OwnEngine(decoder, self.limits)
 
-    def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:
+    def _decoder_for(self, setting: Setting, seed: int) -> SpeculativeDecoder:
         """A decoder with another seed, divergence, stop policy and tree; models and compiled graphs are shared."""
-        divergence, tree = configuration.divergence, configuration.tree
-        stopping = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
+        divergence, tree = setting.divergence, setting.tree
+        stopping = self._policies.get(divergence) if rule_named(setting.rule).fuzzy else None
         return self.decoder.reconfigured(
             replace(self.decoder.decoding, seed=seed, divergence=divergence, stop_policy=stopping, tree=tree)
         )
@@ -377,7 +377,7 @@ def _model(model: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class OwnEngineSource:
-    """Models, and all settings of decoding that no configuration holds. Implements `EngineSource`.
+    """Models, and all of decoding that no setting holds. Implements `EngineSource`.
 
     Attributes:
         sources: Where the models are loaded from, which is the name of a draft.

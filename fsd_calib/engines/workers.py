@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
-from fsd_calib.engines.base import DecodingRequest, EngineSource, KeyedPrompt
+from fsd_calib.engines.base import DecodingRequest, EngineSource
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_common.errors import UnfinishedError, UsageError
 from fsd_decoding.engine.result import Result
@@ -23,7 +23,7 @@ class Batch:
     """Prompts for one worker.
 
     Attributes:
-        request: The prompts, with their configuration.
+        request: The prompts, with their setting.
         places: Of the prompts in the list of all.
         key: Of their texts, in the process that hands them out.
         compile: How that process calls rounds.
@@ -37,15 +37,11 @@ class Batch:
     def __str__(self) -> str:
         first, *others = (prompt.id for prompt in self.request.prompts)
         and_others = f" and {len(others)} others" if others else ""
-        return f"the batch of problem {first}{and_others} under {self.request.configuration}"
+        return f"the batch of problem {first}{and_others} under {self.request.setting}"
 
 
-@dataclass(frozen=True)
-class DecodedBatch:
-    """The results of a batch by place, and the error that ended it early, if one did."""
-
-    results: dict[int, Result]
-    error: UnfinishedError | None = None
+Decoded = tuple[dict[int, Result], UnfinishedError | None]
+"""The results of a batch by place, and the error that ended it early, if one did."""
 
 
 class EngineWorkers:
@@ -59,7 +55,7 @@ class EngineWorkers:
 
     def __init__(
         self, models: ModelWorkers, source: EngineSource,
-        decode: Callable[[EngineSource, Batch], DecodedBatch] | None = None,
+        decode: Callable[[EngineSource, Batch], Decoded] | None = None,
     ) -> None:  # fmt: skip
         self.models, self._source, self._decode = models, source, decode or decode_batch
 
@@ -92,24 +88,22 @@ class EngineWorkers:
         prompts = request.prompts
         sizes = batch_sizes(len(prompts), request.batch_size, self.models.pool.workers)  # as if all were claimed
         cut = (tuple(islice(claimed, size)) for size in sizes)
-        batches = (Batch(_only(request, places), places, key, compile) for places in cut if places)
-        for _, decoded in self.models.pool.run(partial(self._decode, self._source), batches):
-            yield from decoded.results.items()
-            if decoded.error is not None:
-                raise decoded.error
+        batches = (
+            Batch(request._replace(prompts=[prompts[place] for place in places]), places, key, compile)
+            for places in cut if places
+        )  # fmt: skip
+        for _, (results, error) in self.models.pool.run(partial(self._decode, self._source), batches):
+            yield from results.items()
+            if error is not None:
+                raise error
 
 
-def _only(request: DecodingRequest, places: tuple[int, ...]) -> DecodingRequest:
-    prompts: list[KeyedPrompt] = [request.prompts[place] for place in places]
-    return request._replace(prompts=prompts)
-
-
-def decode_batch(source: EngineSource, batch: Batch) -> DecodedBatch:
+def decode_batch(source: EngineSource, batch: Batch) -> Decoded:
     """Decodes a batch; called in a worker."""
     request = batch.request
-    engine = source.engine(request.configuration.draft)
+    engine = source.engine(request.setting.draft)
     engine.call_rounds(batch.compile)
-    if engine.key(request.configuration, request.seed) != batch.key:
+    if engine.key(request.setting, request.seed) != batch.key:
         raise UsageError(OTHER_MODELS)
     finished: dict[int, Result] = {}
 
@@ -119,5 +113,5 @@ def decode_batch(source: EngineSource, batch: Batch) -> DecodedBatch:
     try:
         engine.decode(request, on_finish=keep)
     except UnfinishedError as error:
-        return DecodedBatch(finished, error)
-    return DecodedBatch(finished)
+        return finished, error
+    return finished, None

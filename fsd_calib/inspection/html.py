@@ -1,9 +1,13 @@
-"""Inspected texts as HTML: the tokens of a text as spans, and a page of one text or two, for light and dark screens."""
+"""Inspected texts as HTML: the tokens of a text as spans, and a page of one text or two, for light and dark screens.
+
+The page is `texts.html`.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsd_calib.inspection.inspected import (
@@ -16,123 +20,16 @@ from fsd_calib.inspection.inspected import (
     counts_line,
     difference_line,
     first_difference,
-    name_of,
     shares_line,
     token_cells,
-    token_line,
 )
 from fsd_common.pages.page import token_style
 from fsd_common.pages.themes import DARK, LIGHT, variables
 from fsd_common.terminal import visible
-from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource, name_of, token_line
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{{ title }}</title>
-<style>
-:root { {{ light }} }
-@media (prefers-color-scheme: dark) { :root { {{ dark }} } }
-* { box-sizing: border-box }
-body { background: var(--paper); color: var(--ink); margin: 0 auto; max-width: 60rem; padding: 1.5rem 1.25rem 5rem;
-       font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .3rem }
-h2 { font-size: 1.2rem; margin: 0 }
-p { margin: .3rem 0 } .quiet { color: var(--quiet); font-size: .93rem }
-.abreast { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.8rem;
-           margin: 1.8rem 0 1rem }
-.abreast > section { min-width: 0 }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); border: 1px solid var(--faint);
-      border-radius: .35rem; padding: .8rem .9rem; margin: .6rem 0;
-      font: .92rem/1.85 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
-.shares { display: flex; height: .6rem; gap: 2px; margin: .5rem 0; border-radius: .2rem; overflow: hidden }
-.shares span { border: 0; border-radius: 0 } .shares .exact { background: var(--faint) }
-.shares .fuzzy { background: var(--second) } .shares .fallback { background: var(--quiet) }
-.shares .bonus { background: var(--third) } .shares .target { background: var(--first) }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .35rem 1rem; margin: 1rem 0; font-size: .93rem }
-dt { justify-self: start } dd { margin: 0; color: var(--quiet) }
-details { border-top: 1px solid var(--faint); padding: .5rem 0 } summary { cursor: pointer }
-summary:focus-visible { outline: 2px solid var(--first); outline-offset: 2px }
-.wide { overflow-x: auto }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums }
-.trees ul { margin: .1rem 0; padding-left: 1.3rem } .trees li { color: var(--quiet) }
-.trees b { color: var(--ink); background: var(--faint); border-radius: .2rem; padding: 0 .25rem }
-th, td { padding: .2rem 1rem .2rem 0; border-bottom: 1px solid var(--faint); text-align: left; white-space: nowrap }
-thead th { color: var(--quiet); font-weight: 600 } .number { text-align: right }
-@media (max-width: 640px) { body { padding: 1.1rem .9rem 6rem } h1 { font-size: 1.35rem }
-  dl { grid-template-columns: 1fr; gap: .1rem } dd { margin-bottom: .5rem } }
-{{ style }}
-</style>
-</head>
-<body>
-<header>
-<h1>{{ title }}</h1>
-<p class="quiet">{{ subtitle }}</p>
-</header>
-<main>
-<div class="abreast">
-{% for text in texts %}
-<section>
-<h2>{{ text.title }}</h2>
-<p class="quiet">{{ text.setting }}</p>
-<pre>{{ text.spans }}</pre>
-<div class="shares" role="img" aria-label="{{ text.shares_line }}">
-{%- for source, share in text.shares %}<span class="{{ source }}" style="flex: {{ share }}"></span>{% endfor -%}
-</div>
-<p>{{ text.counts_line }}</p>
-<p class="quiet">{{ text.shares_line }}</p>
-</section>
-{% endfor %}
-</div>
-{% if difference %}
-<p>{{ difference }}</p>
-{% endif %}
-<dl>
-{% for source, meaning in legend %}
-<dt><span class="{{ source }}">{{ source }}</span></dt><dd>{{ meaning }}</dd>
-{% endfor %}
-{% if parts %}
-<dt><span class="parts"></span></dt><dd>where the texts part</dd>
-{% endif %}
-{% if without_text %}
-<dt>·</dt><dd>{{ without_text }}</dd>
-{% endif %}
-</dl>
-<details{% if prompt|length < 500 %} open{% endif %}><summary>The prompt</summary><pre>{{ prompt }}</pre></details>
-{% for text in texts %}
-<details><summary>All tokens at {{ text.title }}</summary>
-<div class="wide" tabindex="0" role="region" aria-label="All tokens at {{ text.title }}">
-<table>
-<thead><tr>{% for heading in headings %}<th scope="col"{% if loop.index0 in numbers %} class="number"{% endif %}>{{ heading }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in text.rows %}
-<tr>{% for cell in row %}<td{% if loop.index0 in numbers %} class="number"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody>
-</table>
-</div>
-</details>
-{% if text.trees %}
-<details class="trees"><summary>All drafted trees at {{ text.title }} ({{ tree_words }})</summary>
-{% for tree in text.trees %}
-<p class="quiet">round {{ loop.index }}</p>
-{{ tree }}
-{% endfor %}
-</details>
-{% endif %}
-{% endfor %}
-</main>
-</body>
-</html>
-"""  # noqa: E501
 
 
 def token_spans(tokens: Sequence[SourcedToken], parts: int | None = None) -> str:
@@ -168,15 +65,16 @@ def texts_page(texts: Sequence[InspectedText], prompt: str, models: str) -> str:
         prompt: as the models read it.
         models: target and draft in words.
     """
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     parts = first_difference(texts[0].tokens, texts[1].tokens) if len(texts) == 2 else None
     environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
-    )
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined, keep_trailing_newline=True,
+    )  # fmt: skip
     occurring = {source for text in texts for source in text.shares}
-    return environment.from_string(_PAGE).render(
+    return environment.get_template("texts.html").render(
         title="Where the tokens come from",
         subtitle=visible(models),
         texts=[_content(text) | {"spans": Markup(token_spans(text.tokens, parts))} for text in texts],

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsd_common.formatting import NONE, pace, percent, threshold
-from fsd_common.formatting import threshold as shown
-from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import SourcedToken, TokenSource, name_of
 
 if TYPE_CHECKING:
     from fsd_decoding.decoder import SpeculativeDecoder
-    from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
+    from fsd_decoding.observers.token_sources import DraftedTree
     from fsd_decoding.requests import Prompt
 
 
@@ -43,7 +42,7 @@ class InspectedText:
     def shares(self) -> dict[TokenSource, float]:
         """The share of the tokens that each source has, of those that occur, in the order of `TokenSource`."""
         counts = Counter(token.source for token in self.tokens)
-        return {source: counts[source] / len(self.tokens) for source in _order(counts)}
+        return {source: counts[source] / len(self.tokens) for source in TokenSource if counts[source]}
 
 
 def inspect_text(
@@ -70,10 +69,9 @@ def first_difference(one: Sequence[SourcedToken], other: Sequence[SourcedToken])
 def _title(decoder: SpeculativeDecoder) -> str:
     from fsd_decoding.acceptance import RULES
 
-    _, moving = decoder.policies()
-    if moving is not None:
+    if (moving := decoder.threshold_policy) is not None:
         return f"T moved by {type(moving).__name__}"
-    return f"T = {shown(decoder.threshold)}" if RULES[decoder.rule].fuzzy else f"Rule {decoder.rule}"
+    return f"T = {threshold(decoder.threshold)}" if RULES[decoder.rule].fuzzy else f"Rule {decoder.rule}"
 
 
 def _setting(decoder: SpeculativeDecoder) -> str:
@@ -90,16 +88,9 @@ def _setting(decoder: SpeculativeDecoder) -> str:
     if sampling.temperature:
         parts += [f"temperature {sampling.temperature:g}", f"seed {decoder.seed}"]
         parts += [f"top-{name} {value:g}" for name, value in (("k", sampling.top_k), ("p", sampling.top_p)) if value]
-    ending, _ = decoder.policies()
-    if ending is not None:
+    if (ending := decoder.stop_policy) is not None:
         parts.append(f"drafts ended early by {type(ending).__name__}")
     return ", ".join(parts)
-
-
-def _order(counts: Counter[TokenSource]) -> list[TokenSource]:
-    from fsd_decoding.observers.token_sources import TokenSource
-
-    return [source for source in TokenSource if counts[source]]
 
 
 MEANINGS = {
@@ -111,29 +102,6 @@ MEANINGS = {
 }
 TREE_WORDS = "what was accepted is marked"
 WITHOUT_TEXT = "no text of its own: part of a character, or the end of the text"
-_SEEN = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣", "\r": "␍"})
-
-
-def name_of(name: str) -> str:
-    """Returns a token's name with visible spaces and line ends."""
-    return name.translate(_SEEN)
-
-
-def token_line(token: SourcedToken) -> str:
-    """Returns what is known of a token, in one line."""
-    parts = [f"{name_of(token.name)}: {token.source}"]
-    if token.alternative_name is not None:
-        relation = "instead of" if token.source is TokenSource.FUZZY else "the draft had"
-        parts.append(f"{relation} {name_of(token.alternative_name)}")
-    if token.divergence is not None:
-        parts.append(f"D = {threshold(token.divergence)}{_compared(token)}")
-    return " · ".join([*parts, f"round {token.round + 1}"])
-
-
-def _compared(token: SourcedToken) -> str:
-    if token.threshold is None or token.divergence is None:
-        return ""
-    return f" {'≤' if token.divergence <= token.threshold else '>'} T = {threshold(token.threshold)}"
 
 
 def token_cells(token: SourcedToken) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsd_calib.inspection.inspected import (
@@ -17,13 +16,12 @@ from fsd_calib.inspection.inspected import (
     counts_line,
     difference_line,
     first_difference,
-    name_of,
     shares_line,
     token_cells,
 )
 from fsd_common.console import LiteralConsole, literal
 from fsd_common.formatting import threshold
-from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource
+from fsd_decoding.observers.token_sources import DraftedTree, SourcedToken, TokenSource, name_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,21 +36,13 @@ _NO_TEXT = "·"
 _ACCEPTED = ("(", ")")  # around accepted tokens, without colours
 
 
-@dataclass(frozen=True)
-class _Look:
-    """How the tokens of a source look: with colours by a style, which is no colour alone; otherwise between marks."""
-
-    style: str = ""
-    opening: str = ""
-    closing: str = ""
-
-
+# How the tokens of a source look: with colours by a style, which is no colour alone; otherwise between two marks.
 _LOOKS = {
-    TokenSource.EXACT: _Look(),
-    TokenSource.FUZZY: _Look("bold black on bright_yellow", "[", "]"),
-    TokenSource.FALLBACK: _Look("underline magenta", "<", ">"),
-    TokenSource.BONUS: _Look("bold green", "{", "}"),
-    TokenSource.TARGET: _Look(),
+    TokenSource.EXACT: ("", "", ""),
+    TokenSource.FUZZY: ("bold black on bright_yellow", "[", "]"),
+    TokenSource.FALLBACK: ("underline magenta", "<", ">"),
+    TokenSource.BONUS: ("bold green", "{", "}"),
+    TokenSource.TARGET: ("", "", ""),
 }
 
 
@@ -65,7 +55,7 @@ def print_texts(texts: Sequence[InspectedText], console: Console | None = None, 
         table: print a row for each token instead of the text.
     """
     console = console or LiteralConsole()
-    coloured = _colours(console)
+    coloured = console.color_system is not None and not console.no_color and not os.environ.get("NO_COLOR")
     parts = first_difference(texts[0].tokens, texts[1].tokens) if len(texts) == 2 else None
     shown = [_described(text, parts, coloured, table) for text in texts]
     if len(shown) == 2 and console.width >= _ABREAST and not table:
@@ -77,11 +67,6 @@ def print_texts(texts: Sequence[InspectedText], console: Console | None = None, 
         console.print(literal(difference_line(parts)), end="\n\n")
     if not table:
         console.print(_legend(texts, parts is not None, coloured))
-
-
-def _colours(console: Console) -> bool:
-    """Whether styles are shown, and the user has not asked for none."""
-    return console.color_system is not None and not console.no_color and not os.environ.get("NO_COLOR")
 
 
 def _described(text: InspectedText, parts: int | None, coloured: bool, table: bool) -> list[RenderableType]:
@@ -125,21 +110,21 @@ def _parting(coloured: bool) -> Text:
 def _styled(token: SourcedToken) -> Text:
     if _unmarked(token):
         return literal(token.text)
-    return literal(token.text.replace("\n", "⏎\n") or _NO_TEXT, _LOOKS[token.source].style)
+    return literal(token.text.replace("\n", "⏎\n") or _NO_TEXT, _LOOKS[token.source][0])
 
 
 def _between_marks(token: SourcedToken) -> str:
     """The token between its marks, which stand within the spaces around it; a fuzzy one with its divergence."""
     if _unmarked(token):
         return token.text
-    look, inner = _LOOKS[token.source], token.text.strip()
+    (_, opening, closing), inner = _LOOKS[token.source], token.text.strip()
     before, _, after = token.text.partition(inner) if inner else ("", "", token.text)
     divergence = f" {token.divergence:.2g}" if token.source is TokenSource.FUZZY else ""
-    return f"{before}{look.opening}{inner or name_of(token.text) or _NO_TEXT}{divergence}{look.closing}{after}"
+    return f"{before}{opening}{inner or name_of(token.text) or _NO_TEXT}{divergence}{closing}{after}"
 
 
 def _unmarked(token: SourcedToken) -> bool:
-    return not _LOOKS[token.source].style
+    return not _LOOKS[token.source][0]
 
 
 def _fuzzy_lines(text: InspectedText) -> list[RenderableType]:
@@ -149,13 +134,14 @@ def _fuzzy_lines(text: InspectedText) -> list[RenderableType]:
     if not fuzzy:
         return []
     of = f"the {_LARGEST} of {len(fuzzy)} with the largest D" if len(fuzzy) > _LARGEST else "all"
-    rows = [_fuzzy_line(token) for token in fuzzy if token in largest]
+    rows = [
+        literal(
+            f"  token {token.position + 1}: {name_of(token.name)} instead of {name_of(token.alternative_name or '')}, "
+            f"D = {threshold(token.divergence)}"
+        )
+        for token in fuzzy if token in largest
+    ]  # fmt: skip
     return ["", literal(f"Fuzzy tokens ({of}):"), *rows]
-
-
-def _fuzzy_line(token: SourcedToken) -> Text:
-    name, other = name_of(token.name), name_of(token.alternative_name or "")
-    return literal(f"  token {token.position + 1}: {name} instead of {other}, D = {threshold(token.divergence)}")
 
 
 def _token_table(text: InspectedText, parts: int | None) -> Table:
@@ -198,9 +184,9 @@ def _legend(texts: Sequence[InspectedText], parting: bool, coloured: bool) -> Te
     lines = []
     for source in TokenSource:
         if any(source in text.shares for text in texts):
-            look = _LOOKS[source]
-            marked = f"{look.opening}{source}{' D' * (source is TokenSource.FUZZY)}{look.closing}"
-            sample = literal(str(source), look.style) if coloured else literal(marked)
+            style, opening, closing = _LOOKS[source]
+            marked = f"{opening}{source}{' D' * (source is TokenSource.FUZZY)}{closing}"
+            sample = literal(str(source), style) if coloured else literal(marked)
             lines.append(literal("").append_text(sample).append(f": {MEANINGS[source]}"))
     if any(not token.text and not _unmarked(token) for text in texts for token in text.tokens):
         lines.append(literal(f"{_NO_TEXT} {WITHOUT_TEXT}"))

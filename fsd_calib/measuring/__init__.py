@@ -1,1 +1,1 @@
-"""Measurement of configurations on tasks: outcomes, tokens and seconds, with a cache of results."""
+"""Measurement of settings on tasks: outcomes, tokens and seconds, with a cache of results."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
@@ -20,17 +19,18 @@ from fsd_common.progress.base import Advance, Progress, Silent, Waiting
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.content import Work
+from fsd_decoding.profile.fields import Work
 from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.profile.setting import Setting
 
 _POLL = 0.2  # seconds between looks at the cache for what other processes decode
 
-Decode = Callable[[Configuration, Sequence[Problem]], Sequence[Seeds]]
+Decode = Callable[[Setting, Sequence[Problem]], Sequence[Seeds]]
 """Decodes and grades problems; returns the decodings in the order of the problems."""
 
 
 class Evaluator:
-    """Measures configurations on the problems of one part, in a fixed order; each is decoded at most once.
+    """Measures settings on the problems of one part, in a fixed order; each is decoded at most once.
 
     Args:
         decode: Decodes and grades problems.
@@ -38,19 +38,19 @@ class Evaluator:
 
     def __init__(self, decode: Decode, problems: Sequence[Problem], part: Part) -> None:
         self.decode, self.problems, self.part = decode, tuple(problems), part
-        self._done: dict[Configuration, list[Seeds]] = {}
+        self._done: dict[Setting, list[Seeds]] = {}
 
-    def measure(self, configuration: Configuration, first: int | None = None) -> Measurement:
+    def measure(self, setting: Setting, first: int | None = None) -> Measurement:
         """Returns the measurement on the first problems, or on all; only problems not measured before are decoded."""
-        done = self._done.setdefault(configuration, [])
+        done = self._done.setdefault(setting, [])
         needed = len(self.problems) if first is None else min(first, len(self.problems))
         if len(done) < needed:
-            done += self.decode(configuration, self.problems[len(done) : needed])
-        return Measurement(configuration, self.part, tuple(done[:needed]))
+            done += self.decode(setting, self.problems[len(done) : needed])
+        return Measurement(setting, self.part, tuple(done[:needed]))
 
-    def counted(self, configuration: Configuration) -> Measurement:
+    def counted(self, setting: Setting) -> Measurement:
         """Returns the measurement on the problems decoded so far."""
-        return Measurement(configuration, self.part, tuple(self._done[configuration]))
+        return Measurement(setting, self.part, tuple(self._done[setting]))
 
     def measured(self) -> list[Measurement]:
         """Returns all measurements so far, each on the problems decoded of it."""
@@ -69,7 +69,7 @@ class CachedDecoder:
         engine: Decodes.
         store: The result cache; may be shared with other processes.
         seeds: Decodings per problem, with the engine's seed and those after it; greedy decoding has one.
-        drafts: Engines with further drafts, the same target and settings, by the names used in configurations.
+        drafts: Engines with further drafts, the same target and sampling, by the names used in settings.
         workers: Processes that decode once they are due; this one alone uses the cache. None: it decodes everything.
     """
 
@@ -131,56 +131,56 @@ class CachedDecoder:
         for engine in self._engines.values():
             engine.call_rounds(compile)
 
-    def engine_of(self, configuration: Configuration) -> Engine:
-        """Returns the engine that decodes a configuration."""
-        return self._engines[configuration.draft]
+    def engine_of(self, setting: Setting) -> Engine:
+        """Returns the engine that decodes a setting."""
+        return self._engines[setting.draft]
 
-    def key(self, configuration: Configuration, seed: int | None = None) -> CacheKey:
-        """Returns the cache key of a configuration under a seed; None: the first one."""
-        return self._engines[configuration.draft].key(configuration, self._seeds[0] if seed is None else seed)
+    def key(self, setting: Setting, seed: int | None = None) -> CacheKey:
+        """Returns the cache key of a setting under a seed; None: the first one."""
+        return self._engines[setting.draft].key(setting, self._seeds[0] if seed is None else seed)
 
-    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+    def __call__(self, setting: Setting, problems: Sequence[Problem]) -> list[Seeds]:
         """Returns the decodings of the problems, in their order.
 
         Raises:
             UsageError: See `Engine.key`, `Engine.decode` and `ResultCache`. Finished results stay cached.
         """
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
-        keys = {seed: self.key(configuration, seed) for seed in self._seeds}
-        known = {seed: self._cache.find(key, prompts, configuration.threshold) for seed, key in keys.items()}
+        keys = {seed: self.key(setting, seed) for seed in self._seeds}
+        known = {seed: self._cache.find(key, prompts, setting.threshold) for seed, key in keys.items()}
         missing = {seed: [i for i in range(len(prompts)) if i not in cached] for seed, cached in known.items()}
         self._count_reused([text for cached in known.values() for text in cached.values()])
         if total := sum(map(len, missing.values())):
-            with self._progress.step(str(configuration), total) as advance:
+            with self._progress.step(str(setting), total) as advance:
                 for seed, indices in missing.items():
-                    request = DecodingRequest(configuration, seed, prompts, self._batch_size)
+                    request = DecodingRequest(setting, seed, prompts, self._batch_size)
                     known[seed] |= self._complete(request, keys[seed], indices, advance)
-        answers = self._answers(configuration, problems)
+        answers = self._answers(setting, problems)
         return [
             tuple(map(partial(self._graded, problem), (cached[i] for cached in known.values()), answers[i]))
             for i, problem in enumerate(problems)
         ]
 
-    def emitted(self, configuration: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+    def emitted(self, setting: Setting, problems: Sequence[Problem], batch_size: int) -> int:
         """Decodes the problems anew, `batch_size` at a time, and returns the number of tokens, for timing; nothing is
         cached."""
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
-        request = DecodingRequest(configuration, self._seeds[0], prompts, batch_size)
-        return self._engines[configuration.draft].emitted(request)
+        request = DecodingRequest(setting, self._seeds[0], prompts, batch_size)
+        return self._engines[setting.draft].emitted(request)
 
-    def remember(self, configuration: Configuration, problem: Problem, result: Result) -> None:
+    def remember(self, setting: Setting, problem: Problem, result: Result) -> None:
         """Adds a result decoded elsewhere with the first seed, where the cache does not hold it."""
-        key, query = self.key(configuration), KeyedPrompt(problem.id, problem.prompt)
-        if not self._cache.find(key, [query], configuration.threshold):
-            self._cache.add(key, query, configuration.threshold, result)
+        key, query = self.key(setting), KeyedPrompt(problem.id, problem.prompt)
+        if not self._cache.find(key, [query], setting.threshold):
+            self._cache.add(key, query, setting.threshold, result)
 
     def _complete(
         self, request: DecodingRequest, key: CacheKey, indices: Sequence[int], advance: Advance
     ) -> dict[int, CachedText]:
         """Returns all these texts: decodes those that no other process decodes, and waits for the others."""
         done: dict[int, CachedText] = {}
-        prompts, threshold = request.prompts, request.configuration.threshold
-        waiting = Waiting(self._progress, f"decodes the same problems for {request.configuration}")
+        prompts, threshold = request.prompts, request.setting.threshold
+        waiting = Waiting(self._progress, f"decodes the same problems for {request.setting}")
         while missing := [i for i in indices if i not in done]:
             decoded = self._decode(request, key, missing, advance)
             left = [i for i in missing if i not in decoded]
@@ -198,7 +198,7 @@ class CachedDecoder:
     ) -> dict[int, CachedText]:
         """Decodes, and returns, those of the problems that this process can claim."""
         done: dict[int, CachedText] = {}
-        prompts, threshold = request.prompts, request.configuration.threshold
+        prompts, threshold = request.prompts, request.setting.threshold
 
         def claim(place: int) -> bool:
             return self._cache.claim(key, prompts[indices[place]], threshold)
@@ -223,7 +223,7 @@ class CachedDecoder:
         claim: Callable[[int], bool],
     ) -> None:  # fmt: skip
         """Decodes prompts that can be claimed: all of them, or those begun before workers are due to go on."""
-        engine = self._engines[request.configuration.draft]
+        engine = self._engines[request.setting.draft]
         here = partial(engine.decode, request, on_finish)
         if self._workers is None:
             here(claim)
@@ -235,12 +235,12 @@ class CachedDecoder:
             with self._workers.decoding_here() as due:
                 here(lambda place: not due() and claim(place))
 
-    def _answers(self, configuration: Configuration, problems: Sequence[Problem]) -> list[list[str | None]]:
+    def _answers(self, setting: Setting, problems: Sequence[Problem]) -> list[list[str | None]]:
         """Returns the target's own texts by problem and seed, where agreement with them is right, else None."""
-        if not self._task.by_agreement or configuration.rule == "target":
+        if not self._task.by_agreement or setting.rule == "target":
             return [[None] * self.seeds for _ in problems]
         if unknown := [problem for problem in problems if problem.id not in self._own_texts]:
-            alone = self(Configuration.alone(configuration.divergence), unknown)
+            alone = self(Setting.alone(setting.divergence), unknown)
             for problem, seeds in zip(unknown, alone, strict=True):
                 self._own_texts[problem.id] = [decoding.text for decoding in seeds]
         return [self._own_texts[problem.id] for problem in problems]

@@ -1,4 +1,4 @@
-"""Timing of configurations that decode the same problems in turn, with several streams at a time, until they differ."""
+"""Timing of settings that decode the same problems in turn, with several streams at a time, until they differ."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Until(Generic[C]):
 
 
 def measure_speeds(
-    decode: Callable[[C, Sequence[P]], int], configurations: Sequence[C], problems: Sequence[P], *,
+    decode: Callable[[C, Sequence[P]], int], settings: Sequence[C], problems: Sequence[P], *,
     streams: int = 1, confidence: float = 0.95, until: Until[C] | None = None, briefly: Collection[C] = (),
     progress: Progress | None = None, clocks: Clocks = WALL, seed: int = 0,
 ) -> TimedSpeeds[C]:  # fmt: skip
-    """Returns the speeds of configurations that decode the same pieces of work in turn.
+    """Returns the speeds of settings that decode the same pieces of work in turn.
 
     They take turns on every piece, in an order drawn anew, so that a machine that slows down slows them all. The first
     piece is for warm-up only. Where all pieces had their turn they come again, up to three times.
@@ -66,18 +66,18 @@ def measure_speeds(
 
     Args:
         decode: Decodes problems, `streams` at a time, and returns the number of emitted tokens.
-        configurations: The last two are those whose ratio matters.
+        settings: The last two are those whose ratio matters.
         problems: With one stream each problem is a piece; with more a piece is up to four problems per stream. Some
             streams are idle towards its end, so speeds are slightly low, for all alike.
         until: By default all pieces have three turns, or 160 in all.
-        briefly: Configurations that have no turns after the first look, unless it takes more for an interval.
+        briefly: Settings that have no turns after the first look, unless it takes more for an interval.
         seed: Of the order.
 
     Raises:
         UsageError: There are too few problems.
     """
     warm_up, *work = pieces(problems, streams)
-    until, timed = until or Until(), _Turns(list(dict.fromkeys(configurations)), clocks)
+    until, timed = until or Until(), _Turns(list(dict.fromkeys(settings)), clocks)
     began, now, order = clocks["wall"](), clocks["wall"], Random(seed)
     looks = 1 if until.decided is None else len(LOOKS)
     brief = max(LOOKS[0], fewest((1 - confidence) / looks))
@@ -108,7 +108,7 @@ class _Turns(Generic[C]):
     """The turns so far.
 
     Args:
-        kinds: The configurations.
+        kinds: The settings.
     """
 
     def __init__(self, kinds: Sequence[C], clocks: Clocks) -> None:
@@ -120,7 +120,7 @@ class _Turns(Generic[C]):
         return len(self._turns)
 
     def take(self, decode: Callable[[C, Sequence[P]], int], kinds: Sequence[C], piece: Sequence[P], end: float) -> bool:
-        """Decodes a piece under all these configurations; returns whether there was time for it.
+        """Decodes a piece under all these settings; returns whether there was time for it.
 
         Args:
             end: When the time is over, by the wall's clock; a turn that is not finished then does not count.

@@ -1,4 +1,4 @@
-"""The outcomes and counts of problems decoded under one configuration."""
+"""The outcomes and counts of problems decoded under one setting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_collectors.split import Part
+from fsd_decoding.profile.setting import Setting
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """One problem under one configuration, with the noise of one seed."""
+    """One problem under one setting, with the noise of one seed."""
 
     correct: bool
     text: str
@@ -33,9 +33,9 @@ Seeds = tuple[Decoding, ...]
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """One configuration on the first problems of a part, in the part's order."""
+    """One setting on the first problems of a part, in the part's order."""
 
-    configuration: Configuration
+    setting: Setting
     part: Part
     decodings: Sequence[Seeds]
 
@@ -65,12 +65,16 @@ class Measurement:
         return sum(d.drafted for seeds in self.decodings for d in seeds)
 
     @property
+    def accepted(self) -> int:
+        return sum(d.accepted for seeds in self.decodings for d in seeds)
+
+    @property
     def tokens_per_round(self) -> float:
         return self.tokens / self.rounds
 
     def first(self, problems: int) -> Measurement:
         """Returns the measurement on the first problems only."""
-        return Measurement(self.configuration, self.part, self.decodings[:problems])
+        return Measurement(self.setting, self.part, self.decodings[:problems])
 
 
 COPIES: Final = 3
@@ -119,7 +123,7 @@ def _with_grades(fuzzy: Measurement, which: np.ndarray[tuple[int], np.dtype[np.i
     decodings = list(fuzzy.decodings)
     for i in which.tolist():
         decodings[i] = tuple(replace(seed, correct=correct) for seed in decodings[i])
-    return Measurement(fuzzy.configuration, fuzzy.part, decodings)
+    return Measurement(fuzzy.setting, fuzzy.part, decodings)
 
 
 def plausible_flips(flipped: float, decoded: int, whole: int, deviations: float) -> tuple[int, int]:

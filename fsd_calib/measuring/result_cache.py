@@ -94,22 +94,22 @@ _SCHEMA = Schema(
     CREATE TABLE keys (hash BLOB PRIMARY KEY, key TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE decodings (
         key BLOB, problem INTEGER, prompt BLOB, threshold REAL, lo REAL, hi REAL,
-        text TEXT, tokens INTEGER, rounds INTEGER, drafted INTEGER, accepted INTEGER
+        text TEXT, tokens INTEGER, rounds INTEGER, drafted INTEGER, accepted INTEGER, digest BLOB
     );
     CREATE INDEX decoded ON decodings (key, problem, prompt);
     """,
     # Once a commit returns it is in the log and survives kill -9; only a loss of power may lose the last ones.
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
-    "quick_check",  # 0.8 s per million rows (0.5 GB)
+    "quick_check",  # 0.8 s per million rows (0.5 GB); the digests of rows are verified when they are read
 )
 _VALUES = "threshold, lo, hi, text, tokens, rounds, drafted, accepted"
 _FIND = f"""
-    SELECT {_VALUES} FROM decodings
+    SELECT {_VALUES}, digest FROM decodings
     WHERE key = ?1 AND problem = ?2 AND prompt = ?3
         AND (threshold IS ?4 OR (lo <= ?5 AND ?6 < hi))
     ORDER BY threshold IS ?4 DESC LIMIT 1
 """
-_ADD = f"INSERT INTO decodings (key, problem, prompt, {_VALUES}) VALUES ({', '.join('?' * 11)})"
+_ADD = f"INSERT INTO decodings (key, problem, prompt, {_VALUES}, digest) VALUES ({', '.join('?' * 12)})"
 
 
 @dataclass(frozen=True)
@@ -269,27 +269,31 @@ def _find_rows(
         place = _place(key, query)
         row = connection.execute(_FIND, (*place, threshold, *ends)).fetchone()
         if row is not None:
-            cached[index] = _cached_text(row)
+            cached[index] = _cached_text(place, row)
     return cached
 
 
 def _insert(connection: sqlite3.Connection, key: CacheKey, query: KeyedPrompt, cached_text: CachedText) -> None:
     connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key.hash, key.json))
-    connection.execute(_ADD, (*_place(key, query), *astuple(cached_text)))
+    place, values = _place(key, query), astuple(cached_text)
+    connection.execute(_ADD, (*place, *values, _digest(place, values)))
 
 
 def _place(key: CacheKey, query: KeyedPrompt) -> Place:
     return key.hash, query.id, hashlib.blake2b(query.prompt.encode(), digest_size=16).digest()
 
 
-def _cached_text(row: tuple[Any, ...]) -> CachedText:
-    """Returns a row's text. DamageError: its values are not of the columns' types."""
-    threshold, lo, hi, text, *counts = row
-    if not (isinstance(lo, float) and isinstance(hi, float) and isinstance(text, bytes)):
-        raise DamageError("a row has no interval or no text")
-    if not all(isinstance(number, int) for number in counts):
-        raise DamageError("a row has something else than whole numbers as counts")
-    return CachedText(threshold, lo, hi, text.decode(), *counts)
+def _cached_text(place: Place, row: tuple[Any, ...]) -> CachedText:
+    """Returns a row's text. DamageError: it is not as it was added, and another text may be graded otherwise."""
+    threshold, lo, hi, text, *counts, digest = row
+    read = (threshold, lo, hi, text.decode(errors="replace") if isinstance(text, bytes) else text, *counts)
+    if digest != _digest(place, read):
+        raise DamageError("a row's digest is not that of its values")
+    return CachedText(*read)
+
+
+def _digest(place: Place, values: tuple[Any, ...]) -> bytes:
+    return hashlib.blake2b(repr((*place, *values)).encode(errors="replace"), digest_size=16).digest()
 
 
 def _without_negative_zero(number: Any) -> Any:

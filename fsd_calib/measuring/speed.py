@@ -51,7 +51,7 @@ def _distribution(values: int) -> Floats:
     return sums.cumsum()
 
 
-C = TypeVar("C", bound=Hashable)  # a configuration
+C = TypeVar("C", bound=Hashable)  # a setting
 Floats = NDArray[np.float64]
 
 Clock = Literal["wall", "cpu"]
@@ -79,7 +79,7 @@ class Interval:
 
 
 class Speeds(ABC, Generic[C]):
-    """Speeds of configurations, and their ratios.
+    """Speeds of settings, and their ratios.
 
     Attributes:
         problems: Number of timed problems; 0: speeds are forecast, without an interval.
@@ -99,7 +99,7 @@ class Speeds(ABC, Generic[C]):
         """The clock that ratios are from."""
 
     @abstractmethod
-    def of(self, configuration: C) -> Interval:
+    def of(self, setting: C) -> Interval:
         """Returns the speed in tokens/s of one stream, by the wall's clock."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Speeds(ABC, Generic[C]):
         """Returns the speed of `fast` divided by that of `slow`."""
 
     @abstractmethod
-    def answer_seconds(self, configuration: C) -> float | None:
+    def answer_seconds(self, setting: C) -> float | None:
         """Returns the seconds that a stream takes to answer a problem; None: nothing was timed."""
 
 
@@ -115,7 +115,7 @@ class ForecastSpeeds(Speeds[C]):
     """Speeds that were forecast, not timed: intervals have no width.
 
     Args:
-        forecast: Returns a configuration's tokens/s of one stream.
+        forecast: Returns a setting's tokens/s of one stream.
     """
 
     problems = processes = 0
@@ -124,13 +124,13 @@ class ForecastSpeeds(Speeds[C]):
     def __init__(self, forecast: Callable[[C], float]) -> None:
         self._forecast = forecast
 
-    def of(self, configuration: C) -> Interval:
-        return _zero_width(self._forecast(configuration))
+    def of(self, setting: C) -> Interval:
+        return _zero_width(self._forecast(setting))
 
     def ratio(self, fast: C, slow: C) -> Interval:
         return _zero_width(self._forecast(fast) / self._forecast(slow))
 
-    def answer_seconds(self, configuration: C) -> float | None:
+    def answer_seconds(self, setting: C) -> float | None:
         return None
 
 
@@ -140,21 +140,21 @@ def _zero_width(value: float) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class TimedRun(Generic[C]):
-    """What one process timed, turn by turn: arrays (turns,), which are NaN where a configuration had no turn.
+    """What one process timed, turn by turn: arrays (turns,), which are NaN where a setting had no turn.
 
     Attributes:
         pieces: The piece of work of each turn; it may come again.
         tokens: Emitted per stream.
-        seconds: By clock and configuration.
+        seconds: By clock and setting.
     """
 
     pieces: NDArray[np.int64]
     tokens: Mapping[C, Floats]
     seconds: Mapping[Clock, Mapping[C, Floats]]
 
-    def log_rate(self, configuration: C, clock: Clock) -> Floats:
+    def log_rate(self, setting: C, clock: Clock) -> Floats:
         """Returns the logs of tokens/s, (turns,)."""
-        rate: Floats = np.log(self.tokens[configuration]) - np.log(self.seconds[clock][configuration])
+        rate: Floats = np.log(self.tokens[setting]) - np.log(self.seconds[clock][setting])
         return rate
 
     def by_piece(self, values: Floats) -> dict[int, float]:
@@ -190,7 +190,7 @@ class TimedSpeeds(Speeds[C]):
 
     @property
     def clock(self) -> Clock:
-        """The wall's, unless it is much noisier than the processor's in the pairs of the last two configurations.
+        """The wall's, unless it is much noisier than the processor's in the pairs of the last two settings.
 
         Noise is the median absolute deviation of the pairs' log ratios, which does not depend on their centre. Users
         wait for the wall's seconds; the processor's leave out what other processes take.
@@ -199,15 +199,15 @@ class TimedSpeeds(Speeds[C]):
         noise = {clock: _deviation(self._ratios(fast, slow, clock)) for clock in self.runs[0].seconds}
         return "cpu" if "cpu" in noise and noise["wall"] > _MUCH_NOISIER * noise["cpu"] else "wall"
 
-    def of(self, configuration: C) -> Interval:
-        return self._interval([run.by_piece(run.log_rate(configuration, "wall")) for run in self.runs])
+    def of(self, setting: C) -> Interval:
+        return self._interval([run.by_piece(run.log_rate(setting, "wall")) for run in self.runs])
 
     def ratio(self, fast: C, slow: C) -> Interval:
         """Returns the ratio, paired by turn and process."""
         return self._interval(self._ratios(fast, slow, self.clock))
 
-    def answer_seconds(self, configuration: C) -> float:
-        logs = [run.by_piece(np.log(run.seconds["wall"][configuration] / self.answers)) for run in self.runs]
+    def answer_seconds(self, setting: C) -> float:
+        logs = [run.by_piece(np.log(run.seconds["wall"][setting] / self.answers)) for run in self.runs]
         return self._interval(logs).value
 
     def _ratios(self, fast: C, slow: C, clock: Clock) -> list[dict[int, float]]:

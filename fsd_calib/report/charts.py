@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from fsd_calib.engines.configuration import DRAFT_ALONE
-from fsd_calib.report.figures import pace_axis, sd_draft_length
+from fsd_calib.report.figures import pace_axis, sd_of
 from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
-from fsd_calib.report.rows import COUPLED, DRAFT, SD, TARGET, Row, series_of
+from fsd_calib.report.rows import COUPLED, DRAFT, SD, TARGET, Row, series_name, series_of
 from fsd_common.formatting import NONE, bound, duration, in_trees, pace, pace_between, percent, threshold, tokens
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_common.pages.themes import SERIES, SHAPES
+from fsd_decoding.profile.setting import DRAFT_ALONE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.tree_shape import TreeShape
 
 HOVER = ("setting", "T", "L", "divergence", "policy", "retention", "accuracy", "tokens/round", "accepted", "tokens/s",
          "measured on")  # fmt: skip
@@ -24,20 +23,23 @@ _PADDING = 0.08  # of an axis, beyond the values
 
 def hover(row: Row, speed: str | None = None) -> dict[str, str]:
     """Returns the fields of `HOVER`, as text. `speed`: None: the forecast, if there is any."""
-    retention = percent(row.retention)
-    if row.low is not None and row.high is not None:
-        retention += f" ({percent(row.low)} to {percent(row.high)})"
-    if row.lower_bound is not None:
-        retention += f", certificate ≥ {bound(row.lower_bound)}"
+    point, setting = row.point, row.setting
+    retention = percent(point.retention)
+    if point.interval is not None:
+        low, high = point.interval
+        retention += f" ({percent(low)} to {percent(high)})"
+    if point.lower_bound is not None:
+        retention += f", certificate ≥ {bound(point.lower_bound)}"
     forecast = NONE if row.forecast is None else f"{pace(row.forecast)}, forecast"
     return {
-        "setting": row.rule if row.drafts else row.series,
-        "T": threshold(row.threshold), "L": f"{row.draft_length}{in_trees(row.tree)}" if row.drafts else NONE,
-        "divergence": row.divergence if row.threshold is not None else NONE,
-        "policy": "constant T" if row.policy is None else str(row.policy),
-        "retention": retention, "accuracy": percent(row.accuracy), "tokens/round": pace(row.tokens_per_round, 2),
-        "accepted": percent(row.accepted), "tokens/s": speed or forecast,
-        "measured on": f"{row.problems:,} {row.source} problems",
+        "setting": setting.rule if row.drafts else row.series,
+        "T": threshold(setting.threshold),
+        "L": f"{setting.draft_length}{in_trees(setting.tree)}" if row.drafts else NONE,
+        "divergence": setting.divergence if setting.threshold is not None else NONE,
+        "policy": "constant T" if setting.policy is None else str(setting.policy),
+        "retention": retention, "accuracy": percent(point.accuracy), "tokens/round": pace(point.tokens_per_round, 2),
+        "accepted": percent(point.accepted), "tokens/s": speed or forecast,
+        "measured on": f"{point.problems:,} {point.source} problems",
     }  # fmt: skip
 
 
@@ -131,7 +133,8 @@ def padded_range(retentions: Sequence[float], profile: ThresholdProfile) -> list
 
 def retention_axis(found: Sequence[Row], profile: ThresholdProfile) -> Spec:
     """Returns the encoding of retention on the vertical axis, which shows all of intervals and bounds."""
-    ends = [end for row in found for end in (row.retention, row.low, row.high, row.lower_bound) if end is not None]
+    shown = ((p.retention, p.lower_bound, *(p.interval or ())) for p in (row.point for row in found))
+    ends = [end for each in shown for end in each if end is not None]
     scale = {"domain": padded_range(ends, profile), "zero": False, "nice": False}
     title = "retention (% of the target's accuracy)"
     return {"field": "kept", "type": "quantitative", "title": title, "scale": scale}
@@ -139,8 +142,9 @@ def retention_axis(found: Sequence[Row], profile: ThresholdProfile) -> Spec:
 
 def kept(row: Row) -> dict[str, Any]:
     """Returns the fields of a row's retention in percent."""
-    ends = {} if row.low is None or row.high is None else {"low": 100 * row.low, "high": 100 * row.high}
-    return {"kept": 100 * row.retention, "series": row.series, "chosen": row.chosen, **ends}
+    between = row.point.interval
+    ends = {} if between is None else {"low": 100 * between[0], "high": 100 * between[1]}
+    return {"kept": 100 * row.point.retention, "series": row.series, "chosen": row.chosen, **ends}
 
 
 def intervals(x: Spec, y: Spec, colour: Spec, opacity: float = 0.45) -> Spec:
@@ -158,17 +162,17 @@ _TICKS = [0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005]  # share
 
 def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> Chart | None:
     """Returns the chart of the profile's divergence; None: nothing was measured of it under a threshold."""
-    shown = [row for row in found if row.threshold is not None and row.divergence == profile.divergence]
+    shown = [row for row in found if row.setting.threshold is not None and row.setting.divergence == profile.divergence]
     if not shown:
         return None
     values = [
-        {**kept(row), **hover(row), "chosen": row.chosen and _last(row, shown), "at": row.threshold,
-         "certification": row.source == "certification",
-         "bound": None if row.lower_bound is None else 100 * row.lower_bound,
-         "shown": "" if row.lower_bound is None else f"≥ {bound(row.lower_bound)}"}
+        {**kept(row), **hover(row), "chosen": row.chosen and _last(row, shown), "at": row.setting.threshold,
+         "certification": row.point.source == "certification",
+         "bound": None if row.point.lower_bound is None else 100 * row.point.lower_bound,
+         "shown": "" if row.point.lower_bound is None else f"≥ {bound(row.point.lower_bound)}"}
         for row in shown
     ]  # fmt: skip
-    most = max(row.threshold or 0.0 for row in shown)
+    most = max(row.setting.threshold or 0.0 for row in shown)
     scale = {"domain": [0, 1.05 * most or 1.0], "nice": False}
     x = quantitative("at", f"threshold T on {profile.divergence}", scale=scale)
     y, looks = retention_axis(shown, profile), series(series_of(shown), found)
@@ -182,8 +186,8 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
          "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
          "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
     ]  # fmt: skip
-    tested = [row for row in shown if row.lower_bound is not None]
-    words = (f"{row.name}: {percent(row.retention)}, at least {bound(row.lower_bound)}" for row in tested)
+    tested = [row.point for row in shown if row.point.lower_bound is not None]
+    words = (f"{p.setting}: {percent(p.retention)}, at least {bound(p.lower_bound)}" for p in tested)
     alt = (
         f"Retention at {len(shown)} measured thresholds on {profile.divergence}, with intervals; on the certification "
         f"part: {'; '.join(words) or 'nothing'}."
@@ -193,7 +197,7 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
 
 def _last(row: Row, shown: Sequence[Row]) -> bool:
     """Whether it is the row of its setting to point at: of the certification part where there is one."""
-    return row.source == "certification" or not any(r.chosen and r.source == "certification" for r in shown)
+    return row.point.source == "certification" or not any(r.chosen and r.point.source == "certification" for r in shown)
 
 
 def _bounds(x: Spec, y: Spec) -> list[Spec]:
@@ -212,9 +216,8 @@ def _bounds(x: Spec, y: Spec) -> list[Spec]:
 
 def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
     """Returns the chart of all divergences on one scale; None: the search tried nothing."""
-    by_setting = {(row.rule, row.divergence, row.draft_length, row.tree, row.threshold): row
-                  for row in found if row.source == "tuning"}  # fmt: skip
-    pairs = [(trial, by_setting.get(_key(trial))) for trial in record.trials]
+    by_setting = {row.setting: row for row in found if row.point.source == "tuning"}
+    pairs = [(trial, by_setting.get(trial.setting)) for trial in record.trials]
     shown = [(trial, row) for trial, row in pairs if row is not None]
     if not shown:
         return None
@@ -236,13 +239,9 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     }
     layers = [*levels(profile), intervals(x, y, looks["color"]), ring(x, y), points]
     alt = "Retention against the share of drafted tokens that T accepts: " + "; ".join(
-        f"{trial.divergence} {trial.share:.1%}: {percent(row.retention)}" for trial, row in shown
+        f"{trial.setting.divergence} {trial.share:.1%}: {percent(row.point.retention)}" for trial, row in shown
     )
     return Chart("share", alt, layered(values, layers))
-
-
-def _key(trial: Trial) -> tuple[str, str, int, TreeShape | None, float | None]:
-    return trial.rule, trial.divergence, trial.draft_length, trial.tree, trial.threshold
 
 
 _WIDER = 1.7  # times the fastest setting's speed: a chart this wide still leaves room for the settings
@@ -260,7 +259,7 @@ class Room(NamedTuple):
 def draft_alone(found: Sequence[Row], record: RunRecord | None, room: Room) -> dict[str, Any] | None:
     """Returns the fields of the mark; None: the draft alone was not timed, or not measured."""
     measured = None if record is None else record.draft_alone
-    row = next((row for row in found if row.rule == DRAFT_ALONE), None)
+    row = next((row for row in found if row.setting.rule == DRAFT_ALONE), None)
     if measured is None or row is None or measured.speed is None or measured.speed_interval is None:
         return None
     fields = kept(row) | hover(row, f"{pace_between(measured.speed, measured.speed_interval)}, timed")
@@ -277,7 +276,7 @@ def draft_alone(found: Sequence[Row], record: RunRecord | None, room: Room) -> d
     if below:
         fields["kept"] = room.low + _INSIDE * (room.high - room.low)
     arrow = "↘" if right and below else "→" if right else "↓"
-    return fields | {"label": f"draft {percent(row.retention)} {arrow}"}
+    return fields | {"label": f"draft {percent(row.point.retention)} {arrow}"}
 
 
 _SPEED_HEIGHT = 380
@@ -287,9 +286,10 @@ _RIGHT = 0.7  # of the fastest: on a phone there is no room for a label beyond
 def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row], record: RunRecord | None = None) -> Chart:
     """Returns the chart: settings that were timed with the clock's speed, the others with the forecast."""
     timed = list(_timed(profile, found))
-    forecast = [row for row in found if row.source == "tuning" and row.threshold is not None and row.forecast]
+    fuzzy = [row for row in found if row.point.source == "tuning" and row.setting.threshold is not None]
+    forecast = [row for row in fuzzy if row.forecast]
     values = [_speed_value(row) for row in forecast] + timed
-    shown = [*forecast, *(row for row in found if row.chosen or row.rule == "sd")]
+    shown = [*forecast, *(row for row in found if row.chosen or row.setting.rule == "sd")]
     y = retention_axis(shown, profile)
     most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
     draft = draft_alone(found, record, Room(most, *y["scale"]["domain"]))
@@ -369,14 +369,14 @@ def main_settings(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[t
     decoded there."""
 
     def one(rule: str, length: int | None = None) -> Row | None:
-        same = [row for row in found if row.rule == rule and length in (None, row.draft_length)]
-        return max(same, key=lambda row: (row.source == "certification", row.problems), default=None)
+        same = [row for row in found if row.setting.rule == rule and length in (None, row.setting.draft_length)]
+        return max(same, key=lambda row: (row.point.source == "certification", row.point.problems), default=None)
 
     chosen = [row for row in found if row.chosen]
-    best = max(chosen, key=lambda row: row.source == "certification", default=None)
+    best = max(chosen, key=lambda row: row.point.source == "certification", default=None)
     own = "chosen" if profile.threshold is not None else "estimate"
     for which, label, row in (
-        ("target", "target", one("target")), ("sd", "sd", one("sd", sd_draft_length(profile))), ("chosen", own, best)
+        ("target", "target", one("target")), ("sd", "sd", one("sd", sd_of(profile).draft_length)), ("chosen", own, best)
     ):  # fmt: skip
         if row is not None:
             yield which, label, row
@@ -397,9 +397,9 @@ _LENGTHS_HEIGHT = 240
 def tokens_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart:
     """Returns the chart of tokens per round, below the most that there can be, L + 1."""
     shown = _drafting(found)
-    values = [_length_value(row, row.tokens_per_round) for row in shown]
+    values = [_length_value(row, row.point.tokens_per_round) for row in shown]
     y = quantitative("of", "tokens per round", scale={"zero": True})
-    longest = max((row.draft_length for row in shown), default=1)
+    longest = max((row.setting.draft_length for row in shown), default=1)
     ceiling = [{"length": 1, "of": 2}, {"length": longest, "of": longest + 1}]
     most: Spec = {
         "data": {"values": ceiling},
@@ -407,25 +407,26 @@ def tokens_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart:
         "encoding": {"x": _length(longest), "y": y},
     }  # fmt: skip
     replayed = [] if record is None else [(r, r.tokens_per_round) for r in record.replayed]
-    alt = "Tokens per round by draft length: " + _words(shown, [f"{row.tokens_per_round:.2f}" for row in shown])
+    alt = "Tokens per round by draft length: " + _words(shown, [f"{row.point.tokens_per_round:.2f}" for row in shown])
     return Chart("tokens", alt, layered(values, [most, *_length_layers(shown, found, replayed, y)], _LENGTHS_HEIGHT))
 
 
 def accepted_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart | None:
     """Returns the chart of the share accepted; None: it is not known, as without a record."""
-    shown = [row for row in _drafting(found) if row.accepted is not None]
+    shown = [row for row in _drafting(found) if row.point.accepted is not None]
     if not shown:
         return None
-    values = [_length_value(row, 100 * (row.accepted or 0.0)) for row in shown]
+    values = [_length_value(row, 100 * (row.point.accepted or 0.0)) for row in shown]
     y = quantitative("of", "% of drafted tokens accepted", scale={"domain": [0, 100]})
     replayed = [] if record is None else [(r, 100 * r.accepted) for r in record.replayed]
-    alt = "Share of drafted tokens accepted by draft length: " + _words(shown, [f"{row.accepted:.1%}" for row in shown])
+    figures = [f"{row.point.accepted:.1%}" for row in shown]
+    alt = "Share of drafted tokens accepted by draft length: " + _words(shown, figures)
     return Chart("accepted", alt, layered(values, _length_layers(shown, found, replayed, y), _LENGTHS_HEIGHT))
 
 
 def _drafting(found: Sequence[Row]) -> list[Row]:
     """Rows that draft, on the tuning part, where all settings are."""
-    return [row for row in found if row.drafts and row.source == "tuning"]
+    return [row for row in found if row.drafts and row.point.source == "tuning"]
 
 
 def _length(longest: int) -> Spec:
@@ -436,8 +437,8 @@ def _length(longest: int) -> Spec:
 def _length_layers(
     shown: Sequence[Row], found: Sequence[Row], replayed: Sequence[tuple[Replayed, float]], y: Spec
 ) -> list[Spec]:
-    x = _length(max((row.draft_length for row in shown), default=1))
-    line = [{"length": r.draft_length, "of": value, "name": "replay at the chosen T"} for r, value in replayed]
+    x = _length(max((row.setting.draft_length for row in shown), default=1))
+    line = [{"length": r.setting.draft_length, "of": value, "name": "replay at the chosen T"} for r, value in replayed]
     shown_by = [
         {"field": "name", "type": "nominal", "title": "from"},
         {"field": "length", "type": "nominal", "title": "L"},
@@ -456,11 +457,11 @@ def _length_layers(
 
 
 def _length_value(row: Row, of: float) -> dict[str, Any]:
-    return {**hover(row), "series": row.series, "length": row.draft_length, "of": of, "chosen": row.chosen}
+    return {**hover(row), "series": row.series, "length": row.setting.draft_length, "of": of, "chosen": row.chosen}
 
 
 def _words(shown: Sequence[Row], figures: Sequence[str]) -> str:
-    return "; ".join(f"{row.name}: {figure}" for row, figure in zip(shown, figures, strict=True)) or "none"
+    return "; ".join(f"{row.setting}: {figure}" for row, figure in zip(shown, figures, strict=True)) or "none"
 
 
 _SHOWN = ("trial", "verdict", "T", "L", "divergence", "policy", "retention", "lossless share", "tokens/s", "problems")
@@ -498,12 +499,12 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
 
 
 def _trial_value(number: int, trial: Trial) -> dict[str, object]:
-    by = "" if trial.policy is None else f" by {trial.policy.name}"
+    setting = trial.setting
     return {
         "number": number, "trial": str(number), "kept": 100 * trial.retention, "feasible": trial.feasible,
-        "series": f"{trial.divergence}{by}{in_trees(trial.tree)}", "T": threshold(trial.threshold),
-        "L": str(trial.draft_length),
-        "divergence": trial.divergence, "policy": "constant T" if trial.policy is None else str(trial.policy),
+        "series": series_name(setting), "T": threshold(setting.threshold),
+        "L": str(setting.draft_length),
+        "divergence": setting.divergence, "policy": "constant T" if setting.policy is None else str(setting.policy),
         "retention": percent(trial.retention), "tokens/s": f"{pace(trial.speed)}, forecast",
         "problems": f"{trial.problems:,} tuning problems",
         "verdict": "meets the goal, as far as the search can tell" if trial.feasible else "does not meet the goal",
@@ -511,7 +512,7 @@ def _trial_value(number: int, trial: Trial) -> dict[str, object]:
 
 
 def _trials_alt(done: Sequence[Trial]) -> str:
-    shown = (f"{n}: {t.divergence} at {threshold(t.threshold)}, {percent(t.retention)}" for n, t in enumerate(done, 1))
+    shown = (f"{number}: {trial.setting}, {percent(trial.retention)}" for number, trial in enumerate(done, 1))
     return f"Retention of {len(done)} trials in their order: {'; '.join(shown)}."
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fsd_calib.report.charts import levels, main_settings, retention_axis
 from fsd_calib.report.diff import shared_settings
-from fsd_calib.report.figures import own_threshold, pace_axis
+from fsd_calib.report.figures import pace_axis
 from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
 from fsd_common.formatting import NONE, answer_seconds, bound, interval, pace, percent, threshold
@@ -45,8 +45,8 @@ def _glance(names: Sequence[str], runs: Sequence[Run]) -> Section:
 def _line(name: str, run: Run) -> tuple[str, ...]:
     p = run.profile
     c, speed = p.certificate, p.speed
-    value = own_threshold(p)
-    length = p.effective_draft_length if value is None else p.draft_length
+    value = p.chosen.threshold
+    length = p.followed.draft_length if value is None else p.draft_length
     ends = "" if speed.timed else "forecast"
     ends = ends if speed.intervals is None else interval(speed.intervals.chosen)
     retention, low = (None, None) if c.lossless else (c.retention, c.lower_bound)  # of the target then
@@ -77,11 +77,11 @@ def _speeds(names: Sequence[str], runs: Sequence[Run]) -> Section:
     for name, run in zip(names, runs, strict=True):
         for which, label, row in main_settings(run.profile, rows(run)):
             shown.append(row)
-            speed = getattr(run.profile.speed, which)
+            speed, between = getattr(run.profile.speed, which), row.point.interval
             values.append({
-                "run": name, "setting": row.name, "mark": label, "kept": 100 * row.retention, "speed": speed,
-                "retention": percent(row.retention), "tokens/s": pace(speed),
-                **({} if row.low is None or row.high is None else {"low": 100 * row.low, "high": 100 * row.high}),
+                "run": name, "setting": str(row.setting), "mark": label, "kept": 100 * row.point.retention,
+                "speed": speed, "retention": percent(row.point.retention), "tokens/s": pace(speed),
+                **({} if between is None else {"low": 100 * between[0], "high": 100 * between[1]}),
             })  # fmt: skip
     most = max(value["speed"] for value in values)
     title = pace_axis("tokens/s", [run.profile.speed.batch for run in runs])

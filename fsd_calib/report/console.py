@@ -12,7 +12,7 @@ from fsd_calib.report.run_folder import PAGE
 from fsd_calib.report.tables import curve_tables, front_table, sheets
 from fsd_calib.report.verdict import effort_line, unbound, verdict
 from fsd_common.console import LiteralConsole, literal
-from fsd_decoding.profile.content import COMPILE
+from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 
 from fsd_common.console import breakable, literal
-from fsd_common.formatting import NONE, in_trees
-from fsd_decoding.profile.content import CurvePoint
+from fsd_common.formatting import NONE
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _NOT_COMPARED = {
@@ -95,10 +95,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _point(point: CurvePoint) -> str:
-    by = "" if point.policy is None else f" by {point.policy}"
-    drafting = "" if point.draft is None else f", draft {point.draft}"
-    bound = "" if point.threshold is None else f" {point.divergence} <= {point.threshold!r}{by}"
-    return f"{point.rule}{bound}, L = {point.draft_length}{in_trees(point.tree)}{drafting} ({point.source} part)"
+    exact = "" if point.setting.threshold is None else f", T = {point.setting.threshold!r}"
+    return f"{point.setting}{exact} ({point.source} part)"
 
 
 def _shown(first: Any, second: Any) -> tuple[str, str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich import box
 from rich.table import Table
 
-from fsd_calib.report.record import Setting
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import (
     NONE,
@@ -23,13 +22,9 @@ from fsd_common.formatting import (
     pace,
     percent,
 )
-from fsd_decoding.profile.content import CurvePoint, Source, Speed, SpeedFigures
+from fsd_decoding.profile.fields import CurvePoint, Source, Speed, SpeedFigures
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.tree_shape import TreeShape
-
-if TYPE_CHECKING:
-    from fsd_calib.report.record import Setting
-    from fsd_calib.report.rows import Row
 
 
 def interval_scope(speed: Speed) -> str:
@@ -123,6 +118,7 @@ def _times(speed: SpeedFigures, unit: str, scope: str = "") -> str:
     return f"{over_sd(speed, scope)} the {unit} of sd and {target} the {unit} of the target alone"
 
 
+_ALONE = Setting.alone("")
 _NO_CHOICE = ("lossless", "front")  # unless there is an estimate
 _NOT_FOLLOWED = {"too-slow": "too slow", "certified-slower": "certified, slower"}
 
@@ -151,24 +147,19 @@ def main_figures(profile: ThresholdProfile) -> list[Figures]:
     return [*lossless, _of_chosen(profile)] if _is_fuzzy(profile) else lossless
 
 
-def drafts(profile: ThresholdProfile) -> str:
-    """Returns the draft length of the fuzzy rule: exact, or the longest where drafts end early."""
+def draft_length_label(profile: ThresholdProfile) -> str:
+    """Returns "L = 5" for drafts of the fuzzy rule, "L ≤ 5" where they end early, and the shape of its trees."""
     return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}{in_trees(profile.tree)}"
 
 
-def draft_among(profile: ThresholdProfile, other: str | None) -> str:
-    """Returns the draft's name where several were tried. `other`: the id of one that is not the profile's own."""
+def draft_label(profile: ThresholdProfile, other: str | None) -> str:
+    """Returns ", draft NAME" where several were tried. `other`: the id of one that is not the profile's own."""
     return f", draft {PurePath(other or profile.draft.id).name}" if profile.other_drafts else ""
 
 
-def own_threshold(profile: ThresholdProfile) -> float | None:
-    """Returns the profile's T, else that of its estimate; None: it has neither."""
-    return profile.estimate.threshold if profile.estimate is not None else profile.threshold
-
-
-def sd_draft_length(profile: ThresholdProfile) -> int:
-    """Returns the draft length at which `sd` was measured."""
-    return profile.draft_length if profile.sd_draft_length is None else profile.sd_draft_length
+def sd_of(profile: ThresholdProfile) -> Setting:
+    """Returns `sd` as it was measured."""
+    return profile.sd or profile.chosen.under("sd")
 
 
 def source_of(profile: ThresholdProfile) -> Source:
@@ -176,42 +167,27 @@ def source_of(profile: ThresholdProfile) -> Source:
     return max((point.source for point in profile.curve), default="tuning", key=lambda part: part == "certification")
 
 
-def was_timed(profile: ThresholdProfile, setting: Row | CurvePoint) -> bool:
-    """Returns whether the profile has a timed speed of the setting, beside which its forecast says nothing."""
-    if not profile.speed.timed:
-        return False
-    if setting.rule == "sd":
-        own, draft = profile.draft.id, setting.draft or profile.draft.id
-        timed = sd_draft_length(profile), profile.sd_tree, profile.sd_draft or own
-        return (setting.draft_length, setting.tree, draft) == timed
-    return setting.rule == "target" or is_chosen(profile, setting)
+def was_timed(profile: ThresholdProfile, point: CurvePoint) -> bool:
+    """Returns whether the profile has a timed speed of a point's setting, beside which its forecast says nothing."""
+    setting = point.setting
+    timed = setting.rule == "target" or setting == sd_of(profile) or is_chosen(profile, setting)
+    return timed and profile.speed.timed > 0
 
 
-def key_of(profile: ThresholdProfile, setting: Setting | Row | CurvePoint) -> tuple[object, ...]:
-    """Returns what tells settings apart, with the draft's id in full: the record and the curve leave it out
-    differently."""
-    policy, draft = setting.policy and setting.policy.identity, setting.draft or profile.draft.id
-    return setting.rule, setting.divergence, setting.draft_length, setting.threshold, policy, draft, setting.tree
-
-
-def is_chosen(profile: ThresholdProfile, setting: Setting | Row | CurvePoint) -> bool:
+def is_chosen(profile: ThresholdProfile, setting: Setting) -> bool:
     """Returns whether it is the profile's setting, or its estimate."""
-    estimate, threshold = profile.estimate, own_threshold(profile)
-    policy = profile.policy and profile.policy.identity
-    draft = (estimate and estimate.draft) or profile.draft.id
-    chosen = (profile.rule, profile.divergence, profile.draft_length, threshold, policy, draft, profile.tree)
-    return threshold is not None and key_of(profile, setting) == chosen
+    return setting.threshold is not None and setting == profile.chosen
 
 
-def point_of(
-    profile: ThresholdProfile, rule: str, draft_length: int, tree: TreeShape | None = None
-) -> CurvePoint | None:
-    """The point of a rule at the profile's threshold, where the rule has one, preferably of this draft length and
-    shape."""
-    setting = (None, None) if rule in ("sd", "target") else (profile.threshold, profile.policy)
-    points = [p for p in profile.curve if (p.rule, p.source) == (rule, source_of(profile))]
-    points = [p for p in points if (p.threshold, p.policy) == setting]
-    return min(points, key=lambda p: (p.draft_length, p.tree) != (draft_length, tree), default=None)
+def point_of(profile: ThresholdProfile, like: Setting) -> CurvePoint | None:
+    """The point of a setting's rule, T and policy, preferably of its draft length and shape."""
+    points = [
+        p for p in profile.curve
+        if p.source == source_of(profile)
+        and (p.setting.rule, p.setting.threshold, p.setting.policy) == (like.rule, like.threshold, like.policy)
+    ]  # fmt: skip
+    same = like.draft_length, like.tree
+    return min(points, key=lambda p: (p.setting.draft_length, p.setting.tree) != same, default=None)
 
 
 def _is_fuzzy(profile: ThresholdProfile) -> bool:
@@ -224,18 +200,18 @@ def _of_target(profile: ThresholdProfile) -> Figures:
     certificate = profile.certificate
     if certificate.lossless:
         return Figures("target", "target alone", certificate.accuracy, certificate.accuracy_lower_bound)
-    point = None if certificate.problems else point_of(profile, "target", 1)  # on as many problems as `source_of` has
+    point = None if certificate.problems else point_of(profile, _ALONE)  # on as many problems as `source_of` has
     return Figures("target", "target alone", point.accuracy if point else profile.accuracy.target)
 
 
 def _of_sd(profile: ThresholdProfile) -> Figures:
     """`sd` loses nothing, but its accuracy is shown where it was measured on the same problems as the target."""
-    point, alone = point_of(profile, "sd", sd_draft_length(profile), profile.sd_tree), point_of(profile, "target", 1)
+    sd = sd_of(profile)
+    point, alone = point_of(profile, sd), point_of(profile, _ALONE)
     if point and alone and point.problems != alone.problems:
         point = None
-    among = draft_among(profile, profile.sd_draft)
     return Figures(
-        "sd", f"sd (lossless)\nL = {sd_draft_length(profile)}{in_trees(profile.sd_tree)}{among}",
+        "sd", f"sd (lossless)\nL = {sd.draft_length}{in_trees(sd.tree)}{draft_label(profile, sd.draft)}",
         accuracy=point.accuracy if point else None, retention=point.retention if point else None,
         tokens_per_round=profile.tokens_per_round.sd,
     )  # fmt: skip
@@ -243,7 +219,7 @@ def _of_sd(profile: ThresholdProfile) -> Figures:
 
 def _of_chosen(profile: ThresholdProfile) -> Figures:
     c = profile.certificate
-    point = profile.estimate or point_of(profile, profile.rule, profile.draft_length, profile.tree)
+    point = profile.estimate or point_of(profile, profile.chosen)
     figures = Figures(
         "chosen", _configuration(profile), profile.accuracy.chosen, retention=point.retention if point else None,
         tokens_per_round=profile.tokens_per_round.chosen,
@@ -256,14 +232,13 @@ def _of_chosen(profile: ThresholdProfile) -> Figures:
 
 def _configuration(profile: ThresholdProfile) -> str:
     if profile.threshold is not None:
-        return f"{profile.rule}\nT = {profile.threshold:.4g}, {drafts(profile)}{draft_among(profile, None)}"
+        return f"{profile.rule}\nT = {profile.threshold:.4g}, {draft_length_label(profile)}{draft_label(profile, None)}"
     if profile.estimate is not None:
         label = _NOT_FOLLOWED.get(profile.outcome, "not certified")
-        among = draft_among(profile, profile.estimate.draft)
-        return f"{label}\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}{among}"
-    return (
-        f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}{in_trees(profile.effective_tree)}"
-    )
+        draft = draft_label(profile, profile.estimate.draft)
+        return f"{label}\nT = {profile.estimate.threshold:.4g}, {draft_length_label(profile)}{draft}"
+    followed = profile.followed
+    return f"lossless\n({followed.rule}), L = {followed.draft_length}{in_trees(followed.tree)}"
 
 
 _PART, _TIMED = "¹", "²"
@@ -321,7 +296,7 @@ def _uncorrected(profile: ThresholdProfile) -> str:
 
 
 def _pace_headings(speed: Speed) -> tuple[str, ...]:
-    """On two lines where there are many."""
+    """The headings of tokens per round and of speeds, on two lines where there are many."""
     if not speed.timed:
         return "tokens/round", "forecast"
     answer = ["s/\nanswer"] if speed.answer is not None else []
@@ -341,7 +316,7 @@ def _has_bounds(profile: ThresholdProfile) -> bool:
 
 
 def _part(profile: ThresholdProfile) -> str:
-    alone, counted = point_of(profile, "target", 1), profile.certificate.problems
+    alone, counted = point_of(profile, _ALONE), profile.certificate.problems
     if source_of(profile) == "tuning":
         return f"tuning part: {alone.problems if alone else profile.data.tuning} problems, on which choices were made"
     problems = counted or (alone.problems if alone else profile.data.certification)
@@ -349,8 +324,8 @@ def _part(profile: ThresholdProfile) -> str:
 
 
 def _sd_problems(profile: ThresholdProfile, problems: int) -> str:
-    """Of `sd`, which may be decoded on fewer problems: enough for its tokens per round."""
-    point = point_of(profile, "sd", sd_draft_length(profile), profile.sd_tree)
+    """Says on how many `sd` was decoded, which may be fewer: enough for its tokens per round."""
+    point = point_of(profile, sd_of(profile))
     return f" (sd on {point.problems})" if point and point.problems != problems else ""
 
 

@@ -16,10 +16,10 @@ from fsd_calib.report.charts import (
     tokens_by_length,
     trials,
 )
-from fsd_calib.report.figures import busy_note, drafts, main_figures, own_threshold, timing_note
+from fsd_calib.report.figures import busy_note, draft_length_label, main_figures, timing_note
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing, Rung, RunRecord
-from fsd_calib.report.rows import Row, setting_name
+from fsd_calib.report.rows import Row
 from fsd_calib.report.rows import rows as measured_rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import details, front
@@ -40,7 +40,7 @@ from fsd_common.pages.blocks import (
     Tone,
     Verdict,
 )
-from fsd_decoding.profile.content import Speed
+from fsd_decoding.profile.fields import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _TIMED = (
@@ -94,8 +94,8 @@ def _of_draft(run: Run) -> str:
     if alone.speed is None:
         return "The draft alone is not a mark, since it was not timed; its accuracy is in the table of all settings."
     return (
-        f"The draft alone was measured on {alone.problems:,} tuning problems; where it lies beyond the chart, its mark "
-        "is at the edge, with an arrow."
+        f"The draft alone was measured on {alone.point.problems:,} tuning problems; where it lies beyond the chart, "
+        "its mark is at the edge, with an arrow."
     )
 
 
@@ -133,7 +133,6 @@ def _search(run: Run, found: list[Row]) -> Section:
 
 def _lengths(run: Run, found: list[Row]) -> Section:
     accepted = accepted_by_length(found, run.record)
-    second = accepted or lacking(run, "The share of drafted tokens that were accepted is")
     marks = Paragraph(
         "Marks were decoded on the tuning part; the grey line replays the chosen T at the other lengths, and the "
         "dotted one is the most that there can be, L + 1.", "note",
@@ -141,7 +140,7 @@ def _lengths(run: Run, found: list[Row]) -> Section:
     return Section(
         "lengths", "Draft length L",
         "A longer draft can make more tokens per round, but the later a token is drafted the more rarely it counts.",
-        (tokens_by_length(found, run.record), second, marks),
+        (tokens_by_length(found, run.record), *((accepted,) if accepted else ()), marks),
     )  # fmt: skip
 
 
@@ -226,14 +225,14 @@ def _asked(profile: ThresholdProfile) -> str:
 
 def _found(profile: ThresholdProfile) -> str:
     speed = profile.speed
-    value = own_threshold(profile)
+    value = profile.chosen.threshold
     if value is not None and (profile.certificate.certified or profile.outcome == "untested"):
-        setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {drafts(profile)}"
+        setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {draft_length_label(profile)}"
         slower = ", less than was asked" if profile.outcome == "too-slow" else ""
         slower += ", but is slower than sd, which decoders of this profile run" if profile.threshold is None else ""
         return f"{setting}, which {' and '.join(filter(None, (_keeps(profile), _runs(speed))))}{slower}"
     if profile.outcome == "front":
-        fuzzy = any(point.threshold is not None for point in front(profile))
+        fuzzy = any(point.setting.threshold is not None for point in front(profile))
         return "the points below, to choose from" if fuzzy else "no fuzzy setting that is expected to be faster than sd"
     if profile.outcome == "lossless":
         makes = "makes" if speed.timed else "is forecast to make"
@@ -279,7 +278,7 @@ def figures_sheet(profile: ThresholdProfile) -> Sheet:
 def front_sheet(profile: ThresholdProfile) -> Sheet:
     """Returns the points to choose among, the highest retention first."""
     rows = tuple(
-        (setting_name(point), percent(point.accuracy), _bounded(point.retention, point.lower_bound),
+        (str(point.setting), percent(point.accuracy), _bounded(point.retention, point.lower_bound),
          pace(point.tokens_per_round, 2), pace(point.forecast))
         for point in front(profile)
     )  # fmt: skip
@@ -311,11 +310,10 @@ def rung_sheet(profile: ThresholdProfile, record: RunRecord) -> Sheet:
 
 
 def _rung(profile: ThresholdProfile, number: int, rung: Rung) -> tuple[str, ...]:
-    name, c = setting_name(rung), rung.counts
+    name, c = str(rung.setting), rung.counts
     if c is None:
         return str(number), name, "not tested", *[NONE] * 5
-    right = c.both_right + c.lost
-    retention = (c.both_right + c.gained) / right if right else None
+    retention = c.retention if c.right else None
     result = "bounded"
     if rung.p_value is not None:
         result = "passed" if rung.p_value <= profile.certificate.level else "failed"
@@ -328,9 +326,10 @@ def scale_sheet(record: RunRecord) -> Sheet:
     shares = [share for share in _SHARES if all(share in scale.shares for scale in record.scales)]
     rows = []
     for scale in record.scales:
-        by = "" if scale.policy is None else f", {scale.policy.name}"
+        arm = scale.arm
+        by = "" if arm.policy is None else f", {arm.policy.name}"
         at = dict(zip(scale.shares, scale.thresholds, strict=True))
-        rows.append((f"{scale.divergence}{by}{in_trees(scale.tree)}", *(threshold(at[share]) for share in shares)))
+        rows.append((f"{arm.divergence}{by}{in_trees(arm.tree)}", *(threshold(at[share]) for share in shares)))
     headings = ("divergence", *(f"{100 * share:g}%" for share in shares))
     return Sheet("T that accepts a share of the drafted tokens", headings, tuple(rows),
                  "Along the target's own text, on the tuning part, by D ≤ T alone.")  # fmt: skip
@@ -338,7 +337,7 @@ def scale_sheet(record: RunRecord) -> Sheet:
 
 def settings_section(found: Sequence[Row], profile: ThresholdProfile) -> Section:
     """Returns every measured setting in a table that can be sorted."""
-    ordered = sorted(found, key=lambda row: (row.source != "certification", -(row.forecast or 0.0)))
+    ordered = sorted(found, key=lambda row: (row.point.source != "certification", -(row.forecast or 0.0)))
     headings = ("setting", "part", "T", "L", "retention", "≥", "accuracy", "tokens\n/round", "accepted",
                 "tokens/s\n(forecast)", "problems")  # fmt: skip
     marked = frozenset(i for i, row in enumerate(ordered) if row.chosen)
@@ -352,11 +351,12 @@ def settings_section(found: Sequence[Row], profile: ThresholdProfile) -> Section
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    point, setting = row.point, row.setting
     return (
-        row.series if row.threshold is None else f"{row.rule}, {row.series}", row.source, threshold(row.threshold),
-        str(row.draft_length) if row.drafts else NONE, percent(row.retention), bound(row.lower_bound),
-        percent(row.accuracy), pace(row.tokens_per_round, 2), percent(row.accepted), pace(row.forecast),
-        f"{row.problems:,}",
+        row.series if setting.threshold is None else f"{setting.rule}, {row.series}", point.source,
+        threshold(setting.threshold), str(setting.draft_length) if row.drafts else NONE, percent(point.retention),
+        bound(point.lower_bound), percent(point.accuracy), pace(point.tokens_per_round, 2), percent(point.accepted),
+        pace(row.forecast), f"{point.problems:,}",
     )  # fmt: skip
 
 
@@ -392,8 +392,8 @@ def differing_section(run: Run) -> Section:
         more = f" {others:,} more are not shown." if others else ""
         of = f"{compared.texts:,} of {compared.problems:,} texts on the {compared.source} part differ."
         blocks.append(Paragraph(f"{of}{more}" if compared.texts else f"None of {compared.problems:,} texts differ."))
-        if compared.untold:
-            blocks.append(Paragraph(f"Tokens are not coloured by their source: {compared.untold}.", "note"))
+        if compared.unattributed:
+            blocks.append(Paragraph(f"Tokens are not coloured by their source: {compared.unattributed}.", "note"))
         if any(each.sources for each in compared.shown):
             blocks.append(_SOURCES)
         blocks += [_pair(number, each) for number, each in enumerate(compared.shown)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -23,7 +22,6 @@ from fsd_common.formatting import (
     percent,
     requirement,
 )
-from fsd_decoding.memory import NAMES
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.memory import MemoryPlan
@@ -129,8 +127,8 @@ def device_time(plan: Plan) -> str:
     one = "one device (the CPU, all workers together)" if plan.on_cpu else "one device"
     on = one if plan.devices == 1 else f"{plan.devices} devices at once"
     text = f"Device-hours on {on}: about {device_hours(plan.device_seconds)} in all"
-    if plan.seconds_more:
-        text += f", at most {device_hours(plan.devices * plan.seconds_more)} more if all frozen settings are tested"
+    if plan.worst_case_extra:
+        text += f", at most {device_hours(plan.devices * plan.worst_case_extra)} more if all frozen settings are tested"
     return f"{text}."
 
 
@@ -147,11 +145,11 @@ def memory_table(memory: MemoryPlan) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_footer=True)
     free = "" if memory.free is None else f"of {gigabytes(memory.free)} free"
     table.add_column("", "total")
-    table.add_column("size", gigabytes(memory.need.total), justify="right")
+    table.add_column("size", gigabytes(memory.total), justify="right")
     table.add_column("", free)
-    for name, size in asdict(memory.need).items():
+    for name, size in memory.need.items():
         if size:
-            table.add_row(NAMES[name], gigabytes(size), "")
+            table.add_row(name, gigabytes(size), "")
     return table
 
 

@@ -9,97 +9,30 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fsd_decoding.profile.content import Source, Work
-from fsd_decoding.profile.parts import (
-    Amount,
-    Confidence,
-    Count,
-    Counts,
-    Natural,
-    Part,
-    PolicyInfo,
-    Positive,
-    Ratio,
-    Share,
-)
-from fsd_decoding.tree_shape import TreeShape
+from fsd_decoding.profile.fields import CurvePoint, Source, Work
+from fsd_decoding.profile.parts import Amount, Count, Natural, OutcomeCounts, Part, Positive, Ratio, Share
+from fsd_decoding.profile.setting import Setting
 
 VERSION: Final = 1
 FILE_NAME: Final = "run.json"
 
 
-class Setting(Part):
-    """A configuration of the decoder."""
-
-    rule: str
-    """Its acceptance rule."""
-    divergence: str
-    """The divergence that its threshold is compared with."""
-    draft_length: Natural
-    """Number of tokens drafted in a round."""
-    threshold: Amount | None
-    """Its T. null: the rule has none."""
-    policy: PolicyInfo | None = None
-    """Scales T from round to round. null: T is constant."""
-    draft: str | None = None
-    """The id of its draft model, where several were searched."""
-    tree: TreeShape | None = None
-    """The shape of its trees. null: it drafts chains."""
-
-
-class Measured(Setting):
-    """A setting with what was counted of it on one part."""
-
-    source: Source
-    """The part."""
-    counts: Counts
-    """Of (problem, seed) pairs, beside the target's own outcomes."""
-    interval: tuple[Amount, Amount] | None
-    """Approximate two-sided interval of its retention. null: the target solved nothing."""
-    problems: Natural
-    """Number of problems."""
-    tokens: Count
-    """Emitted, in all texts."""
-    rounds: Natural
-    """That they took."""
-    drafted: Count
-    """Drafted tokens."""
-    accepted: Count
-    """Accepted drafted tokens."""
-    forecast: Amount
-    """Tokens/s of one stream by the cost model."""
-
-    @model_validator(mode="after")
-    def _counts_agree(self) -> Self:
-        if self.counts.total < self.problems:
-            raise ValueError(f"{self.problems} problems have {self.counts.total} outcomes")
-        if self.accepted > self.drafted:
-            raise ValueError(f"{self.accepted} of {self.drafted} drafted tokens were accepted")
-        return self
-
-
 class DraftAlone(Part):
     """The draft by itself, on tuning problems."""
 
-    draft: str | None
-    """Its id, where several were searched."""
-    counts: Counts
-    """Of (problem, seed) pairs, beside the target's own outcomes."""
-    interval: tuple[Amount, Amount] | None
-    """Approximate two-sided interval of its retention. null: the target solved nothing."""
-    problems: Natural
-    """Number of problems."""
-    tokens: Natural
-    """Emitted, in all texts."""
+    point: CurvePoint
+    """What was measured of it, as of any other setting."""
     speed: Amount | None
     """Timed tokens/s of one stream, as the profile's speeds were. null: nothing was timed."""
     speed_interval: tuple[Amount, Amount] | None
     """Its interval. null: nothing was timed, or on too few problems."""
 
 
-class Trial(Setting):
+class Trial(Part):
     """A trial of the search, in the order in which they finished."""
 
+    setting: Setting
+    """What was tried."""
     share: Annotated[float, Field(ge=0, lt=1)]
     """Share of the tokens drafted along the target's text that its T accepts."""
     problems: Natural
@@ -112,10 +45,12 @@ class Trial(Setting):
     """Whether the search expects it to meet the goal."""
 
 
-class Rung(Setting):
-    """A frozen configuration, in the order of the test."""
+class Rung(Part):
+    """A frozen setting, in the order of the test."""
 
-    counts: Counts | None
+    setting: Setting
+    """What was frozen."""
+    counts: OutcomeCounts | None
     """On the certification part. null: it was not tested."""
     lower_bound: Ratio | None
     """Of its retention. null: it was not tested."""
@@ -139,14 +74,8 @@ class Step(Part):
 class Scale(Part):
     """What thresholds of a divergence mean on the tuning part, along the target's text."""
 
-    divergence: str
-    """The divergence."""
-    policy: PolicyInfo | None = None
-    """Scales T. null: T is constant."""
-    draft: str | None = None
-    """The id of the draft model, where several were searched."""
-    tree: TreeShape | None = None
-    """The shape of the trees. null: chains."""
+    arm: Setting
+    """A setting with that divergence, policy, draft and tree, without a threshold."""
     shares: tuple[Share, ...]
     """Shares of drafted tokens accepted by D <= T alone."""
     thresholds: tuple[Amount, ...]
@@ -154,12 +83,10 @@ class Scale(Part):
 
 
 class Replayed(Part):
-    """What a draft length gives at one T, counted by replay of the target's text."""
+    """What a draft length gives at the chosen T, counted by replay of the target's text."""
 
-    rule: str
-    """The acceptance rule: `sd`, or the chosen setting's."""
-    draft_length: Natural
-    """Number of tokens drafted in a round."""
+    setting: Setting
+    """The chosen one, at that draft length."""
     tokens_per_round: Positive
     """Tokens per round."""
     accepted: Share
@@ -218,22 +145,8 @@ class Differences(Part):
     """Number of texts that differ."""
     shown: tuple[Differing, ...]
     """Some of them: those whose outcome differs first."""
-    untold: str | None = None
+    unattributed: str | None = None
     """Why no text has its tokens. null: some have, or none differ."""
-
-
-class GoalInfo(Part):
-    """What was requested, by the names of `Goal`."""
-
-    min_acc: Amount | None
-    min_speed: Amount | None
-    pareto: bool
-    acc: Literal["retention", "absolute"]
-    confidence: Confidence
-    guarantee: Literal["population", "dataset"]
-    test: Literal["score", "betting"]
-    serve_batch: Natural
-    explore: bool = False
 
 
 class RunRecord(Part):
@@ -243,16 +156,12 @@ class RunRecord(Part):
     """Version of this schema."""
     profile: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """The digest of the profile that the run wrote."""
-    goal: GoalInfo
-    """What was requested."""
-    measured: tuple[Measured, ...]
-    """Every setting on every part that it was decoded on."""
     draft_alone: DraftAlone | None = None
     """null: it was not measured."""
     trials: tuple[Trial, ...]
     """Those of the search."""
     rungs: tuple[Rung, ...]
-    """The frozen configurations."""
+    """The frozen settings."""
     steps: tuple[Step, ...]
     """In their order."""
     scales: tuple[Scale, ...]
@@ -266,5 +175,7 @@ class RunRecord(Part):
     def _scales_have_a_threshold_for_each_share(self) -> Self:
         for scale in self.scales:
             if len(scale.shares) != len(scale.thresholds):
-                raise ValueError(f"scale of {scale.divergence}: {len(scale.shares)} shares, {len(scale.thresholds)} T")
+                raise ValueError(
+                    f"scale of {scale.arm.divergence}: {len(scale.shares)} shares, {len(scale.thresholds)} T"
+                )
         return self

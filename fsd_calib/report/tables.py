@@ -9,7 +9,7 @@ from pathlib import PurePath
 from rich import box
 from rich.table import Table
 
-from fsd_calib.report.figures import drafts, was_selected, was_timed
+from fsd_calib.report.figures import draft_length_label, was_selected, was_timed
 from fsd_common.console import TITLE, breakable, literal
 from fsd_common.formatting import (
     ROUNDS,
@@ -26,9 +26,10 @@ from fsd_common.formatting import (
     threshold,
     tokens,
 )
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.parts import IN_WORDS, Certificate, ModelInfo
 from fsd_decoding.profile.selection import corrected
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
@@ -58,7 +59,7 @@ def _sheet(title: str, lines: Mapping[str, str]) -> Table:
 def _settings(p: ThresholdProfile) -> dict[str, str]:
     return {
         "outcome": f"{p.outcome}{_unless_bound(p)}",
-        "rule": f"{p.rule}, T = {threshold(p.threshold)}, {drafts(p)}",
+        "rule": f"{p.rule}, T = {threshold(p.threshold)}, {draft_length_label(p)}",
         "policy": "none: T is constant" if p.policy is None else f"T is moved by {p.policy}",
         "early stop": _early_stop(p),
         "divergence": f"{p.divergence} on {p.logits} logits, definitions version {p.divergence_version}",
@@ -120,7 +121,7 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
         **({"subject": "lossless decoding"} if c.lossless else {}),
         "retention": f"{percent(c.retention)}, lower bound {bound(c.lower_bound)}",
         "accuracy": f"{percent(c.accuracy)}, lower bound {bound(c.accuracy_lower_bound)}",
-        "outcomes": f"both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}",
+        "outcomes": str(c.counts),
         **_harm(c),
         "counted on": f"{c.problems:,} problems, {c.seeds} seed{'s' * (c.seeds > 1)} each",
         "frozen": "not recorded" if c.frozen is None else f"{c.frozen} candidate{'s' * (c.frozen != 1)}{_caveat(p)}",
@@ -267,22 +268,22 @@ def _table(title: str, profile: ThresholdProfile, points: Iterable[CurvePoint], 
     return table
 
 
-def _arm(p: CurvePoint, width: int) -> Iterator[str]:
+def _arm(setting: Setting, width: int) -> Iterator[str]:
     """Rule, divergence, policy, shape of trees and draft: what distinguishes a row from others with the same L."""
-    yield p.rule
-    if p.threshold is not None:
-        yield p.divergence
-    if p.policy is not None:
-        yield str(p.policy)
-    if p.tree is not None:
-        yield f"trees of {p.tree}"
-    if p.draft is not None:
-        yield f"with {breakable(PurePath(p.draft).name, width)}"
+    yield setting.rule
+    if setting.threshold is not None:
+        yield setting.divergence
+    if setting.policy is not None:
+        yield str(setting.policy)
+    if setting.tree is not None:
+        yield f"trees of {setting.tree}"
+    if setting.draft is not None:
+        yield f"with {breakable(PurePath(setting.draft).name, width)}"
 
 
 def _cells(p: CurvePoint, forecast: float | None, width: int) -> tuple[str, ...]:
     return (
-        " ".join(_arm(p, width)), str(p.draft_length), threshold(p.threshold),
+        " ".join(_arm(p.setting, width)), str(p.setting.draft_length), threshold(p.setting.threshold),
         percent(p.accuracy), percent(p.retention), bound(p.lower_bound), pace(p.tokens_per_round, 2),
         pace(forecast), f"{p.problems:,}",
     )  # fmt: skip

@@ -5,12 +5,11 @@ from __future__ import annotations
 from fsd_calib.certification.bounds import Floor
 from fsd_calib.report.figures import (
     answers,
-    draft_among,
-    drafts,
+    draft_label,
+    draft_length_label,
     gain,
     interval_scope,
-    own_threshold,
-    sd_draft_length,
+    sd_of,
     was_selected,
 )
 from fsd_common.formatting import (
@@ -26,7 +25,7 @@ from fsd_common.formatting import (
     points_between,
     tokens,
 )
-from fsd_decoding.profile.content import CERTIFIED, MET, Speed
+from fsd_decoding.profile.fields import CERTIFIED, MET, Speed
 from fsd_decoding.profile.parts import TextCounts
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -78,7 +77,7 @@ def _counts(profile: ThresholdProfile) -> str:
     part = f"On the certification part ({c.problems} problems that the search never saw{seeds})"
     if c.lossless:
         return f"{part} the target alone solved {percent(c.accuracy)}{_at_least(c.accuracy_lower_bound)}."
-    return f"{part}: both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}."
+    return f"{part}: {c.counts}."
 
 
 def _why_no_counts(profile: ThresholdProfile) -> str:
@@ -219,7 +218,8 @@ def _untried(profile: ThresholdProfile) -> str:
 
 def _lossless(profile: ThresholdProfile) -> str:
     speed, c = profile.speed, profile.certificate
-    pace = f"{speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)}{in_trees(profile.sd_tree)})"
+    sd = sd_of(profile)
+    pace = f"{speed.sd:.1f} {speed.unit} (L = {sd.draft_length}{in_trees(sd.tree)})"
     than = f"plain sd, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
     outcome = f"No fuzzy setting that keeps the requested accuracy is expected to be faster than {than}"
     if speed.wanted is not None:
@@ -229,7 +229,7 @@ def _lossless(profile: ThresholdProfile) -> str:
             f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
             f"{LIKE[c.guarantee]}. No fuzzy setting was shown to do so too that is expected to be faster than {than}"
         )
-    return f"{outcome} Decoders that follow this profile run {profile.effective_rule}."
+    return f"{outcome} Decoders that follow this profile run {profile.followed.rule}."
 
 
 def _makes(speed: Speed) -> str:
@@ -249,7 +249,7 @@ def _too_slow(profile: ThresholdProfile) -> str:
 
 def _untested(profile: ThresholdProfile) -> str:
     """What --explore came to."""
-    point = next((p for p in profile.curve if p.configuration == profile.configuration and p.interval), None)
+    point = next((p for p in profile.curve if p.setting == profile.chosen and p.interval), None)
     estimate = ""
     if point is not None and point.interval is not None:
         low, high = map(percent, point.interval)
@@ -280,15 +280,10 @@ _OUTCOMES = {
 
 
 def _chosen(profile: ThresholdProfile) -> str:
-    value = own_threshold(profile)
-    assert value is not None
-    return _setting(profile, value, None if profile.estimate is None else profile.estimate.draft)
-
-
-def _setting(profile: ThresholdProfile, threshold: float, other_draft: str | None = None) -> str:
-    by = "" if profile.policy is None else f", moved by {profile.policy}"
-    among = draft_among(profile, other_draft)
-    return f"{profile.rule} at T = {threshold:.4g} ({profile.divergence}, {drafts(profile)}{by}{among})"
+    chosen = profile.chosen
+    by = "" if chosen.policy is None else f", moved by {chosen.policy}"
+    drafts = f"{draft_length_label(profile)}{by}{draft_label(profile, chosen.draft)}"
+    return f"{chosen.rule} at T = {chosen.threshold:.4g} ({chosen.divergence}, {drafts})"
 
 
 def _claim(profile: ThresholdProfile, share: str, keeps: str = "keeps", reaches: str = "reaches") -> str:
@@ -301,7 +296,7 @@ def _claim(profile: ThresholdProfile, share: str, keeps: str = "keeps", reaches:
 
 
 def _runs_lossless(profile: ThresholdProfile) -> str:
-    return f"Decoders that follow this profile run the lossless rule {profile.effective_rule}."
+    return f"Decoders that follow this profile run the lossless rule {profile.followed.rule}."
 
 
 def _estimate(profile: ThresholdProfile) -> str:
@@ -310,7 +305,7 @@ def _estimate(profile: ThresholdProfile) -> str:
         return ""
     low = " on the tuning part" if estimate.lower_bound is None else f", lower bound {bound(estimate.lower_bound)}"
     by = "" if profile.policy is None else f" moved by {profile.policy}"
-    by += draft_among(profile, estimate.draft)
+    by += draft_label(profile, estimate.draft)
     return f"The estimate is T = {estimate.threshold:.4g}{by}: retention {percent(estimate.retention)}{low}."
 
 
@@ -322,11 +317,11 @@ def _needed(profile: ThresholdProfile) -> str:
     c = profile.certificate
     if c.wanted is None or c.retention is None:
         return ""
-    solved = (c.both_right + c.gained) / c.total
+    counts = c.counts
+    solved = counts.solved / counts.total
     truth = {"accuracy": 1.0, "churn": 1 - solved, "retention": solved}  # absolute: as if the target were always right
     if c.acc == "retention":
-        right, flipped = (c.both_right + c.lost) / c.total, (c.lost + c.gained) / c.total
-        truth = {"accuracy": right, "churn": flipped, "retention": c.retention}
+        truth = {"accuracy": counts.right / counts.total, "churn": counts.churn, "retention": c.retention}
     needed = problems_needed(**truth, wanted=c.wanted, delta=attempt_level(c.confidence, (c.attempt or 0) + 1))
     if needed is None:
         return f"At this {c.acc if c.acc == 'retention' else 'accuracy'} no number of problems would certify it."
@@ -353,7 +348,7 @@ def _shown_speed(profile: ThresholdProfile) -> str:
         why = "Too little was timed to tell how fast it is" if profile.speed.timed else "Nothing was timed"
         return f"{why}: {again}."
     if ends.over_sd[1] < 1 and profile.threshold is None:
-        return f"It was shown to be slower than sd, so {follow} {profile.effective_rule}, which loses nothing."
+        return f"It was shown to be slower than sd, so {follow} {profile.followed.rule}, which loses nothing."
     if ends.over_sd[1] < 1:
         why = "" if profile.outcome == "untested" else ", which was not shown to do what was requested"
         return f"It was shown to be slower than sd{why}; {follow} it all the same."

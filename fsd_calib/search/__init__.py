@@ -1,1 +1,1 @@
-"""The search on the tuning part: from an objective to the configurations that are frozen for certification."""
+"""The search on the tuning part: from an objective to the settings that are frozen for certification."""

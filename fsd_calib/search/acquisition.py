@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
-from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search.forecast import Forecast, configuration_at
+from fsd_calib.search.forecast import Forecast, setting_at
 from fsd_calib.search.objective import FinishedTrial, Observation
 from fsd_calib.search.space import Point, Space
 from fsd_calib.search.surrogate import Floats, PassModel, Points, Posterior, Surrogate
+from fsd_decoding.profile.setting import Setting
 
 _STEP = 0.125  # in logit(u), of the grid of settings
 _TYPICAL_FLIPS = 0.03  # before the first trial
@@ -27,7 +27,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 class SettingGrid:
     """Settings as arrays: arms and logit(u), with forecast speeds in tokens/s."""
 
-    arms: Sequence[Configuration]
+    arms: Sequence[Setting]
     logit_shares: Floats
     speeds: Floats
 
@@ -43,9 +43,9 @@ class SettingGrid:
     def corrected(self, trials: Sequence[FinishedTrial], forecast: Forecast) -> SettingGrid:
         """Returns the settings with speeds multiplied by the mean ratio, measured to forecast, of the trials of the
         same family."""
-        ratios: dict[Configuration, list[float]] = {}
+        ratios: dict[Setting, list[float]] = {}
         for t in trials:
-            ratio = t.tokens_per_second / forecast.tokens_per_second(t.configuration)
+            ratio = t.tokens_per_second / forecast.tokens_per_second(t.setting)
             ratios.setdefault(t.arm.family, []).append(ratio)
         corrections = np.array([np.mean(ratios.get(arm.family, [1.0])) for arm in self.arms])
         return SettingGrid(self.arms, self.logit_shares, self.speeds * corrections)
@@ -64,8 +64,8 @@ def all_settings(space: Space, forecast: Forecast) -> SettingGrid:
     is kept."""
     shares = np.arange(forecast.lowest, forecast.highest, _STEP).tolist()
     points = [Point(arm, at) for arm in chain.from_iterable(space.families) for at in shares]
-    distinct = {configuration_at(forecast, point): point for point in reversed(points)}
-    speeds = [forecast.tokens_per_second(configuration) for configuration in reversed(distinct)]
+    distinct = {setting_at(forecast, point): point for point in reversed(points)}
+    speeds = [forecast.tokens_per_second(setting) for setting in reversed(distinct)]
     return settings_at(reversed(distinct.values()), speeds)
 
 
@@ -153,8 +153,8 @@ class Prospects:
         return (self.settings.speeds - self.lossless).clip(0)
 
     @cached_property
-    def _indices_by_group(self) -> dict[Configuration, NDArray[np.intp]]:
-        groups: dict[Configuration, list[int]] = {}
+    def _indices_by_group(self) -> dict[Setting, NDArray[np.intp]]:
+        groups: dict[Setting, list[int]] = {}
         for i, arm in enumerate(self.settings.arms):
             groups.setdefault(self._group(arm), []).append(i)
         return {group: np.array(which) for group, which in groups.items()}
@@ -163,7 +163,7 @@ class Prospects:
     def _fitted(self) -> list[tuple[NDArray[np.intp], Surrogate]]:
         return [(which, self._fit(self._observations_of(group))) for group, which in self._indices_by_group.items()]
 
-    def _observations_of(self, group: Configuration) -> list[Observation]:
+    def _observations_of(self, group: Setting) -> list[Observation]:
         return [s for s in self.observations if self._group(s.arm) == group]
 
     def _fit(self, observations: Sequence[Observation]) -> Surrogate:
@@ -176,20 +176,20 @@ class Prospects:
         subset = self.settings.subset(which)
         return self._points_at(subset.arms, subset.logit_shares, self.flipped[which])
 
-    def _points_at(self, arms: Sequence[Configuration], logit_shares: Floats, flipped: Floats) -> Points:
+    def _points_at(self, arms: Sequence[Setting], logit_shares: Floats, flipped: Floats) -> Points:
         return Points(arms, [*map(self._variant, arms)], logit_shares, flipped)
 
-    def _group(self, arm: Configuration) -> Configuration:
+    def _group(self, arm: Setting) -> Setting:
         """Returns what one surrogate model covers: everything but draft length and variant.
 
         Where several drafts or shapes are compared, those of a draft have one model for all divergences and shapes: a
         draft whose words are wrong fails with all of them, which trials of each would take the whole budget to find.
         """
         if self._pooled:
-            return Configuration(arm.rule, "", 1, draft=arm.draft)
-        return Configuration(arm.rule, arm.divergence, 1, draft=arm.draft, tree=arm.tree)
+            return Setting(arm.rule, "", 1, draft=arm.draft)
+        return Setting(arm.rule, arm.divergence, 1, draft=arm.draft, tree=arm.tree)
 
-    def _variant(self, arm: Configuration) -> Hashable:
+    def _variant(self, arm: Setting) -> Hashable:
         """Returns what tells the settings of a group apart, beside their draft length."""
         return (arm.policy, arm.divergence, arm.tree) if self._pooled else arm.policy
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 
-from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.space import Point, Space, logit
 from fsd_collectors.replay import CostModel, RoundPolicy, ScaledTraces, quantiles, sweep
@@ -21,6 +20,8 @@ from fsd_collectors.replay.walks import Walked
 from fsd_decoding.acceptance import rule_named
 from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.parts import PolicyInfo
+from fsd_decoding.profile.setting import Drafting, Setting
 
 LOWEST, HIGHEST = 0.1, 0.9995  # shares; above the highest, too little is rejected to change the speed
 POINTS = 64  # of the grid, evenly spaced in logit(u); values between them are interpolated
@@ -47,9 +48,9 @@ class Forecast(Protocol):
     @property
     def highest(self) -> float: ...
 
-    def threshold(self, arm: Configuration, logit_share: float) -> float: ...
+    def threshold(self, arm: Setting, logit_share: float) -> float: ...
 
-    def tokens_per_second(self, configuration: Configuration) -> float: ...
+    def tokens_per_second(self, setting: Setting) -> float: ...
 
     def measured(self, measurement: Measurement) -> float:
         """Returns tokens/s computed from the rounds that were really decoded."""
@@ -90,10 +91,11 @@ class ReplayForecast:
         self._costs, self._grid = costs, np.linspace(logit(LOWEST), logit(HIGHEST), POINTS)
         shares = 1 / (1 + np.exp(-self._grid))
         self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
-        self._scales: dict[tuple[str | None, str], Array] = {}
-        self._counts: dict[Configuration, tuple[Array, Array, Array]] = {}
-        for policy in space.policies:
-            policy_scale = shapes[policy] if shapes is not None else policy_named(policy) if policy else None
+        self._scales: dict[tuple[PolicyInfo | None, str], Array] = {}
+        self._counts: dict[Setting, tuple[Array, Array, Array]] = {}
+        for identity in space.policies:
+            policy = None if identity is None else PolicyInfo.of(identity)
+            policy_scale = shapes[identity] if shapes is not None else policy_named(identity) if identity else None
             scaled = traces if policy_scale is None else ScaledTraces(traces, policy_scale)
             scales = {name: finite(quantiles(scaled, name, shares, where)) for name in space.divergences}
             self._scales |= {(policy, name): scale for name, scale in scales.items()}
@@ -101,19 +103,19 @@ class ReplayForecast:
             self._tokens = int(frame["tokens"].iloc[0])
             self._counts |= _counts(frame, policy, *space.drafts)
 
-    def threshold(self, arm: Configuration, logit_share: float) -> float:
+    def threshold(self, arm: Setting, logit_share: float) -> float:
         """Returns the T at which the divergence alone accepts this share of the tokens drafted along the target's
         text."""
         return float(np.interp(logit_share, self._grid, self._scales[arm.policy, arm.divergence]))
 
-    def tokens_per_second(self, configuration: Configuration) -> float:
-        return float(self._costs.tokens_per_second(*self.counts(configuration)))
+    def tokens_per_second(self, setting: Setting) -> float:
+        return float(self._costs.tokens_per_second(*self.counts(setting)))
 
-    def counts(self, configuration: Configuration) -> Counts:
-        """Returns what the replay counted at a configuration with a threshold."""
-        thresholds, *counts = self._counts[configuration.arm]
-        assert configuration.threshold is not None
-        rounds, drafted = (float(np.interp(configuration.threshold, thresholds, count)) for count in counts)
+    def counts(self, setting: Setting) -> Counts:
+        """Returns what the replay counted at a setting with a threshold."""
+        thresholds, *counts = self._counts[setting.arm]
+        assert setting.threshold is not None
+        rounds, drafted = (float(np.interp(setting.threshold, thresholds, count)) for count in counts)
         return Counts(self._tokens, rounds, drafted)
 
     def measured(self, measurement: Measurement) -> float:
@@ -123,32 +125,32 @@ class ReplayForecast:
 class CountingForecast(Forecast, Protocol):
     """A forecast that says what it counts."""
 
-    def counts(self, configuration: Configuration) -> Counts: ...
+    def counts(self, setting: Setting) -> Counts: ...
 
 
 class DraftForecasts:
-    """Forecasts of several drafts as one: by the `Drafting` of a configuration; the first serves configurations that do
+    """Forecasts of several drafts as one: by the `Drafting` of a setting; the first serves settings that do
     not draft."""
 
     def __init__(self, by_draft: Mapping[Drafting, CountingForecast]) -> None:
         self._by_draft, self._default = by_draft, next(iter(by_draft.values()))
         self.lowest, self.highest = self._default.lowest, self._default.highest
 
-    def threshold(self, arm: Configuration, logit_share: float) -> float:
+    def threshold(self, arm: Setting, logit_share: float) -> float:
         return self._for(arm).threshold(arm, logit_share)
 
-    def tokens_per_second(self, configuration: Configuration) -> float:
-        return self._for(configuration).tokens_per_second(configuration)
+    def tokens_per_second(self, setting: Setting) -> float:
+        return self._for(setting).tokens_per_second(setting)
 
-    def counts(self, configuration: Configuration) -> Counts:
-        """Returns what the draft's own forecast counts at a configuration."""
-        return self._for(configuration).counts(configuration)
+    def counts(self, setting: Setting) -> Counts:
+        """Returns what the draft's own forecast counts at a setting."""
+        return self._for(setting).counts(setting)
 
     def measured(self, measurement: Measurement) -> float:
-        return self._for(measurement.configuration).measured(measurement)
+        return self._for(measurement.setting).measured(measurement)
 
-    def _for(self, configuration: Configuration) -> CountingForecast:
-        return self._by_draft.get(configuration.drafting, self._default)
+    def _for(self, setting: Setting) -> CountingForecast:
+        return self._by_draft.get(setting.drafting, self._default)
 
 
 def _sweep(
@@ -163,12 +165,12 @@ def _sweep(
 
 
 def _counts(
-    frame: pd.DataFrame, policy: str | None, draft: str | None
-) -> dict[Configuration, tuple[Array, Array, Array]]:
+    frame: pd.DataFrame, policy: PolicyInfo | None, draft: str | None
+) -> dict[Setting, tuple[Array, Array, Array]]:
     """Returns thresholds, rounds and drafted tokens of every arm."""
     arms: Any = frame.groupby(["rule", "divergence", "draft_length"], sort=False)
     return {
-        Configuration(rule, divergence, length, policy=policy, draft=draft): (
+        Setting(rule, divergence, length, policy=policy, draft=draft): (
             rows["threshold"].to_numpy(),
             rows["rounds"].to_numpy(),
             rows["drafted"].to_numpy(),
@@ -183,16 +185,16 @@ def finite(thresholds: Array) -> Array:
     return np.where(np.isfinite(thresholds), thresholds, finite[-1] if len(finite) else np.finfo(np.float32).max)
 
 
-def configuration_at(forecast: Forecast, point: Point) -> Configuration:
+def setting_at(forecast: Forecast, point: Point) -> Setting:
     """Returns the arm with the threshold that accepts this share."""
     return point.arm.at(forecast.threshold(*point))
 
 
-def speed_at(forecast: Forecast, arm: Configuration, logit_share: float) -> float:
-    return forecast.tokens_per_second(configuration_at(forecast, Point(arm, logit_share)))
+def speed_at(forecast: Forecast, arm: Setting, logit_share: float) -> float:
+    return forecast.tokens_per_second(setting_at(forecast, Point(arm, logit_share)))
 
 
-def least_share_reaching(forecast: Forecast, arm: Configuration, wanted: float) -> float | None:
+def least_share_reaching(forecast: Forecast, arm: Setting, wanted: float) -> float | None:
     """Returns the smallest logit(u) at which the arm is forecast to reach `wanted` tokens/s; None: it never does."""
     low, high = forecast.lowest, forecast.highest
     return _smallest(lambda at: speed_at(forecast, arm, at) >= wanted, low, high)
@@ -235,41 +237,41 @@ class WalkedForecast:
         self._scales = {name: finite(deepest.scale(name, shares)) for name in divergences}
         self._rates: dict[tuple[str, str, int], Array] = {}
 
-    def threshold(self, arm: Configuration, logit_share: float) -> float:
+    def threshold(self, arm: Setting, logit_share: float) -> float:
         """Returns the T at which D alone accepts this share of the tokens drafted along the target's text."""
         return float(np.interp(logit_share, self._grid, self._scales[arm.divergence]))
 
-    def tokens_per_second(self, configuration: Configuration) -> float:
-        return float(self._costs.tokens_per_second(*self.counts(configuration)))
+    def tokens_per_second(self, setting: Setting) -> float:
+        return float(self._costs.tokens_per_second(*self.counts(setting)))
 
-    def counts(self, configuration: Configuration) -> Counts:
-        """Returns tokens, rounds and levels drafted at a configuration."""
+    def counts(self, setting: Setting) -> Counts:
+        """Returns tokens, rounds and levels drafted at a setting."""
         lengths = sorted(self._usual)
-        rates = [self._per_round(configuration, length) for length in lengths]
-        per_round = float(np.interp(np.log(configuration.draft_length), np.log(lengths), rates))
+        rates = [self._per_round(setting, length) for length in lengths]
+        per_round = float(np.interp(np.log(setting.draft_length), np.log(lengths), rates))
         tokens = self._usual[lengths[-1]].tokens
         rounds = tokens / per_round
-        return Counts(tokens, rounds, rounds * configuration.draft_length)
+        return Counts(tokens, rounds, rounds * setting.draft_length)
 
     def measured(self, measurement: Measurement) -> float:
-        levels = measurement.rounds * measurement.configuration.draft_length if measurement.drafted else 0
+        levels = measurement.rounds * measurement.setting.draft_length if measurement.drafted else 0
         return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, levels))
 
-    def _per_round(self, configuration: Configuration, length: int) -> float:
+    def _per_round(self, setting: Setting, length: int) -> float:
         """Tokens per round at a draft length that was walked."""
-        walked = self._walked_for(configuration.rule)[length]
+        walked = self._walked_for(setting.rule)[length]
         per_round = walked.tokens / walked.rounds
-        if configuration.threshold is not None:
-            thresholds, rates = self._scales[configuration.divergence], self._rates_of(configuration, length)
-            per_round *= float(np.interp(configuration.threshold, thresholds, rates)) / walked.walks.exactly
+        if setting.threshold is not None:
+            thresholds, rates = self._scales[setting.divergence], self._rates_of(setting, length)
+            per_round *= float(np.interp(setting.threshold, thresholds, rates)) / walked.walks.exactly
         return per_round
 
     def _walked_for(self, rule: str) -> Mapping[int, Walked]:
         return self._walked.get(rule_named(rule).lossless, self._usual)
 
-    def _rates_of(self, configuration: Configuration, length: int) -> Array:
+    def _rates_of(self, setting: Setting, length: int) -> Array:
         """Tokens per round at every T of the scale."""
-        rule, name = configuration.rule, configuration.divergence
+        rule, name = setting.rule, setting.divergence
         if (rule, name, length) not in self._rates:
             walks = self._walked_for(rule)[length].walks
             x_first = rule_named(rule).name == _X_FIRST

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, least_share_reaching
-from fsd_calib.search.objective import Assessment, FinishedTrial, History, PairedMeasurement, retention
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, retention
 from fsd_calib.search.space import Point, Space
+from fsd_decoding.profile.setting import Setting
 
 _MARGIN = 1.03  # required speed over the wanted one, because timings are noisy
 _AIM = 1.004  # proposed speed over the required one, to allow for small forecast errors
@@ -48,14 +48,14 @@ class MaxAccuracy:
         free = [p for p in points if not history.running_in(p.arm)]
         return min(free, key=lambda p: not history.of(p.arm), default=None)
 
-    def reason_untried(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
+    def reason_untried(self, arm: Setting, history: History, space: Space, forecast: Forecast) -> str:
         if self._aim(arm, history, forecast) is None:
             return f"by replay no threshold of it reaches {self.needed:.4g} tokens/s"
         if self._bracket(arm, history, forecast) is not None:
             return "the trials ran out"
         return "by replay it needs no smaller threshold for that speed than another draft length does"
 
-    def _propose_in(self, family: list[Configuration], history: History, forecast: Forecast) -> Point | None:
+    def _propose_in(self, family: list[Setting], history: History, forecast: Forecast) -> Point | None:
         aims = {arm: aim for arm in family if (aim := self._aim(arm, history, forecast)) is not None}
         order = sorted(aims, key=lambda arm: (not history.of(arm) and not history.running_in(arm), aims[arm]))
         for arm in order:
@@ -64,13 +64,13 @@ class MaxAccuracy:
                 return Point(arm, _inside(aims[arm], *bracket) if history.of(arm) else aims[arm])
         return None
 
-    def _aim(self, arm: Configuration, history: History, forecast: Forecast) -> float | None:
+    def _aim(self, arm: Setting, history: History, forecast: Forecast) -> float | None:
         """Returns where the arm should be just fast enough, with the forecast corrected by the family's last trial."""
         known = history.of_family(arm) or history.trials
-        ratio = known[-1].tokens_per_second / forecast.tokens_per_second(known[-1].configuration) if known else 1.0
+        ratio = known[-1].tokens_per_second / forecast.tokens_per_second(known[-1].setting) if known else 1.0
         return least_share_reaching(forecast, arm, _AIM * self.needed / ratio)
 
-    def _bracket(self, arm: Configuration, history: History, forecast: Forecast) -> tuple[float, float] | None:
+    def _bracket(self, arm: Setting, history: History, forecast: Forecast) -> tuple[float, float] | None:
         """Returns the largest share known to be too slow and the smallest known to be fast enough; None: the arm is
         done.
 
@@ -86,11 +86,11 @@ class MaxAccuracy:
         aim = self._aim(arm, history, forecast)
         return None if not own and aim is not None and aim > rival - _SLACK else (low, high)
 
-    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
-        speed = forecast.measured(paired.fuzzy)
+    def assess(self, fuzzy: Measurement, target: Measurement, whole: int, forecast: Forecast) -> Assessment:
+        speed = forecast.measured(fuzzy)
         shortfall = self.needed - speed
-        error = speed * _relative_error(paired.fuzzy) * math.sqrt(1 - paired.fuzzy.problems / paired.whole)
-        return Assessment(retention(paired.fuzzy, paired.target), shortfall, abs(shortfall) >= _DEVIATIONS * error)
+        error = speed * _relative_error(fuzzy) * math.sqrt(1 - fuzzy.problems / whole)
+        return Assessment(retention(fuzzy, target), shortfall, abs(shortfall) >= _DEVIATIONS * error)
 
     def freeze(
         self,
@@ -99,17 +99,17 @@ class MaxAccuracy:
         evaluator: Evaluator,
         target: Measurement,
         forecast: Forecast,
-    ) -> list[Configuration]:
-        """Returns one configuration: the most accurate of the arms' smallest fast enough thresholds, or the fastest
+    ) -> list[Setting]:
+        """Returns one setting: the most accurate of the arms' smallest fast enough thresholds, or the fastest
         trial where none is."""
-        smallest: dict[Configuration, FinishedTrial] = {}
+        smallest: dict[Setting, FinishedTrial] = {}
         for t in sorted((t for t in trials if t.feasible), key=lambda t: -t.logit_share):
             smallest[t.arm] = t
         if not smallest:
-            return [t.configuration for t in sorted(trials, key=lambda t: -t.tokens_per_second)[:1]]
-        whole = [evaluator.measure(t.configuration) for t in smallest.values()]
+            return [t.setting for t in sorted(trials, key=lambda t: -t.tokens_per_second)[:1]]
+        whole = [evaluator.measure(t.setting) for t in smallest.values()]
         fast_enough = [m for m in whole if forecast.measured(m) >= self.needed] or whole
-        return [max(fast_enough, key=lambda m: (m.accuracy, forecast.measured(m))).configuration]
+        return [max(fast_enough, key=lambda m: (m.accuracy, forecast.measured(m))).setting]
 
 
 def _inside(aim: float, low: float, high: float) -> float:

@@ -14,14 +14,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement, flips, plausible_flips, with_gains, with_losses
 from fsd_calib.search.acquisition import Prospects, all_settings, settings_at
-from fsd_calib.search.forecast import Forecast, configuration_at
-from fsd_calib.search.objective import Assessment, FinishedTrial, History, Observation, PairedMeasurement
+from fsd_calib.search.forecast import Forecast, setting_at
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, Observation
 from fsd_calib.search.space import Point, Space
 from fsd_calib.search.surrogate import Floats, PassModel
+from fsd_decoding.profile.setting import Setting
 
 _CHANCES = (0.97, 0.9, 0.8, 0.65, 0.5, 0.3)  # of passing: for each, the fastest setting that reaches it is measured
 _ROUNDS = 2  # of measuring, each with predictions that include the round before
@@ -52,11 +52,11 @@ def measure_candidates(
     settings = all_settings(space, forecast).corrected(trials, forecast)
     for _ in range(_ROUNDS):
         for point in _fastest_by_chance(Prospects(settings, [*whole.values(), *partial], pass_model, lossless), whole):
-            whole[point] = _observation(point, evaluator.measure(configuration_at(forecast, point)), target)
+            whole[point] = _observation(point, evaluator.measure(setting_at(forecast, point)), target)
     if not whole:
         safest = _most_likely_to_pass(trials, pass_model, lossless)
-        whole[safest] = _observation(safest, evaluator.measure(configuration_at(forecast, safest)), target)
-    speeds = [forecast.measured(evaluator.measure(configuration_at(forecast, point))) for point in whole]
+        whole[safest] = _observation(safest, evaluator.measure(setting_at(forecast, safest)), target)
+    speeds = [forecast.measured(evaluator.measure(setting_at(forecast, point))) for point in whole]
     return Prospects(settings_at(whole, speeds), [*whole.values(), *partial], pass_model, lossless)
 
 
@@ -160,19 +160,19 @@ class MaxSpeed:
         at = int(improvements.argmax())
         return settings.point(at) if improvements[at] >= _GAIN * prospects.expected.max() else None
 
-    def reason_untried(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
+    def reason_untried(self, arm: Setting, history: History, space: Space, forecast: Forecast) -> str:
         if self.propose(history, space, forecast) is not None:
             return "the trials ran out"
         return f"no trial of it was expected to add {_GAIN:.1%} to the speed that can be certified"
 
-    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
-        chance = self.chance(paired.fuzzy, paired.target)
-        return Assessment(forecast.measured(paired.fuzzy), self.wanted - chance, self._is_settled(paired, chance))
+    def assess(self, fuzzy: Measurement, target: Measurement, whole: int, forecast: Forecast) -> Assessment:
+        chance = self.chance(fuzzy, target)
+        settled = self._is_settled(fuzzy, target, whole, chance)
+        return Assessment(forecast.measured(fuzzy), self.wanted - chance, settled)
 
-    def _is_settled(self, paired: PairedMeasurement, chance: float) -> bool:
+    def _is_settled(self, fuzzy: Measurement, target: Measurement, whole: int, chance: float) -> bool:
         """Whether only an unusually good or bad remainder of the problems could reverse the decision."""
-        fuzzy, target = paired.fuzzy, paired.target
-        additional, fewer = plausible_flips(flips(fuzzy, target), fuzzy.problems, paired.whole, _DEVIATIONS)
+        additional, fewer = plausible_flips(flips(fuzzy, target), fuzzy.problems, whole, _DEVIATIONS)
         if chance >= self.wanted:
             return self.chance(with_losses(fuzzy, target, additional), target) >= self.wanted
         return self.chance(with_gains(fuzzy, target, fewer), target) < self.wanted
@@ -184,7 +184,7 @@ class MaxSpeed:
         evaluator: Evaluator,
         target: Measurement,
         forecast: Forecast,
-    ) -> list[Configuration]:
+    ) -> list[Setting]:
         """Returns the sequence with the highest expected certified speed.
 
         Where no test is worthwhile, the one setting faster than lossless decoding that is most likely to pass is
@@ -195,7 +195,7 @@ class MaxSpeed:
         prospects = measure_candidates(trials, space, evaluator, target, forecast, self.pass_model, self.lossless)
         faster = np.flatnonzero(prospects.settings.speeds > self.lossless).tolist()
         chosen = choose_sequence(prospects) or sorted(faster, key=lambda i: -prospects.chances[i])[:1]
-        return [configuration_at(forecast, prospects.settings.point(i)) for i in chosen]
+        return [setting_at(forecast, prospects.settings.point(i)) for i in chosen]
 
     def _observations(self, history: History) -> list[Observation]:
         """Returns what finished trials showed and what running ones are predicted to show."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.space import Point, Space, same_family
+from fsd_decoding.profile.setting import Setting
 
 
 class Observation(NamedTuple):
@@ -22,7 +22,7 @@ class Observation(NamedTuple):
         flipped: The variance of that difference for one problem; losses plus gains where a problem has one seed.
     """
 
-    arm: Configuration
+    arm: Setting
     logit_share: float
     change: float
     flipped: float
@@ -42,7 +42,7 @@ class FinishedTrial:
         flipped: See `Observation`.
     """
 
-    configuration: Configuration
+    setting: Setting
     logit_share: float
     value: float
     shortfall: float
@@ -67,8 +67,8 @@ class FinishedTrial:
         return 1 / (1 + math.exp(-self.logit_share))
 
     @property
-    def arm(self) -> Configuration:
-        return self.configuration.arm
+    def arm(self) -> Setting:
+        return self.setting.arm
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class History:
     trials: tuple[FinishedTrial, ...] = ()
     running: tuple[Point, ...] = ()
 
-    def of(self, arm: Configuration) -> list[FinishedTrial]:
+    def of(self, arm: Setting) -> list[FinishedTrial]:
         return [t for t in self.trials if t.arm == arm]
 
-    def of_family(self, arm: Configuration) -> list[FinishedTrial]:
+    def of_family(self, arm: Setting) -> list[FinishedTrial]:
         """Returns the trials of the arm and of those that differ in draft length only."""
         return [t for t in self.trials if same_family(t.arm, arm)]
 
-    def running_in(self, arm: Configuration) -> list[float]:
+    def running_in(self, arm: Setting) -> list[float]:
         return [p.logit_share for p in self.running if p.arm == arm]
 
 
@@ -108,20 +108,8 @@ class Assessment(NamedTuple):
     settled: bool
 
 
-class PairedMeasurement(NamedTuple):
-    """A setting and the target on the same problems.
-
-    Attributes:
-        whole: How many problems the tuning part has.
-    """
-
-    fuzzy: Measurement
-    target: Measurement
-    whole: int
-
-
 class Objective(Protocol):
-    """Proposes, assesses and freezes configurations."""
+    """Proposes, assesses and freezes settings."""
 
     @property
     def description(self) -> str:
@@ -135,12 +123,16 @@ class Objective(Protocol):
         """
         ...
 
-    def reason_untried(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
+    def reason_untried(self, arm: Setting, history: History, space: Space, forecast: Forecast) -> str:
         """Returns why an arm was not tried, as part of a sentence."""
         ...
 
-    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
-        """Returns value and feasibility of a trial on the problems decoded so far."""
+    def assess(self, fuzzy: Measurement, target: Measurement, whole: int, forecast: Forecast) -> Assessment:
+        """Returns value and feasibility of a trial on the problems decoded so far, of as many as `whole`.
+
+        Args:
+            target: The target alone on the same problems.
+        """
         ...
 
     def freeze(
@@ -150,8 +142,8 @@ class Objective(Protocol):
         evaluator: Evaluator,
         target: Measurement,
         forecast: Forecast,
-    ) -> list[Configuration]:
-        """Returns the configurations to certify, safest first."""
+    ) -> list[Setting]:
+        """Returns the settings to certify, safest first."""
         ...
 
 

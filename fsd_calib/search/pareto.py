@@ -9,12 +9,12 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, speed_at
-from fsd_calib.search.objective import Assessment, FinishedTrial, History, PairedMeasurement, retention
+from fsd_calib.search.objective import Assessment, FinishedTrial, History, retention
 from fsd_calib.search.space import Point, Space, logit
+from fsd_decoding.profile.setting import Setting
 
 SELECTABLE = 0.9  # users choose among points with this retention; points below only show where quality ends
 _ERRORS = 2.0  # standard errors of margin above it, since the best of many measured points is overestimated
@@ -35,7 +35,7 @@ def selectable_retention(problems: int) -> float:
 
 
 class FrontPoint(NamedTuple):
-    """Retention and speed of one configuration."""
+    """Retention and speed of one setting."""
 
     retention: float
     tokens_per_second: float
@@ -139,11 +139,11 @@ class ParetoFront:
         gap = next((gap for gap in gaps_by_range if gap is not None), None)
         return None if gap is None else Point(_fastest(gap.family, gap.middle, forecast), gap.middle)
 
-    def reason_untried(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
+    def reason_untried(self, arm: Setting, history: History, space: Space, forecast: Forecast) -> str:
         return "by replay another draft length is faster at every threshold, or the trials ran out"
 
-    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
-        return Assessment(retention(paired.fuzzy, paired.target), 0.0, settled=False)
+    def assess(self, fuzzy: Measurement, target: Measurement, whole: int, forecast: Forecast) -> Assessment:
+        return Assessment(retention(fuzzy, target), 0.0, settled=False)
 
     def freeze(
         self,
@@ -152,8 +152,8 @@ class ParetoFront:
         evaluator: Evaluator,
         target: Measurement,
         forecast: Forecast,
-    ) -> list[Configuration]:
-        return [t.configuration for t in not_clearly_dominated(trials)]
+    ) -> list[Setting]:
+        return [t.setting for t in not_clearly_dominated(trials)]
 
 
 def nondominated(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
@@ -185,7 +185,7 @@ def _clearly_dominates(one: FinishedTrial, other: FinishedTrial) -> bool:
 class _Gap(NamedTuple):
     """A gap in logit(u) between neighbouring points of a family, the stricter and the looser."""
 
-    family: Sequence[Configuration]
+    family: Sequence[Setting]
     low: float
     high: float
     strict: FrontPoint
@@ -244,7 +244,7 @@ def _start(forecast: Forecast) -> float:
     return max(forecast.lowest, min(_FROM, forecast.highest))
 
 
-def _fastest(family: Sequence[Configuration], at: float, forecast: Forecast) -> Configuration:
+def _fastest(family: Sequence[Setting], at: float, forecast: Forecast) -> Setting:
     return max(family, key=lambda arm: speed_at(forecast, arm, at))
 
 

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fsd_calib.search.objective import FinishedTrial, History
 from fsd_calib.search.space import Point, Space, arm_of, parameters_of
-from fsd_calib.search.study import require_intact
+from fsd_calib.search.study_storage import require_intact
 from fsd_calib.storage import Watch, is_alive, this_process
 from fsd_common.errors import UsageError
 
@@ -163,7 +163,7 @@ def _finished_trial(trial: FrozenTrial) -> FinishedTrial:
     point, attributes = _point(trial.params), trial.user_attrs
     assert trial.value is not None
     return FinishedTrial(
-        configuration=point.arm.at(attributes["threshold"]),
+        setting=point.arm.at(attributes["threshold"]),
         logit_share=point.logit_share,
         value=trial.value,
         shortfall=max(trial.constraints.values()),

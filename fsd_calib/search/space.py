@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.parts import PolicyInfo
+from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.tree_shape import TreeShape
 
 
@@ -82,11 +83,11 @@ class Space:
         return [Drafting(draft, tree) for draft in dict.fromkeys(self.drafts) for tree in trees]
 
     @property
-    def families(self) -> list[list[Configuration]]:
+    def families(self) -> list[list[Setting]]:
         """All arms, grouped into families."""
         return [
             [
-                Configuration(rule, divergence, length, policy=policy, draft=draft, tree=tree)
+                Setting(rule, divergence, length, policy=_policy(policy), draft=draft, tree=tree)
                 for length in dict.fromkeys(self.lengths(tree))
             ]
             for draft, tree in self.draftings
@@ -96,24 +97,33 @@ class Space:
         ]
 
 
-def same_family(one: Configuration, other: Configuration) -> bool:
+def same_family(one: Setting, other: Setting) -> bool:
     """Whether the arms differ in their draft length at most."""
     return one.family == other.family
 
 
-def parameters_of(arm: Configuration) -> dict[str, Any]:
+def parameters_of(arm: Setting) -> dict[str, Any]:
     """Returns an arm's fields as the parameters of a trial, whose values are those of `Space.choices`."""
-    return {**vars(arm), "tree": None if arm.tree is None else arm.tree.text}
+    return {
+        **vars(arm),
+        "policy": None if arm.policy is None else arm.policy.identity,
+        "tree": None if arm.tree is None else arm.tree.text,
+    }
 
 
-def arm_of(parameters: Mapping[str, Any]) -> Configuration:
+def arm_of(parameters: Mapping[str, Any]) -> Setting:
     """Returns the arm of a trial's parameters; see `parameters_of`."""
     tree = parameters["tree"]
-    return Configuration(**{**parameters, "tree": None if tree is None else TreeShape.parse(tree)})
+    changes = {"policy": _policy(parameters["policy"]), "tree": None if tree is None else TreeShape.parse(tree)}
+    return Setting(**{**parameters, **changes})
+
+
+def _policy(identity: str | None) -> PolicyInfo | None:
+    return None if identity is None else PolicyInfo.of(identity)
 
 
 class Point(NamedTuple):
     """A point of the space: an arm, and logit(u) in it."""
 
-    arm: Configuration
+    arm: Setting
     logit_share: float

@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
-from fsd_calib.engines.configuration import Configuration
+from fsd_decoding.profile.setting import Setting
 
 Floats = NDArray[np.float64]
 
@@ -132,7 +132,7 @@ class Points:
     """Settings of one group: arms with their variants, logit(u), and the variance of one problem's outcome difference
     (see `PassModel`)."""
 
-    arms: Sequence[Configuration]
+    arms: Sequence[Setting]
     variants: Sequence[Hashable]
     logit_shares: Floats
     flipped: Floats

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fsd_common.errors import UsageError
-from fsd_common.option import Option
-from fsd_common.option_texts import json_object
+from fsd_common.option import Option, json_object
 from fsd_common.settings import Count, Rule, Settings
 from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 
@@ -198,12 +197,9 @@ class Asking:
         if chosen is not None or of_task is not None:
             return of_task if chosen is None else chosen
         thinks = self.options.template_arguments.get(_THINKING) is True
-        return _END_OF_THOUGHT if thinks and self.chats and _THINKING in self._template else None
-
-    @property
-    def _template(self) -> str:
-        assert self.tokenizer is not None
-        return str(self.tokenizer.get_chat_template())
+        if not thinks or self.tokenizer is None or not self.chats:
+            return None
+        return _END_OF_THOUGHT if _THINKING in str(self.tokenizer.get_chat_template()) else None
 
     def _check_recorded(self, recorded: PromptInfo) -> None:
         from fsd_decoding.profile.rendering import check_template

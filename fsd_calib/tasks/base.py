@@ -132,18 +132,21 @@ class Kind(Protocol):
         ...
 
 
+Read = Callable[[int, int | None, Path | None], tuple[Sequence[Example], str]]
+"""Returns at most `limit` examples and a description of their source, from (seed, limit, data); needs no model."""
+
+
 @dataclass(frozen=True)
 class TaskKind:
     """A kind of task in four parts; implements `Kind`.
 
     Attributes:
-        read: Returns at most `limit` examples and a description of their source, from (seed, limit, data).
-        form: Returns the form of prompts for a model, and the strings that end its answers; see `tasks/prompts.py`.
+        form: Returns the form of prompts for a model, and the strings that end its answers, such as `WorkedExamples`.
         grading: See `Task`.
     """
 
     name: str
-    read: Callable[[int, int | None, Path | None], tuple[Sequence[Example], str]]
+    read: Read
     form: Callable[[Asking], tuple[PromptForm, Sequence[str]]]
     max_new_tokens: int
     grader: Grader
@@ -181,10 +184,10 @@ def prompt_of(renderer: PromptRenderer, example: Example) -> str:
 
 def problem_of(example: Example, prompt: str) -> Problem:
     """Returns the problem of an example, asked by a prompt."""
+    identity = json.dumps([example.question, *example.choices]) if example.choices else example.question
     return Problem(
-        _id(example.question, example.choices), example.question, prompt, example.answer, example.part,
-        example.choices, example.row,
-    )  # fmt: skip
+        hashed(identity), example.question, prompt, example.answer, example.part, example.choices, example.row
+    )
 
 
 def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[Example]:
@@ -201,7 +204,3 @@ def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[
         Random(f"fsd-calib/{seed}/{part}" + (f"/{stratum}" if stratum else "")).shuffle(members)
         ranked += [(n / len(members), index) for n, index in enumerate(members)]
     return [examples[index] for index in sorted(index for _, index in sorted(ranked)[:limit])]
-
-
-def _id(question: str, choices: Sequence[str]) -> int:
-    return hashed(json.dumps([question, *choices]) if choices else question)

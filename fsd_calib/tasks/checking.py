@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.grading.phrases import last_box
@@ -14,37 +13,24 @@ _NUMBER = re.compile(r"\d{1,18}(?!\d)")  # or the end of one; Python reads no in
 _RETURN = re.compile(r"\breturn\b[ \t]*([^\n]*)")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A grade that is not as it should be.
+def faults(task: Task) -> Iterator[tuple[bool, str]]:
+    """Yields the wrong grades of a task, of each reference, its altered form, and an empty text.
 
-    Attributes:
-        text: What was graded.
-        wanted: Whether it should be right.
+    Each is whether it should be right, with what is wrong in words.
     """
-
-    problem: Problem
-    text: str
-    wanted: bool
-
-    def __str__(self) -> str:
-        what = "the reference is graded wrong" if self.wanted else "an altered reference is graded right"
-        return f"problem {self.problem.id} ({self.problem.question[:50]!r}): {what}: {self.text[-60:]!r}"
-
-
-def faults(task: Task) -> Iterator[Fault]:
-    """Yields the wrong grades of a task: of each reference, of its altered form, and of an empty text."""
     for problem in task.problems:
         for text, wanted in ((problem.reference, True), (altered(problem), False), ("", False)):
             if task.grader(problem, text) != wanted:
-                yield Fault(problem, text, wanted)
+                what = "the reference is graded wrong" if wanted else "an altered reference is graded right"
+                yield wanted, f"problem {problem.id} ({problem.question[:50]!r}): {what}: {text[-60:]!r}"
 
 
 def altered(problem: Problem) -> str:
     """Returns a text that is wrong, and as near to the reference as can be."""
     reference, choices = problem.reference, problem.choices
     if choices:
-        return f"The answer is ({_other_letter(reference, len(choices))})."
+        given = re.findall(r"\b([A-J])\b", reference)
+        return f"The answer is ({next(letter for letter in LETTERS[: len(choices)] if letter not in given[-1:])})."
     if "test" in problem.row and "entry_point" in problem.row:
         return _RETURN.sub(r"return [\1, None]", reference) if _RETURN.search(reference) else "    return None\n"
     if (boxed := last_box(reference)) is not None:
@@ -53,8 +39,3 @@ def altered(problem: Problem) -> str:
         number = numbers[-1]
         return f"{reference[: number.start()]}{int(number[0]) + 1}{reference[number.end() :]}"
     return f"not {reference[::-1]}"
-
-
-def _other_letter(reference: str, count: int) -> str:
-    given = re.findall(r"\b([A-J])\b", reference)
-    return next(letter for letter in LETTERS[:count] if letter not in given[-1:])

@@ -11,7 +11,7 @@ import hashlib
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -22,13 +22,13 @@ from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, Problem, Task, pick, problem_of, task_of
 from fsd_calib.tasks.grading.apart import Apart, renew
 from fsd_collectors.split import Part
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.rendering import rejects_system, render_chat, system_before_user
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from fsd_calib.tasks.asking import Asking
     from fsd_decoding.profile.parts import PromptInfo
 
 NAME = "lm-eval"
@@ -86,7 +86,7 @@ def harness_task(source: Source) -> Any:
         (task,) = TaskManager(include_defaults=False).load([config])["tasks"].values()
     except Exception as error:  # a hub, a file, a YAML field or a function of the task: the way out is the same
         raise source.refused(
-            f"lm-eval cannot load it ({type(error).__name__}: {error}); --data FILE replaces its data set by a file"
+            f"lm-eval cannot load it ({type(error).__name__}: {error}); {named('data')} replaces its data set by a file"
         ) from error
     _check(source, task)
     return task
@@ -172,8 +172,8 @@ def _check(source: Source, task: Any) -> None:
         )
     if getattr(task, "UNSAFE_CODE", False):
         raise source.refused(
-            "its grading runs code that the model writes in this process; --task humaneval, or a file in YAML with the "
-            "grader python-tests, runs it in a sandbox"
+            "its grading runs code that the model writes in this process; the task humaneval, or a file in YAML with "
+            "the grader python-tests, runs it in a sandbox"
         )
 
 
@@ -202,15 +202,6 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, An
 _SEED = 1234  # lm-eval's own for drawing worked examples
 
 
-class Document(NamedTuple):
-    """A document of a task, by its place among all of them."""
-
-    number: int
-    part: Part | None
-    content: Mapping[str, Any]
-    chosen: bool
-
-
 class Prompts:
     """Makes the prompts of one task for one model.
 
@@ -223,18 +214,28 @@ class Prompts:
         self._render = None if tokenizer is None else chat_renderer(tokenizer, info.template_arguments)
         task.set_fewshot_seed(_SEED)
 
-    def of(self, documents: Iterable[Document]) -> Iterator[tuple[Example, str]]:
-        """Yields the chosen documents with their prompts.
+    def of_chosen(self, seed: int, limit: int | None) -> Iterator[tuple[Example, str]]:
+        """Yields at most `limit` documents with their prompts.
 
         lm-eval draws all worked examples from one generator, document by document; so those of the documents between
         are drawn too. It has no prompts for training documents: each is given a generator of its own.
         """
-        for document in documents:
-            if document.chosen:
-                prompt = self._of_training(document) if document.part == "tuning" else self.prompt(document.content)
-                yield self._example(document), prompt
-            elif self._shots and document.part != "tuning":
-                self._draw(document.content)
+        task = self._task
+        parted = task.has_training_docs()
+        documents: list[tuple[Part | None, Any]] = [
+            ("certification" if parted else None, each) for each in task.eval_docs
+        ]
+        documents += [("tuning", each) for each in task.training_docs()] if parted else []
+        numbered = [Example(str(number), "", part) for number, (part, _) in enumerate(documents)]
+        chosen = {int(example.question) for example in pick(numbered, seed, limit)}
+        for number, (part, content) in enumerate(documents):
+            if number in chosen:
+                prompt = self._of_training(number, content) if part == "tuning" else self.prompt(content)
+                question = str(task.doc_to_text(content)).strip()
+                yield Example(question, reference(task, content), part, row=content), prompt
+            elif self._shots and part != "tuning":  # drawn as `fewshot_context` does, and forgotten
+                same = task.fewshot_cfg.split == task.config.test_split
+                task.sampler.sample(n=self._shots, eval_doc=content if same else None)
 
     def prompt(self, content: Mapping[str, Any]) -> str:
         """Returns the prompt of a document, with the worked examples that are drawn next."""
@@ -245,23 +246,14 @@ class Prompts:
         )  # fmt: skip
         return prompt
 
-    def _example(self, document: Document) -> Example:
-        question = str(self._task.doc_to_text(document.content)).strip()
-        return Example(question, reference(self._task, document.content), document.part, row=document.content)
-
-    def _of_training(self, document: Document) -> str:
+    def _of_training(self, number: int, content: Mapping[str, Any]) -> str:
         usual = getattr(self._task, "sampler", None)
         try:
             if usual is not None:
-                self._task.sampler = _LeavingOut(usual.set_rnd(f"{_SEED}/{document.number}"), document.content)
-            return self.prompt(document.content)
+                self._task.sampler = _LeavingOut(usual.set_rnd(f"{_SEED}/{number}"), content)
+            return self.prompt(content)
         finally:
             self._task.sampler = usual
-
-    def _draw(self, content: Mapping[str, Any]) -> None:
-        """Draws the worked examples of a document, as `fewshot_context` does, and forgets them."""
-        same = self._task.fewshot_cfg.split == self._task.config.test_split
-        self._task.sampler.sample(n=self._shots, eval_doc=content if same else None)
 
 
 class _LeavingOut:
@@ -431,7 +423,7 @@ class HarnessKind:
         asked: dict[str, str] = {}  # a question that is repeated is asked with the same worked examples
         info, problems = self._info(task, asking), []
         try:
-            for example, prompt in Prompts(task, asking, info).of(_chosen(task, seed, limit)):
+            for example, prompt in Prompts(task, asking, info).of_chosen(seed, limit):
                 problems.append(problem_of(example, asked.setdefault(example.question, prompt)))
         except UsageError:
             raise
@@ -443,19 +435,6 @@ class HarnessKind:
             self.name, problems, info, described, grader, grading=grading,
             keys_are_texts=all(grader(problem, problem.reference) for problem in problems[:_TRIED]),
         )  # fmt: skip
-
-
-def _chosen(task: Any, seed: int, limit: int | None) -> Iterator[Document]:
-    """Yields all documents, of which `limit` are chosen."""
-    has_parts = task.has_training_docs()
-    groups: list[tuple[Part | None, Any]] = [("certification" if has_parts else None, task.eval_docs)]
-    if has_parts:
-        groups.append(("tuning", task.training_docs()))
-    documents = [(part, content) for part, group in groups for content in group]
-    numbered = [Example(str(number), "", part) for number, (part, _) in enumerate(documents)]
-    kept = {int(example.question) for example in pick(numbered, seed, limit)}
-    for number, (part, content) in enumerate(documents):
-        yield Document(number, part, content, number in kept)
 
 
 def _generation(task: Any) -> dict[str, Any]:
@@ -478,7 +457,7 @@ def _description(source: Source, task: Any, grader: MetricGrader) -> str:
     settings = _generation(task)
     config = " ".join(filter(None, (task.config.dataset_path, task.config.dataset_name)))
     sampled = (
-        f"; it asks for temperature {settings.get('temperature', 1.0)}, which --temperature sets"
+        f"; it asks for temperature {settings.get('temperature', 1.0)}, which the run's own replaces"
         if settings["do_sample"]
         else ""
     )

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from fsd_calib.tasks.asking import Asking, PromptOptions
@@ -76,7 +75,7 @@ def task_kind(name: str, specification: str | None = None) -> Kind:
     """Returns how a task prompts and grades, without its problems.
 
     Args:
-        name: Of a task, or the path of a file in YAML that describes one.
+        name: A task's name, or the path of a file in YAML that describes one.
         specification: What that file said; None: it is read.
 
     Raises:
@@ -104,7 +103,7 @@ def task_kind(name: str, specification: str | None = None) -> Kind:
 
 def task_names() -> list[str]:
     """Returns the names of all tasks, without importing any."""
-    return [*TASKS, *_of_other_packages()]
+    return [*TASKS, *sorted({point.name for point in entry_points(group=GROUP)} - set(TASKS))]
 
 
 def completed_tasks(incomplete: str) -> list[str]:
@@ -115,14 +114,10 @@ def completed_tasks(incomplete: str) -> list[str]:
 
 def described_tasks() -> list[tuple[str, str]]:
     """Returns the names of all tasks, with the first sentence about each."""
-    own = [(name, _about(import_module(_module(name)))) for name in TASKS]
+    modules = {name: import_module(_module(name)) for name in TASKS}  # each begins so: The `csqa` task: …
+    own = [(name, (module.__doc__ or "").partition("\n")[0].partition(": ")[2]) for name, module in modules.items()]
     others = [(point.name, f"from {point.value}") for point in entry_points(group=GROUP) if point.name not in TASKS]
     return [*own, *sorted(others)]
-
-
-def _about(module: ModuleType) -> str:
-    """The first sentence of a module on a task, without its beginning: The `csqa` task: …"""
-    return (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
 
 
 def _module(name: str) -> str:
@@ -132,11 +127,9 @@ def _module(name: str) -> str:
 def _find(name: str) -> KindOrMaker | None:
     if name in _BUILT_IN:
         return cast(KindOrMaker, getattr(import_module(_module(name)), _BUILT_IN[name].partition(":")[2]))
-    (point, *_) = (*entry_points(group=GROUP, name=name), None)
-    return None if point is None else _loaded(point)
-
-
-def _loaded(point: EntryPoint) -> KindOrMaker:
+    point = next(iter(entry_points(group=GROUP, name=name)), None)
+    if point is None:
+        return None
     try:
         found = point.load()
     except Exception as error:  # it is another package's code: whatever it raises
@@ -149,7 +142,3 @@ def _loaded(point: EntryPoint) -> KindOrMaker:
             f"task {point.name!r}: {point.value} is {found!r:.40}; it must be a Kind, or a function that makes one"
         )
     return cast(KindOrMaker, found)
-
-
-def _of_other_packages() -> list[str]:
-    return sorted({point.name for point in entry_points(group=GROUP)} - set(TASKS))

@@ -11,11 +11,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsd_calib.tasks.base import Example
+from fsd_calib.tasks.base import Example, Read, pick
 from fsd_collectors.split import Part
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.files import read_regular
 from fsd_decoding.hub import explain, fetch_data, hub
@@ -31,7 +32,8 @@ _OTHERS = {
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LARGEST = 1 << 30  # bytes; rows of them take several times as many
-_QUICK = 1 << 23  # bytes that are read within a second
+QUICK = 1 << 23
+"""Bytes of a file whose rows are read within a second."""
 _SHOWN = 40  # characters of a value in a message
 _LISTED = 400  # characters of the names of columns
 
@@ -104,7 +106,8 @@ def read_rows(path: Path, header: Sequence[str] | None = None, lines: str | None
         rows = _text_lines(path, _decoded(path, content), lines)
     elif delimiter := _DELIMITERS.get(suffix):
         rows = _table(path, _decoded(path, content), delimiter, header)
-    elif content.lstrip().startswith(b"[") and _is_array(content):
+    elif content.lstrip().startswith(b"[") and content.lstrip()[1:].lstrip().startswith((b"{", b"]")):
+        # One array over several lines or of objects, not a line of a list.
         rows = _array(path, _decoded(path, content))
     else:
         rows = _json_lines(path, content)
@@ -122,7 +125,7 @@ def check_data_file(path: Path) -> None:
     content = _unpacked(path, _read(path))
     _refuse_other_formats(path, content)
     suffixes = {suffix.lower() for suffix in path.suffixes}
-    if len(content) <= _QUICK and not suffixes & {*_DELIMITERS, ".txt"}:
+    if len(content) <= QUICK and not suffixes & {*_DELIMITERS, ".txt"}:
         read_rows(path)
 
 
@@ -206,11 +209,6 @@ def _table(path: Path, text: str, delimiter: str, header: Sequence[str] | None) 
         raise UsageError(f"{path}, line {reader.line_num}: not CSV ({error}); repair the line") from None
 
 
-def _is_array(content: bytes) -> bool:
-    """Whether text that begins with a bracket is one array over several lines or of objects, not a line of a list."""
-    return content.lstrip()[1:].lstrip().startswith((b"{", b"]"))
-
-
 def _array(path: Path, text: str) -> Iterator[Row]:
     values = _parsed(f"data file {path}", text, "the file must be one array of objects")
     assert isinstance(values, list)  # it begins with a bracket
@@ -250,14 +248,14 @@ class HubData:
         parts: What its splits are used for; None: the source has no parts.
         configuration: Its configuration; None: the only one.
         files: Patterns of the files that it takes; others are not fetched.
-        instead: The way out where the hub does not give it.
+        instead: What a file must be that takes its place.
     """
 
     id: str
     parts: Mapping[str, Part | None]
     configuration: str | None = None
     files: Sequence[str] = ("*",)
-    instead: str = "--data FILE takes a local file"
+    instead: str = "a local file"
 
     def __str__(self) -> str:
         """How profiles name it: `openai/gsm8k main (train: tuning, test: certification)`."""
@@ -280,11 +278,23 @@ class HubData:
         except Exception as error:  # network, hub, cache or disk: the way out is the same
             raise UsageError(
                 f"task {task}: {self.id} cannot be loaded from {hub()} or its local cache: "
-                f"{explain(self.id, error, 'hf download --repo-type dataset')}; {self.instead}"
+                f"{explain(self.id, error, 'hf download --repo-type dataset')}; {named('data')} takes "
+                f"{self.instead}"
             ) from error
         for split, part in self.parts.items():
             for number, row in enumerate(found[split], start=1):
                 yield Row(f"{self.id}, {split}, row {number}", row), part
+
+
+def read_or_fetch(task: str, hub: HubData, example: Callable[[Row], Example]) -> Read:
+    """Returns how a task reads its examples, of a file or, where none is given, of a data set on the hub."""
+
+    def read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
+        if data is not None:
+            return pick(examples_of(read_rows(data), example), seed, limit), str(data)
+        return pick([replace(example(row), part=part) for row, part in hub.rows(task)], seed, limit), str(hub)
+
+    return read
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from importlib import import_module
@@ -24,18 +24,18 @@ from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, Grader, Problem, Task, pick, problem_of, prompt_of, task_of
 from fsd_calib.tasks.grading import graders
 from fsd_calib.tasks.grading.apart import Apart, renew
-from fsd_calib.tasks.grading.expressions import same_expression
+from fsd_calib.tasks.grading.graders import same_expression
 from fsd_calib.tasks.grading.python_tests import passes_tests
-from fsd_calib.tasks.kinds.multiple_choice import Options, choice_example
+from fsd_calib.tasks.kinds.multiple_choice import choice_example
 from fsd_calib.tasks.rows import HubData, Row, examples_of, read_rows
 from fsd_calib.tasks.sandbox.run import checked_bwrap
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.strict_yaml import Strict, checked_yaml, read_text
 from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 from fsd_decoding.profile.rendering import FormTemplates
 
 GraderName = Literal["exact", "contains", "numeric", "choice", "math", "edit", "python-tests", "python"]
-_FILE = "task file"
 _SETTINGS = {"tolerance": "numeric", "similarity": "edit", "function": "python"}  # key -> the grader that takes it
 
 
@@ -139,20 +139,6 @@ class Description(Strict):
             return not any(Environment().parse(each).find(nodes.Name) for each in written)
         except (TemplateSyntaxError, RecursionError):
             return False
-
-
-def read_description(path: Path, content: str) -> Description:
-    """Returns what a file says.
-
-    Raises:
-        UsageError: It is no YAML, or breaks a rule.
-    """
-    return checked_yaml(content, path, Description, _FILE, "docs/tasks.md")
-
-
-def read_description_file(path: Path) -> str:
-    """Returns a file's content. UsageError: it cannot be read."""
-    return read_text(path, _FILE)
 
 
 def check_renders(form: PromptForm, example: Example, where: str) -> None:
@@ -287,18 +273,23 @@ class YamlTask:
 
     @cached_property
     def description(self) -> Description:
-        """UsageError: see `read_description`."""
-        return read_description(self.file, self.content)
+        """What the file says, checked. UsageError: it is no YAML, or breaks a rule."""
+        return checked_yaml(self.content, self.file, Description, "task file", "docs/tasks.md")
 
     @cached_property
     def content(self) -> str:
-        """What the file says. UsageError: it cannot be read."""
-        return read_description_file(self.file) if self.recorded is None else self.recorded
+        """The file's text. UsageError: it cannot be read."""
+        return read_text(self.file, "task file") if self.recorded is None else self.recorded
+
+    @property
+    def data(self) -> Path | None:
+        """Its own file of problems; None: it names none."""
+        return None if self.description.data is None else self.file.parent / self.description.data
 
     def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
         """See `Kind.load`; `data` replaces the description's own."""
         grader, grading = grader_of(self.file, self.description), grading_of(self.file, self.description)
-        examples, source = self._read(seed, limit, data)
+        examples, source = self.read(seed, limit, data)
         info = self.prompts(asking)
         where = f"task file {self.file}"
         assert info.form is not None
@@ -320,38 +311,44 @@ class YamlTask:
 
     @property
     def _messages(self) -> tuple[Message, ...]:
-        described = self.description
+        described, written = self.description, self.description.model_fields_set
         if described.messages is not None:
             return described.messages
-        asked = described.prompt if _prompt_is_for_chats(described) else QUESTION
+        # A prompt that was written, where nothing was for chats, is the user's message.
+        asked = described.prompt if "prompt" in written and described.instruction is None else QUESTION
         said = [Message(role="system", content=literal(described.instruction))] if described.instruction else []
         return (*said, Message(role="user", content=asked))
 
     @cached_property
     def _shots(self) -> tuple[WorkedExample, ...]:
         where = f"task file {self.file}, key 'examples'"
-        rows = [Row(f"{where}, example {i}", shot) for i, shot in enumerate(self.description.examples, start=1)]
-        return tuple(map(_worked, map(self._example, rows)))
+        shots = [
+            self._example(Row(f"{where}, example {i}", shot))
+            for i, shot in enumerate(self.description.examples, start=1)
+        ]  # fmt: skip
+        # Columns are kept as JSON has them, in which a date is a text.
+        columns = [json.loads(json.dumps({**shot.row, "choices": shot.choices}, default=str)) for shot in shots]
+        return tuple(
+            WorkedExample(question=shot.question, answer=shot.answer, columns=of)
+            for shot, of in zip(shots, columns, strict=True)
+        )
 
-    def _read(self, seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
+    def read(self, seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
+        """See `TaskKind`. UsageError: there are no problems, or they are malformed."""
         described = self.description
-        where = data or (None if described.data is None else self.file.parent / described.data)
+        where = data or self.data
         if where is not None:
             found, source = examples_of(read_rows(where), self._example), str(where)
         elif described.hub is not None:
-            hub = self._hub
+            parts = {split: None if use == "problems" else use for split, use in described.hub.splits.items()}
+            hub = HubData(described.hub.id, parts, described.hub.configuration)
             found, source = [self._example(row, part) for row, part in hub.rows(self.name)], str(hub)
         else:
-            raise UsageError(f"task file {self.file}: it names no problems; give it data or hub, or give --data")
+            raise UsageError(
+                f"task file {self.file}: it names no problems; give it data or hub, or give {named('data')}"
+            )
         runs = f", graded by running {described.function}" if described.function else ""
         return pick(found, seed, limit), source + runs
-
-    @property
-    def _hub(self) -> HubData:
-        assert self.description.hub is not None
-        hub = self.description.hub
-        parts = {split: None if use == "problems" else use for split, use in hub.splits.items()}
-        return HubData(hub.id, parts, hub.configuration)
 
     def _example(self, row: Row, part: Any = None) -> Example:
         columns = self.description.columns
@@ -361,8 +358,8 @@ class YamlTask:
         question, listed = row.text(columns.question), None if columns.choices is None else row[columns.choices]
         if listed is None:
             return Example(question, _answer(row, columns.answer), part, (), stratum, dict(row.columns))
-        made = choice_example(row, question, Options.of(row, listed), row[columns.answer], stratum)
-        return Example(made.question, made.answer, part, made.choices, stratum, dict(row.columns))
+        made = choice_example(row, question, listed, row[columns.answer], stratum)
+        return replace(made, part=part, row=dict(row.columns))
 
 
 def _answer(row: Row, column: str) -> str:
@@ -373,14 +370,3 @@ def _answer(row: Row, column: str) -> str:
     if not isfinite(value):
         raise UsageError(f"{row.where}: column {column!r} is {value}; it must be a finite number, or a text")
     return f"{Decimal(repr(value)):f}"
-
-
-def _worked(shot: Example) -> WorkedExample:
-    """Columns are kept as JSON has them, in which a date is a text."""
-    columns = json.loads(json.dumps({**shot.row, "choices": shot.choices}, default=str))
-    return WorkedExample(question=shot.question, answer=shot.answer, columns=columns)
-
-
-def _prompt_is_for_chats(described: Description) -> bool:
-    """Whether a prompt was written, and nothing for chats: it is the user's message then."""
-    return "prompt" in described.model_fields_set and described.instruction is None

@@ -1,11 +1,14 @@
 """FSD inside vLLM: a plugin by which vLLM serves at the threshold of a profile.
 
 `plugin.py` is what vLLM loads. It acts on engines whose --additional-config names a profile: `start.py` checks the
-profile against the engine and chooses a worker (`worker.py`), in which `serving.py` keeps the drafts' logits and makes
-vLLM's own rejection sampler accept by divergence, too. An engine that a calibration starts names a first setting to
-measure in place of a profile, and `calibrating.py` changes it between calls. Only files of this folder and of
-`fsd_calib/engines/vllm` import vLLM.
+profile against the engine and chooses a worker (`worker.py`), in which `rejection_sampler.py` keeps the drafts' logits
+and makes vLLM's own rejection sampler accept by divergence, too. An engine that a calibration starts names a first
+setting to measure in place of a profile, and `calibrating.py` changes it between calls. Only files of this folder and
+of `fsd_calib/engines/vllm` import vLLM.
 """
 
 KEY = "fsd"
 """The entry of --additional-config that holds the plugin's settings."""
+
+RULES = ("fsd-sd", "fsd-coupled")
+"""Rules that vLLM can follow: where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from fsd_calib.vllm_plugin.followed import MeasuredSetting
-from fsd_calib.vllm_plugin.serving import Serving
+from fsd_calib.vllm_plugin.rejection_sampler import Serving
+from fsd_calib.vllm_plugin.settings import MeasuredSetting
 from fsd_calib.vllm_plugin.telemetry.steps import StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import Round, ServedText, Texts
 from fsd_collectors.collection.measures import Measures
@@ -46,9 +46,11 @@ class CalibratingServing(Serving):
         return self._taken.take(ids)
 
     def plan_drafts(self, scheduler_output: Any) -> None:
+        """Sets how many tokens the next step drafts."""
         scheduler_output.num_spec_tokens_to_schedule = self._setting.draft_length
 
     def scheduled(self, drafts: Any) -> Any:
+        """Returns which of the tokens that a step drafted are to be verified."""
         if drafts is None or self._setting.draft_length:
             return drafts
         return type(drafts)(drafts.req_ids, [[] for _ in drafts.req_ids])
@@ -90,7 +92,7 @@ class TextLog:
     def take(self, ids: Iterable[str]) -> list[dict[str, Any]]:
         """See `CalibratingServing.take`. Where steps are not listened to, there are none."""
         self.log.flush()
-        internal = {_given(name): name for name in self._texts.running}
+        internal = {name.rpartition("-")[0]: name for name in self._texts.running}  # vLLM adds random characters
         taken = []
         for name in ids:
             if name in internal:
@@ -103,11 +105,6 @@ class TextLog:
         self.log.flush()
 
 
-def _given(internal: str) -> str:
-    """The id that a front end gave a request, to which vLLM adds random characters."""
-    return internal.rpartition("-")[0]
-
-
 def _facts_of(text: ServedText, measures: Measures | None) -> dict[str, Any]:
     """What a text took, of plain values, as they travel between processes.
 
@@ -116,8 +113,8 @@ def _facts_of(text: ServedText, measures: Measures | None) -> dict[str, Any]:
     lo, hi = interval_of(text)
     facts = {
         "tokens": list(map(int, text.tokens)), "reason": text.reason,
-        "rounds": max(1, sum(each.begin > 0 for each in text.emissions)),
-        "drafted": sum(each.drafted for each in text.emissions), "accepted": text.accepted,
+        "rounds": max(1, sum(each.begin > 0 for each in text.steps)),
+        "drafted": sum(each.drafted for each in text.steps), "accepted": text.accepted,
         "bonus": sum(_has_bonus(text, each) for each in text.rounds), "lo": lo, "hi": hi, "whole": text.whole,
     }  # fmt: skip
     if measures is None:

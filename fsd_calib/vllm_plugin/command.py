@@ -31,12 +31,20 @@ def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> st
     """
     check_profile(profile)
     sampling = profile.sampling.model_dump(exclude_none=True)
+    speculation = {
+        "model": profile.draft.id, "num_speculative_tokens": profile.followed.draft_length, "method": "draft_model",
+    }  # fmt: skip
+    if profile.sampling.temperature > 0:
+        speculation["draft_sample_method"] = "probabilistic"
+    settings: dict[str, Any] = {"profile": str(Path(file).absolute())}
+    if profile.edited:  # which is followed only where the settings say so
+        settings["allow_edited"] = True
     lines = [
         f"VLLM_USE_V2_MODEL_RUNNER=0 vllm serve {shlex.quote(profile.target.id)}",
         f"--dtype {shlex.quote(profile.dtype)}",
-        f"--speculative-config {_quoted(_speculation(profile))}",
+        f"--speculative-config {_quoted(speculation)}",
         f"--generation-config vllm --override-generation-config {_quoted(sampling)}",
-        f"--additional-config {_quoted({KEY: _plugin(profile, file)})}",
+        f"--additional-config {_quoted({KEY: settings})}",
     ]
     if profile.prompt is not None and profile.prompt.template is not None:
         # Messages are given to the template as texts, as in the calibration, even if it takes parts of other kinds.
@@ -72,20 +80,6 @@ def _flag(name: str, value: Any) -> str:
     if value is False:
         return option.replace("--", "--no-", 1)
     return f"{option} {shlex.quote(value if isinstance(value, str) else json.dumps(value))}"
-
-
-def _speculation(profile: ThresholdProfile) -> dict[str, Any]:
-    """The value of --speculative-config."""
-    settings = {
-        "model": profile.draft.id, "num_speculative_tokens": profile.effective_draft_length, "method": "draft_model",
-    }  # fmt: skip
-    return settings | ({"draft_sample_method": "probabilistic"} if profile.sampling.temperature > 0 else {})
-
-
-def _plugin(profile: ThresholdProfile, file: str | os.PathLike[str]) -> dict[str, Any]:
-    """The plugin's settings; an edited profile is followed only where they say so."""
-    settings = {"profile": str(Path(file).absolute())}
-    return settings | ({"allow_edited": True} if profile.edited else {})
 
 
 def _quoted(value: Mapping[str, Any]) -> str:

@@ -37,15 +37,13 @@ class KeptLogits:
 
         None: they are not in one tensor.
         """
-        raise NotImplementedError
+        return None
 
 
 class OneTensor(KeptLogits):
-    """Draft logits in one tensor (rows, L, V), which subclasses have."""
+    """Draft logits in one tensor (rows, L, V)."""
 
-    @property
-    def kept(self) -> Tensor:
-        raise NotImplementedError
+    kept: Tensor
 
     def at(self, rows: Array, steps: Array) -> Tensor:
         length, device = self.kept.shape[1], self.kept.device
@@ -108,14 +106,10 @@ class BufferedDraftLogits(DraftLogits, OneTensor):
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape[-1])
-        self._buffer = torch.zeros(shape, dtype=dtype, device=device)
-
-    @property
-    def kept(self) -> Tensor:
-        return self._buffer
+        self.kept = torch.zeros(shape, dtype=dtype, device=device)
 
     def _keep(self, logits: Tensor, changes: bool) -> None:
-        self._buffer[: len(logits), self._steps].copy_(logits)
+        self.kept[: len(logits), self._steps].copy_(logits)
 
 
 class HostDraftLogits(DraftLogits):
@@ -131,9 +125,6 @@ class HostDraftLogits(DraftLogits):
 
     def at(self, rows: Array, steps: Array) -> Tensor:
         return torch.stack([self._of_steps[step][row] for row, step in zip(rows.tolist(), steps.tolist(), strict=True)])
-
-    def block(self, rows: int, count: int) -> None:
-        return None
 
     def _keep(self, logits: Tensor, changes: bool) -> None:
         self._of_steps.append(logits.clone() if changes else logits)

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from fsd_calib.vllm_plugin import cpu_sampling
-from fsd_calib.vllm_plugin.followed import Followed
+import torch
+
+from fsd_calib.vllm_plugin import RULES
 from fsd_calib.vllm_plugin.judge import policy_of
+from fsd_calib.vllm_plugin.settings import Followed
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -19,9 +21,6 @@ DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 _NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
 _COMPARED = {"tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
 """Arguments of an engine that are compared with the profile's, or that change the last bits alone."""
-
-RULES = ("fsd-sd", "fsd-coupled")
-"""Rules that vLLM can follow: where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law."""
 
 _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
@@ -65,14 +64,14 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
     if profile.within_support:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:
-        yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without --predictor"
+        yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without"
     if profile.draft.kind != "model":
         yield (
             f"the profile's draft is the {IN_WORDS[profile.draft.kind]} {profile.draft.id!r}, and vLLM follows "
             "profiles of draft models; calibrate with one"
         )
-    if profile.effective_tree is not None:
-        yield "the profile drafts trees, which vLLM does not; calibrate without --tree"
+    if profile.followed.tree is not None:
+        yield "the profile drafts trees, which vLLM does not; calibrate chains"
     if profile.sampling.min_p is not None:
         yield (
             f"the profile samples with min_p {profile.sampling.min_p:g}, which vLLM refuses in speculative decoding; "
@@ -138,7 +137,7 @@ def _unreachable(spec: Any, divergence: str) -> str | None:
         return None
     return (
         f"the drafter can draft {of_draft} of the target's {of_target} tokens, so {divergence} is infinite everywhere "
-        "and would accept nothing; calibrate with another --divergence, as js"
+        "and would accept nothing; calibrate with another divergence, such as js"
     )
 
 
@@ -166,7 +165,7 @@ def _of_engine(config: Any, followed: Followed) -> Iterator[str]:
             f"--logprobs-mode is {config.model_config.logprobs_mode}, whose values fsd would change; use "
             "raw_logprobs or raw_logits"
         )
-    if followed.sampling.temperature > 0 and (fault := cpu_sampling.fault(config)):
+    if followed.sampling.temperature > 0 and (fault := sampling_fault(config)):
         yield fault
 
 
@@ -191,7 +190,7 @@ def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
     """Yields warnings of settings that the profile's certificate is not for."""
     if (doubt := profile.engine_doubt("vllm")) is not None:
         yield doubt
-    spec, length = config.speculative_config, profile.effective_draft_length
+    spec, length = config.speculative_config, profile.followed.draft_length
     if spec.num_speculative_tokens != length:
         yield (
             f"num_speculative_tokens is {spec.num_speculative_tokens} instead of the profile's {length}: its "
@@ -229,3 +228,29 @@ def _other_arguments(config: Any, profile: ThresholdProfile, then: EngineInfo) -
 def _recorded(then: EngineInfo | None, name: str, usual: Any) -> Any:
     """An argument of the engine that certified the profile."""
     return usual if then is None else then.arguments.get(name, usual)
+
+
+def sampling_fault(config: Any) -> str | None:
+    """Returns why sampled requests cannot be decoded speculatively on this engine's device; None: they can.
+
+    vLLM 0.32 expands temperatures for drafted tokens by a function that, on a CPU, leaves them uninitialised. Its texts
+    are rubbish then, with or without this plugin.
+    """
+    if config.device_config.device_type != "cpu" or expands_correctly():
+        return None
+    return (
+        "this vLLM samples wrongly in speculative decoding on a CPU (its temperatures are uninitialised), with fsd or "
+        "without; decode greedily (temperature 0), or on a GPU"
+    )
+
+
+def expands_correctly() -> bool:
+    """Whether temperatures arrive at drafted tokens."""
+    from vllm.platforms import current_platform
+    from vllm.v1.sample import rejection_sampler
+
+    current_platform.register_triton_kernel_overrides()
+    expanded = rejection_sampler.expand_batch_to_tokens(
+        torch.tensor([0.625, 0.75]), torch.tensor([2, 3], dtype=torch.int32), 3
+    )
+    return expanded.tolist() == [0.625, 0.625, 0.75]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
-from fsd_calib.vllm_plugin.followed import Followed
+from fsd_calib.vllm_plugin.settings import Followed
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
@@ -46,7 +46,7 @@ def policy_of(followed: Followed) -> ScalePolicy | None:
         return policy
     raise UsageError(
         f"the profile's threshold policy is {followed.policy}; vLLM can follow a constant T, 'schedule' and 'entropy' "
-        "of the target or the draft: calibrate with one of these as --threshold-policy"
+        "of the target or the draft: calibrate with one of these"
     )
 
 
@@ -90,17 +90,10 @@ def accept_at(logits: Tensor, drafted: Tensor, places: Sequence[int]) -> None:
         logits[at[certain], x[certain]] = _CERTAIN
 
 
-class Looked(NamedTuple):
-    """What is known of N drafted tokens."""
-
-    divergences: list[float]  # N; infinity where D was not computed
-    fuzzy: list[int]  # the tokens with D <= T
-
-
 def look_at_rejected(
     accepted: Sequence[bool], counts: Sequence[int], thresholds: Sequence[float],
     divergences: Callable[[list[int]], Sequence[float]],
-) -> Looked:  # fmt: skip
+) -> tuple[list[float], list[int]]:  # fmt: skip
     """Compares D with T for tokens that the exact rule rejects: each request's first, then those behind it.
 
     A request whose first one is rejected by D, too, reaches no other. This is plain Python: there are few tokens, and
@@ -111,14 +104,17 @@ def look_at_rejected(
         counts: B numbers of tokens.
         thresholds: T of the B requests; below 0: it is decoded exactly.
         divergences: returns D of some of the N tokens.
+
+    Returns:
+        D of the N tokens, infinity where it was not needed, and the tokens with D <= T.
     """
-    looked = Looked([math.inf] * len(accepted), [])
+    found, fuzzy = [math.inf] * len(accepted), []
 
     def look(tokens: list[int], bounds: list[float]) -> None:
         for token, value, bound in zip(tokens, divergences(tokens) if tokens else (), bounds, strict=True):
-            looked.divergences[token] = value
+            found[token] = value
             if value <= bound:
-                looked.fuzzy.append(token)
+                fuzzy.append(token)
 
     of_requests, begin = [], 0
     for count, threshold in zip(counts, thresholds, strict=True):
@@ -127,11 +123,11 @@ def look_at_rejected(
             of_requests.append((rejected, threshold))
         begin += count
     look([tokens[0] for tokens, _ in of_requests], [threshold for _, threshold in of_requests])
-    if looked.fuzzy:
-        passed = set(looked.fuzzy)
+    if fuzzy:
+        passed = set(fuzzy)
         behind = [(token, bound) for tokens, bound in of_requests if tokens[0] in passed for token in tokens[1:]]
         look([token for token, _ in behind], [bound for _, bound in behind])
-    return looked
+    return found, fuzzy
 
 
 Array = NDArray[Any]
@@ -201,20 +197,23 @@ class JudgedTokens:
 
 
 class JudgedOnHost:
-    """Tokens of greedy requests, judged on the host: D is infinite where it was not needed."""
+    """Tokens of greedy requests, judged on the host.
 
-    def __init__(self, layout: Layout, facts: Array, fuzzy: Sequence[int]) -> None:
-        """Takes the facts (3, N), and the places of the tokens with D <= T among all drafted ones of the step."""
-        self.layout, self.facts, self._fuzzy = layout, facts, fuzzy
+    Args:
+        divergences: N; infinity where D was not needed.
+        fuzzy: the tokens with D <= T.
+        accepted: whether the exact rule accepts a token: N.
+        at: as of `JudgedTokens`.
+    """
 
-    @classmethod
-    def of(cls, layout: Layout, accepted: Sequence[bool], looked: Looked, at: Tensor | None) -> Self:
-        """Describes N tokens, of which the exact rule accepts some; `at` as of `JudgedTokens`."""
-        fuzzy = [False] * len(accepted)
-        for token in looked.fuzzy:
-            fuzzy[token] = True
-        facts = np.array([looked.divergences, fuzzy, accepted], np.float32)
-        return cls(layout, facts, looked.fuzzy if at is None else at[looked.fuzzy].tolist())
+    def __init__(
+        self, layout: Layout, divergences: Sequence[float], fuzzy: Sequence[int], accepted: Sequence[bool],
+        at: Tensor | None,
+    ) -> None:  # fmt: skip
+        self.layout = layout
+        self.facts = np.array([divergences, np.zeros(len(accepted)), accepted], np.float32)
+        self.facts[1, list(fuzzy)] = 1
+        self._fuzzy = fuzzy if at is None else at[fuzzy].tolist()
 
     def accept(self, logits: Tensor, drafted: Tensor) -> None:
         accept_at(logits, drafted, self._fuzzy)
@@ -311,8 +310,8 @@ class Judge:
             copies = (self._copy(step.logits, layout, [rows[token] for token in part], part) for part in parts)
             return [each for piece in copies for each in self._divergences(*piece).tolist()]
 
-        looked = look_at_rejected(accepted, step.counts, thresholds, divergences)
-        return JudgedOnHost.of(layout, accepted, looked, at)
+        found, fuzzy = look_at_rejected(accepted, step.counts, thresholds, divergences)
+        return JudgedOnHost(layout, found, fuzzy, accepted, at)
 
     def _known(self, step: Verification) -> tuple[Verification, Layout, Tensor | None]:
         """Returns the step without the drafts whose logits are not known, and the places of the others, if some are."""

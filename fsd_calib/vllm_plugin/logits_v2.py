@@ -27,11 +27,7 @@ class StateDraftLogits(OneTensor):
     """
 
     def __init__(self, kept: Tensor, index_of: Mapping[str, int]) -> None:
-        self._kept, self._index_of = kept, index_of
-
-    @property
-    def kept(self) -> Tensor:
-        return self._kept
+        self.kept, self._index_of = kept, index_of
 
     def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int | None]:
         return [self._index_of[request] if count else None for request, count in zip(requests, counts, strict=True)]

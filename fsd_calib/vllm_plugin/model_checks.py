@@ -37,7 +37,9 @@ def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
             doubts += _compare_ids(then, served[role])
         elif reason := next(_uncomputable(config, served[role], loads[role]), None):
             doubts += _compare_configurations(role, then, served[role], reason)
-            doubts += _dtype_doubts(role, then, served[role])
+            now = str(served[role].dtype).removeprefix("torch.")
+            if now != then.dtype:
+                doubts.append(f"the profile was calibrated with the {role} in {then.dtype}, this one is in {now}")
         else:
             found[role] = ModelInfo.of(load_model(served[role].model, "cpu", served[role].dtype))
     return profile.compare_facts(found, tokenizer_fingerprint(tokenizer)) + doubts
@@ -99,13 +101,6 @@ def _compare_configurations(role: str, then: ModelInfo, served: Any, reason: str
         )
     return [f"the weights of the {role} are not compared with the profile's, as {reason}; its configuration and "
             "tokenizer are"]  # fmt: skip
-
-
-def _dtype_doubts(role: str, then: ModelInfo, served: Any) -> list[str]:
-    now = str(served.dtype).removeprefix("torch.")
-    if now == then.dtype:
-        return []
-    return [f"the profile was calibrated with the {role} in {then.dtype}, this one is in {now}"]
 
 
 def _compare_ids(then: ModelInfo, served: Any) -> list[str]:

@@ -1,13 +1,30 @@
-"""vLLM's rejection sampler, made to accept drafted tokens whose divergence is at most T."""
+"""A model runner of vLLM that follows a profile: where the plugin acts within a step."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
+from vllm.logger import init_logger
 from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from fsd_calib.vllm_plugin.judge import Judged
+from fsd_calib.vllm_plugin import KEY, supported_vllm
+from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
+from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, policy_of
+from fsd_calib.vllm_plugin.running_requests import RunningRequests
+from fsd_calib.vllm_plugin.settings import Followed, ServeSettings
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
+from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
+from fsd_common.errors import UsageError
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.tensors import argmax, to_device
+
+logger = init_logger("vllm.fsd")
 
 
 class FuzzyRejectionSampler(RejectionSampler):
@@ -29,3 +46,156 @@ class FuzzyRejectionSampler(RejectionSampler):
         if self.judged is not None:
             self.judged.accept(processed, metadata.draft_token_ids)
         return processed
+
+
+class Serving:
+    """Follows a profile in a model runner (V1) whose models are loaded.
+
+    A step of the runner verifies the drafts of the step before, then drafts again. The plugin keeps the logits of every
+    draft step, judges the tokens by them before vLLM masks the target's logits by a grammar, and puts its own rejection
+    sampler in the place of vLLM's.
+
+    Args:
+        runner: vLLM's `GPUModelRunner`, or a subclass of it.
+        followed: the profile.
+        telemetry: receives the steps.
+    """
+
+    def __init__(self, runner: Any, followed: Followed, telemetry: StepTelemetry) -> None:
+        supported_vllm.check_runner(runner)
+        _check_drafter(runner.drafter)
+        self._runner, self._telemetry = runner, telemetry
+        self._drafts = _draft_logits(runner.vllm_config, runner.device)
+        self._follow(followed)
+        self._sampler = FuzzyRejectionSampler(runner.sampler, runner.speculative_config, runner.device)
+        runner.rejection_sampler = self._sampler
+        runner._sample = functools.partial(self._sample, runner._sample)
+        runner.drafter._sample_draft_tokens = functools.partial(_sample_draft_tokens, runner.drafter, self._drafts)
+
+    def _follow(self, followed: Followed) -> None:
+        self._judge = Judge(self._drafts, followed.divergence, policy_of(followed))
+        self._requests = RunningRequests(
+            self._runner.requests, followed, functools.partial(warn_of, followed.task),
+            self._runner.vllm_config.model_config.max_model_len,
+        )  # fmt: skip
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Judges the drafts that the step verifies, and keeps the logits of those that it makes."""
+        self._sampler.judged = self._judged()
+        self._drafts.begin()
+        yield
+        self._drafts.end(self._runner.input_batch.req_ids)
+
+    def admit(self, requests: Iterable[Any]) -> None:
+        """Notes requests that the scheduler sends for the first time, or again with other parameters."""
+        self._requests.forget(request.req_id for request in requests)
+
+    def forget(self, finished: Set[str]) -> None:
+        """Forgets requests that have finished."""
+        if finished:
+            self._telemetry.log.finish(finished)
+            self._requests.forget(finished)
+
+    def close(self) -> None:
+        """Brings what was seen of the last steps to where it belongs. Nothing follows."""
+        self._telemetry.close()
+
+    def _judged(self) -> Judged | None:
+        """The drafted tokens that the runner is about to verify, judged; None: vLLM's rule alone decides."""
+        state = self._runner.execute_model_state
+        metadata = None if state is None else state.spec_decode_metadata
+        if metadata is None or not any(metadata.num_draft_tokens):
+            return None
+        ids = list(self._runner.input_batch.req_ids)  # vLLM changes its own
+        requests, counts = self._requests.of(ids), metadata.num_draft_tokens
+        drafting = [r.threshold for r, count in zip(requests, counts, strict=True) if count]
+        if max(drafting) < 0 and self._telemetry.measures is None:
+            return None
+        rows, drafted = metadata.target_logits_indices, metadata.draft_token_ids
+        step = Verification(ids, counts, state.logits, rows, self._places(metadata), drafted)
+        thresholds = [request.threshold for request in requests]
+        if self._looks_first(state.logits) and all(request.plain for request in requests):
+            return self._judge.of_rejected(step, _accepted_exactly(state.logits, rows, drafted), thresholds)
+        return self._judge(step, thresholds, self._telemetry.measures)
+
+    def _looks_first(self, logits: Tensor) -> bool:
+        """Whether D is computed only where the exact rule rejects.
+
+        That is most of the work saved on a CPU. A GPU would have to wait until it is known which tokens these are.
+        """
+        return not logits.is_cuda and not self._judge.needs_all and self._telemetry.measures is None
+
+    def _places(self, metadata: Any) -> Tensor | None:
+        """Positions of the drafted tokens in their completions (N,), if T depends on them."""
+        if not self._judge.needs_places:
+            return None
+        before = self._runner._get_positions(metadata.logits_indices[metadata.target_logits_indices])
+        prompts = self._runner.input_batch.num_prompt_tokens.tolist()
+        of_tokens = [prompts[row] for row, count in enumerate(metadata.num_draft_tokens) for _ in range(count)]
+        places: Tensor = before if before.dim() == 1 else before[0]  # of text all three of M-RoPE are the same
+        return places + 1 - to_device(of_tokens, before.device)
+
+    def _sample(self, original: Callable[[Any, Any], Any], logits: Any, metadata: Any) -> Any:
+        """vLLM's `_sample`, whose step is logged: every one, so that the tokens of all texts are known."""
+        if not self._telemetry.listens:
+            return original(logits, metadata)
+        output, judged = original(logits, metadata), self._sampler.judged
+        runner, ids = self._runner, self._runner.input_batch.req_ids
+        ends = runner.seq_lens[: len(ids)]
+        drafted = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
+        emitted = Emitted(output.sampled_token_ids, ends, drafted, ~runner.discard_request_mask.np[: len(ids)])
+        self._telemetry.log.add(ids, self._requests.of(ids), judged, emitted)
+        return output
+
+
+def follow_profile(runner: Any) -> Serving:
+    """Lets a runner follow the profile that its engine was configured with."""
+    config = runner.vllm_config
+    settings = ServeSettings(**config.additional_config[KEY])
+    profile = ThresholdProfile.from_content(settings.content)
+    return Serving(runner, profile, Telemetry(profile, settings, config))
+
+
+def _accepted_exactly(logits: Tensor, rows: Tensor, drafted: Tensor) -> list[bool]:
+    """Whether the exact rule accepts drafted tokens (N,) of greedy requests: the argmax of their `rows` (N,)."""
+    most_likely = argmax(logits).tolist()
+    return [most_likely[row] == token for row, token in zip(rows.tolist(), drafted.tolist(), strict=True)]
+
+
+def _draft_logits(config: Any, device: torch.device) -> DraftLogits:
+    vocabulary = config.model_config.get_vocab_size()
+    if device.type == "cpu":
+        return HostDraftLogits(vocabulary)
+    shape = config.scheduler_config.max_num_seqs, config.speculative_config.num_speculative_tokens, vocabulary
+    return BufferedDraftLogits(shape, config.model_config.dtype, device)
+
+
+def _check_drafter(drafter: Any) -> None:
+    """Raises UsageError where a drafter draws tokens in a way of its own, whose logits would not be seen."""
+    kind = type(drafter)
+    for name in ("propose", "_sample_draft_tokens", "_sample_from_logits", "_greedy_sample"):
+        if getattr(kind, name, None) is not getattr(SpecDecodeBaseProposer, name):
+            raise UsageError(
+                f"vLLM's drafter is {kind.__name__}, which has a {name} of its own that fsd does not know; use another "
+                "drafter"
+            )
+
+
+def warn_of(task: str, departures: tuple[str, ...]) -> None:
+    """Warns once of requests that the certificate is not for, for each set of names of what differs."""
+    names = ", ".join(sorted({departure.split()[0] for departure in departures}))
+    logger.warning_once(
+        "fsd: requests are served with another %s than the profile of %r was calibrated with: its certificate is not "
+        "for them", names, task,
+    )  # fmt: skip
+
+
+def _sample_draft_tokens(
+    drafter: Any, drafts: DraftLogits, hidden_states: Tensor, sampling_metadata: Any
+) -> tuple[Tensor, Tensor | None]:
+    """vLLM's `_sample_draft_tokens`, which also keeps the logits, before vLLM scales them in place."""
+    logits = drafter.model.compute_logits(hidden_states)
+    drafts.add(logits, changes=drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy)
+    sampled: tuple[Tensor, Tensor | None] = drafter._sample_from_logits(logits, sampling_metadata)
+    return sampled

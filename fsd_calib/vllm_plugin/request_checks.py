@@ -9,7 +9,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from fsd_calib.vllm_plugin import KEY, cpu_sampling
+from fsd_calib.vllm_plugin import KEY
+from fsd_calib.vllm_plugin.engine_checks import sampling_fault
 from fsd_calib.vllm_plugin.settings import EXACT, requested_threshold
 from fsd_common.errors import UsageError
 
@@ -44,7 +45,7 @@ def _check(config: Any, params: SamplingParams) -> None:
 
 def _to_sampling(config: Any, exact: bool) -> str | None:
     """Returns why a sampled request cannot be decoded; None: it can."""
-    if fault := cpu_sampling.fault(config):
+    if fault := sampling_fault(config):
         return fault
     if not exact and config.speculative_config.draft_sample_method != "probabilistic":
         return (

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsd_calib.vllm_plugin.followed import Followed
-from fsd_calib.vllm_plugin.settings import EXACT, requested_threshold
+from fsd_calib.vllm_plugin.settings import EXACT, Followed, requested_threshold
 from fsd_common.errors import UsageError
 from fsd_decoding.sampling import SETTINGS
 
@@ -66,7 +65,9 @@ class RunningRequests:
         described = describe(state.sampling_params, self._followed)
         ids = state.prompt_token_ids
         prompt = range(len(state.prompt_embeds)) if ids is None else ids  # embeddings have no ids
-        described = replace(described, prompt=prompt, limit=self._limit(described, len(prompt)))
+        room = None if self._context is None else self._context - len(prompt)
+        limit = min((limit for limit in (described.limit, room) if limit is not None), default=None)
+        described = replace(described, prompt=prompt, limit=limit)
         self._described[request] = described
         if described.departures and described.threshold >= 0:
             self._departed(described.departures)
@@ -74,10 +75,6 @@ class RunningRequests:
             self._warned = True
             logger.warning("fsd: requests that no front end checked are decoded exactly: %s", described.fault)
         return described
-
-    def _limit(self, request: RunningRequest, prompt: int) -> int | None:
-        limits = [request.limit, None if self._context is None else self._context - prompt]
-        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def describe(parameters: Any, followed: Followed) -> RunningRequest:
@@ -88,24 +85,24 @@ def describe(parameters: Any, followed: Followed) -> RunningRequest:
     if parameters is None:
         return RunningRequest(EXACT, True, ("nothing is sampled",), frozenset(), ())
     own = EXACT if followed.threshold is None else followed.threshold
-    threshold, fault = _requested(parameters, own)
+    threshold, fault = EXACT, None
+    try:
+        threshold = requested_threshold(parameters.extra_args, own)
+    except UsageError as error:
+        fault = str(error)
+    greedy = parameters.temperature == 0
+    constrained = [name for name in _CONSTRAINTS if getattr(parameters, name, None)]
     ends = frozenset(parameters.stop_token_ids or ()) if parameters.ignore_eos else parameters.all_stop_token_ids
     return RunningRequest(
-        threshold=threshold, plain=_plain(parameters), greedy=parameters.temperature == 0,
-        departures=tuple(_departures(parameters, followed, threshold, own)), ends=frozenset(ends),
+        threshold=threshold, plain=greedy and parameters.repetition_penalty == 1 and not constrained, greedy=greedy,
+        departures=tuple(_departures(parameters, followed, threshold, own, constrained)), ends=frozenset(ends),
         stops=tuple(parameters.stop or ()), limit=parameters.max_tokens, fault=fault,
     )  # fmt: skip
 
 
-def _requested(parameters: Any, own: float) -> tuple[float, str | None]:
-    """Returns a request's T, and why its options cannot be followed."""
-    try:
-        return requested_threshold(parameters.extra_args, own), None
-    except UsageError as error:
-        return EXACT, str(error)
-
-
-def _departures(parameters: Any, followed: Followed, threshold: float, own: float) -> Iterable[str]:
+def _departures(
+    parameters: Any, followed: Followed, threshold: float, own: float, constrained: Sequence[str]
+) -> Iterable[str]:
     if threshold != own:
         yield f"threshold is {threshold:g} instead of {own:g}"
     served = _sampling(parameters)
@@ -113,13 +110,7 @@ def _departures(parameters: Any, followed: Followed, threshold: float, own: floa
         calibrated = getattr(followed.sampling, name)
         if served[name] != calibrated:
             yield f"{name} is {served[name]} instead of {calibrated}"
-    yield from (f"{name} is set" for name in _CONSTRAINTS if getattr(parameters, name, None))
-
-
-def _plain(parameters: Any) -> bool:
-    """Whether a request is greedy and nothing changes its logits."""
-    changed = any(getattr(parameters, name, None) for name in _CONSTRAINTS)
-    return parameters.temperature == 0 and parameters.repetition_penalty == 1 and not changed
+    yield from (f"{name} is set" for name in constrained)
 
 
 _CONSTRAINTS = (

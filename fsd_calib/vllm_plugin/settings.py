@@ -1,13 +1,19 @@
-"""What a user sets for the plugin: the entry "fsd" of vLLM's --additional-config, and `vllm_xargs` of a request."""
+"""What is set for the plugin: by users for an engine (the entry "fsd" of --additional-config) and for a request
+(`vllm_xargs`), and by calibrations.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.parts import Amount, Count, Part, PolicyInfo, SamplingInfo
+
+if TYPE_CHECKING:
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _EXAMPLE = """--additional-config '{"fsd": {"profile": "profile.json"}}'"""
 
@@ -104,3 +110,27 @@ def _finite(number: float) -> bool:
         return math.isfinite(number)
     except OverflowError:  # an int that no float can hold
         return False
+
+
+CALIBRATION = "calibration"
+"""The setting of the plugin that holds the first setting to measure, as JSON text, in place of a profile."""
+
+
+class MeasuredSetting(Part):
+    """What an engine decodes under while a calibration measures it."""
+
+    task: str
+    divergence: str
+    sampling: SamplingInfo
+    draft_length: Count
+    """L, at most that which the engine was loaded for. 0: the target decodes alone."""
+    threshold: Amount | None = None
+    """T. null: decoding is exact."""
+    policy: PolicyInfo | None = None
+    """Scales T. null: it is constant."""
+    traced: tuple[str, ...] = ()
+    """Divergences of the traces along the target that are collected. None: none are; else texts are exact, L is 1."""
+
+
+Followed: TypeAlias = "ThresholdProfile | MeasuredSetting"
+"""What a model runner follows: a divergence with its threshold, for requests with this sampling."""

@@ -8,9 +8,8 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
-from fsd_calib.vllm_plugin import KEY, engine_checks, hooks, model_checks
-from fsd_calib.vllm_plugin.followed import CALIBRATION, MeasuredSetting
-from fsd_calib.vllm_plugin.settings import ServeSettings
+from fsd_calib.vllm_plugin import KEY, engine_checks, model_checks, supported_vllm
+from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting, ServeSettings
 from fsd_decoding.profile.following import following, warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -25,14 +24,16 @@ def follow(config: Any) -> None:
             out. vLLM is unchanged then.
     """
     second = getattr(config, "use_v2_model_runner", False)  # other versions, which are refused, may lack it
-    hooks.check_vllm(vllm_version, hooks.RUNNER_V2 if second else hooks.RUNNER_V1)
+    supported_vllm.check_vllm(vllm_version, supported_vllm.RUNNER_V2 if second else supported_vllm.RUNNER_V1)
     # These import what was just looked up.
     from fsd_calib.vllm_plugin import request_checks
     from fsd_calib.vllm_plugin.telemetry.metrics import export_counters
 
     given = config.additional_config[KEY]
     if isinstance(given, Mapping) and CALIBRATION in given:
-        _measure(config, MeasuredSetting.model_validate_json(given[CALIBRATION]))
+        supported_vllm.check_vllm(vllm_version, supported_vllm.CALIBRATION)
+        engine_checks.check_measurable(config, MeasuredSetting.model_validate_json(given[CALIBRATION]))
+        _choose_worker(config)
         return
     settings = ServeSettings.of(given)
     profile = ThresholdProfile.load(settings.profile, allow_edited=settings.allow_edited)
@@ -48,13 +49,6 @@ def follow(config: Any) -> None:
     logger.info("fsd: %s%s", following(profile), by_request)
     for doubt in doubts:
         logger.warning("fsd: %s", doubt)
-
-
-def _measure(config: Any, first: MeasuredSetting) -> None:
-    """Lets an engine measure settings for the calibration that configures it."""
-    hooks.check_vllm(vllm_version, hooks.CALIBRATION)
-    engine_checks.check_measurable(config, first)
-    _choose_worker(config)
 
 
 def _choose_worker(config: Any) -> None:

@@ -10,12 +10,12 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.calibrating import CalibratingServing
-from fsd_calib.vllm_plugin.followed import CALIBRATION, MeasuredSetting
-from fsd_calib.vllm_plugin.serving import Serving, follow_profile
+from fsd_calib.vllm_plugin.rejection_sampler import Serving, follow_profile
+from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsd_calib.vllm_plugin.serving_v2 import ServingV2
+    from fsd_calib.vllm_plugin.rejection_sampler_v2 import ServingV2
 
 
 _RELOADED = "the engine follows an fsd profile of its models, so their weights cannot be reloaded; restart it"
@@ -31,17 +31,23 @@ class _FollowsProfile:
             raise UsageError(_RELOADED)
         worker: Any = super()
         worker.load_model(**keywords)
-        runner = self.model_runner  # type: ignore[attr-defined]
-        if self.vllm_config.use_v2_model_runner:  # type: ignore[attr-defined]
-            self.serving = _serving_v2(runner)
+        runner, config = self.model_runner, self.vllm_config  # type: ignore[attr-defined]
+        first = config.additional_config[KEY].get(CALIBRATION)
+        if config.use_v2_model_runner:
+            from fsd_calib.vllm_plugin.rejection_sampler_v2 import ServingV2
+
+            self.serving = None if runner.rejection_sampler is None else ServingV2(runner)
+        elif hasattr(runner, "drafter") and first is None:
+            self.serving = follow_profile(runner)
         elif hasattr(runner, "drafter"):
-            self.serving = _serving(runner)
+            self.serving = CalibratingServing(runner, MeasuredSetting.model_validate_json(first))
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:
         if self.serving is not None:
             self.serving.forget(scheduler_output.finished_req_ids)
             self.serving.admit(scheduler_output.scheduled_new_reqs)
+        if isinstance(self.serving, CalibratingServing):
             self.serving.plan_drafts(scheduler_output)
         worker: Any = super()
         return worker.execute_model(scheduler_output)
@@ -57,7 +63,7 @@ class _FollowsProfile:
     def take_draft_token_ids(self) -> Any:
         worker: Any = super()
         drafts = worker.take_draft_token_ids()
-        return drafts if self.serving is None else self.serving.scheduled(drafts)
+        return self.serving.scheduled(drafts) if isinstance(self.serving, CalibratingServing) else drafts
 
     def fsd_follow(self, setting: str) -> None:
         """Measures another setting, a `MeasuredSetting` as JSON, from now on; see `CalibratingServing`."""
@@ -88,25 +94,10 @@ class _FollowsProfile:
             worker.shutdown()
 
 
-def _serving(runner: Any) -> Serving:
-    """Lets a V1 runner follow a profile, or the settings that a calibration measures."""
-    first = runner.vllm_config.additional_config[KEY].get(CALIBRATION)
-    if first is None:
-        return follow_profile(runner)
-    return CalibratingServing(runner, MeasuredSetting.model_validate_json(first))
-
-
 def _calibrating(serving: Serving | ServingV2 | None) -> CalibratingServing:
     if not isinstance(serving, CalibratingServing):
         raise UsageError("this engine serves a profile; a calibration measures engines that it starts itself")
     return serving
-
-
-def _serving_v2(runner: Any) -> ServingV2 | None:
-    """Lets a V2 runner follow the profile, if it samples."""
-    from fsd_calib.vllm_plugin.serving_v2 import ServingV2
-
-    return None if runner.rejection_sampler is None else ServingV2(runner)
 
 
 class FuzzyCPUWorker(_FollowsProfile, CPUWorker):

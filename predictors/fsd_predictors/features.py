@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -86,8 +86,10 @@ _TOKEN = ("probability", "kind", "ends")
 FEATURES = (*_PLACE, *_SHAPE, *_BEFORE, *_TOKEN)
 """Names of the features, in the order of `feature_values`."""
 
-ROLES = ("accepting", "next")
-"""The two models of a predictor: `accepting` forecasts a_j, `next` forecasts b_{j+1}."""
+Forecast = Literal["accepting", "next"]
+"""What the two models of a predictor forecast: `accepting` a_j, `next` b_{j+1}."""
+
+ROLES: tuple[Forecast, ...] = ("accepting", "next")
 
 SHARE = 0  # column of T, in which models must not fall
 

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fsd_common.argument_checks import named
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write, foreign_name, read_regular
-from fsd_common.strict_json import parse
+from fsd_common.strict_json import parse_versioned
 
 SCHEMA_VERSION = 1
 DESCRIPTION = "predictor.json"
@@ -67,7 +68,7 @@ def check_place(folder: Path) -> None:
     """Raises UsageError where the folder holds files that are not a predictor's."""
     if other := foreign_name(folder, _OURS):
         raise UsageError(
-            f"folder {str(folder)!r} holds {other!r}, which is not a file of a predictor; choose another --out"
+            f"folder {str(folder)!r} holds {other!r}, which is not a file of a predictor; choose another {named('out')}"
         )
 
 
@@ -77,27 +78,11 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     Raises:
         UsageError: a file is missing or was altered, or the schema is newer than this one.
     """
-    content = _read_description(folder)
+    name = f"predictor {str(folder)!r}: {DESCRIPTION}"
+    content = parse_versioned(_bytes(folder, DESCRIPTION), name, SCHEMA_VERSION)
     if content.get("sha256") != checksum(content):
         raise _altered(folder, DESCRIPTION)
     return content, {name: _read_file(folder, name, sha) for name, sha in content["files"].items()}
-
-
-def _read_description(folder: Path) -> dict[str, Any]:
-    read = _bytes(folder, DESCRIPTION)
-    try:
-        content = parse(read)
-    except ValueError as error:
-        raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not JSON: {error}") from error
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if type(version) is not int or version < 1:
-        raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not valid: schema_version is {version!r:.60}")
-    if version > SCHEMA_VERSION:
-        raise UsageError(
-            f"predictor {str(folder)!r} has schema_version {version}, but this fsd-calib reads {SCHEMA_VERSION}; "
-            "upgrade fsd-calib"
-        )
-    return dict(content)
 
 
 def _read_file(folder: Path, name: str, sha256: str) -> bytes:
@@ -128,5 +113,6 @@ def _writable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"folder {str(folder)!r} cannot be written ({error.strerror or error}); free space or choose another --out"
+            f"folder {str(folder)!r} cannot be written ({error.strerror or error}); free space or choose another "
+            f"{named('out')}"
         ) from error

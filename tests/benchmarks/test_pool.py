@@ -14,19 +14,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from calibrate import Size, report
+from calibrate import measure
 from fsd_calib import SpeculativeDecoder
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
 from fsd_collectors.split import tuning_and_certification
 from fsd_data import pair_paths
-from lib.calibration.pool import TARGET, CountingPool, Pool, PooledForecast, pool_task
-from lib.calibration.pooled_calibration import calibrate_on_pool, draw
+from fsd_decoding.profile.setting import Setting
+from lib.pool import CONFIDENCE, TARGET, CountingPool, Pool, PooledForecast, calibrate_on_pool, draw, pool_task
 
-RUNS, CONFIDENCE = 60, 0.95
+RUNS = 60
 WANTED = (0.97, 0.99, 0.995)  # in turn; the arm keeps about .99 at all thresholds worth trying: two are close decisions
-ARM = Configuration("fsd-coupled", "js", 5)  # the one that all 10,000 problems have
+ARM = Setting("fsd-coupled", "js", 5)  # the one that all 10,000 problems have
 THRESHOLDS = np.linspace(0.0, 0.4, 21)[1:]
 
 # Standard errors of a share of 1 - CONFIDENCE among so many runs. A calibration that errs exactly as often as it may,
@@ -45,7 +44,7 @@ class Run:
     wanted: float
     drawn: NDArray[np.intp]  # numbers of its problems
     tuned_on: NDArray[np.intp]
-    certified: Configuration | None
+    certified: Setting | None
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +54,9 @@ def runs(pool: Pool) -> list[Run]:
     for number in range(RUNS):
         random, wanted = np.random.default_rng(number), WANTED[number % len(WANTED)]
         problems = draw(pool, len(pool.problems), int(random.integers(1000, 1300)), random)
-        found = calibrate_on_pool(
-            CountingPool(pool, reuse=True), forecast, space, *tuning_and_certification(problems), wanted, CONFIDENCE
-        )
-        made.append(Run(wanted, _numbers(pool, problems), _numbers(pool, found.tuning), found.certified))
+        tuning, certification = tuning_and_certification(problems)
+        found = calibrate_on_pool(CountingPool(pool, reuse=True), forecast, space, tuning, certification, wanted)
+        made.append(Run(wanted, _numbers(pool, problems), _numbers(pool, tuning), found.certified))
     return made
 
 
@@ -66,7 +64,7 @@ def _numbers(pool: Pool, problems: Sequence[Problem]) -> NDArray[np.intp]:
     return np.array(pool.rows(TARGET, problems), np.intp)
 
 
-def is_false(pool: Pool, configuration: Configuration, wanted: float) -> bool:
+def is_false(pool: Pool, configuration: Setting, wanted: float) -> bool:
     return pool.whole(configuration).retention < wanted
 
 
@@ -86,14 +84,11 @@ def test_the_largest_threshold_that_looks_good_is_false_far_more_often(
     pool: Pool, runs: list[Run], looked_at: str
 ) -> None:
     """So this suite is able to fail."""
-    swept = {t: pool.whole(ARM.at(float(t))) for t in THRESHOLDS}
     wrong = 0
     for run in runs:
         seen = getattr(run, looked_at)
-        good = [
-            t for t, whole in swept.items() if whole.right[seen].sum() >= run.wanted * whole.target_right[seen].sum()
-        ]
-        wrong += bool(good) and is_false(pool, ARM.at(float(max(good))), run.wanted)
+        good = [t for t in THRESHOLDS.tolist() if pool.whole(ARM.at(t), seen).retention >= run.wanted]
+        wrong += bool(good) and is_false(pool, ARM.at(max(good)), run.wanted)
     assert wrong > 2 * ALLOWED
 
 
@@ -112,7 +107,7 @@ def test_the_pool_answers_what_decoding_gives(pool: Pool) -> None:
             threshold=thresholds, ids=[problem.id for problem in problems], stop=task.stop, batch_size=12,
         )  # fmt: skip
         for problem, result, threshold in zip(problems, decoded, thresholds, strict=True):
-            configuration = Configuration("fsd-coupled", divergence, length, threshold)
+            configuration = Setting("fsd-coupled", divergence, length, threshold)
             ((known,),) = pool(configuration, [problem])
             asked += 1
             agreed += (known.tokens, known.rounds, known.drafted, known.accepted, known.correct) == (
@@ -124,9 +119,9 @@ def test_the_pool_answers_what_decoding_gives(pool: Pool) -> None:
 @pytest.mark.slow
 def test_the_comparison_of_costs_runs(pool: Pool) -> None:
     """What it measures is in `benchmarks/results/calibrate.json`; here that it adds up."""
-    (goal,) = report(pool, PooledForecast.read(pool), (0.97,), 1, Size(problems=600))["wishes"]
+    goal = measure(pool, PooledForecast.read(pool), 0.97, 1, 600)
     ways = goal["ways"]
     assert set(ways) == {"baseline", "search", "certificate", "table", "bisection", "tpe"}
-    assert ways["table"]["decodings"]["median"] == 20 * 600
-    assert ways["search"]["tokens"]["median"] < ways["table"]["tokens"]["median"]
+    assert ways["table"]["decodings"].median == 20 * 600
+    assert ways["search"]["tokens"].median < ways["table"]["tokens"].median
     assert goal["best"]["lossless"] <= goal["best"]["to_certify"] <= goal["best"]["to_tune"]

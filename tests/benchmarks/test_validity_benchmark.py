@@ -17,9 +17,7 @@ from fsd_calib.certification.power import cells
 from fsd_calib.certification.score_test import p_values
 from lib.common.forked_programs import run
 from lib.validity.attempts import RULES
-from lib.validity.cells import Cell, summed_sizes
-from lib.validity.levels import LEVELS, allowed, own_level
-from lib.validity.seeds import laws_of, retention
+from lib.validity.sizes import LEVELS, Cell, allowed, laws_of, own_level, retention, summed_sizes
 from support.paths import BENCHMARKS
 
 RESULTS = BENCHMARKS / "results" / "validity.json"
@@ -57,7 +55,7 @@ def test_until_a_false_certificate_no_level_is_spent_twice(attempts: list[list[t
     """The step of the proof: (true, lucky) settings, of which those pass that are both. At an attempt with a false
     setting the level is at most the sum of all attempts' own since the last such one, so these levels sum to no more
     than all own."""
-    levels, owned = RULES["counted, all passed hands on"].levels(1), 0.0
+    levels, owned = RULES["counted, all passed hands on"](1), 0.0
     for number, settings in enumerate(attempts, 1):
         owned += own_level(number)
         just_above = np.full((1, 3), owned * (1 + 1e-9))

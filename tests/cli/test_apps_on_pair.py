@@ -47,7 +47,7 @@ def test_calibrate_then_generate_on_the_bundled_pair(tmp_path: Path, capsys: pyt
     assert f"T = {found.threshold:.4g}" in capsys.readouterr().out
     for point in found.curve:
         assert point.problems <= (found.data.tuning if point.source == "tuning" else found.data.certification)
-    chosen = next(p for p in found.curve if p.source == "certification" and p.threshold == found.threshold)
+    chosen = next(p for p in found.curve if p.source == "certification" and p.setting.threshold == found.threshold)
     assert chosen.forecast == found.speed.forecast.chosen
     assert chosen.counts is not None
     assert generate("--profile", str(tmp_path / "profile.json"), "Ann has 3 boxes of 12 pens. How many?") == 0

@@ -19,12 +19,14 @@ MISTAKES = {
         "{} --head /none/head", "{} --certify none.json", "{} --compile foo", "{} --timing foo", "{} --rule foo",
         "{} --show-prompt --target file", "{} --engine foo",
         "{} --storage sqlite:///", "{} --storage file/study.log", "{} --predictor none", "{} --predictor folder",
-        "{} --ray foo:1", "--task lm-eval:none.yaml --min-acc 0.9",
+        "{} --ray foo:1", "--task lm-eval:none.yaml --min-acc 0.9", "{} --engine vllm --tree 2,6",
+        "--task gsm8k --min-acc 0.9 --data other.csv", "--task other.yaml --min-acc 0.9",
     ],
     "collect": [
         "--task none.yaml", "{} --data none.jsonl", "{} --device foo", "{} --dtype foo", "{} --rule foo",
         "{} --rule fsd --threshold 0.1 --divergence foo", "{} --target ./none --draft ./none", "{} --top-p 2",
-        "{} --out file", "{} --ray foo:1",
+        "{} --out file", "{} --ray foo:1", "{} --rule fsd", "{} --threshold 0.1", "{} --rule sd --threshold 0.1",
+        "{} --divergence js", "{} --data bad.jsonl", "--task gsm8k --data other.csv",
     ],
     "generate": [
         "--profile none.json hi", "--profile bad.json hi", "--profile folder hi", "--profile bad.json --tree 2,x hi",
@@ -43,14 +45,14 @@ MISTAKES = {
     "report": ["none", "folder", "bad.json", "bad.json --format foo"],
     "tasks": ["show none", "show none.yaml", "show bad.yaml", "show gsm8k --data none.jsonl", "show csqa --target ./n"],
     "traces": ["verify none", "describe folder", "plot none"],
-    "train": [
+    "train_predictor": [
         "--traces none --out x", "--traces folder --out x", "--traces none --out x --kind foo",
         "--traces none --out x --rule foo", "--traces none --out x --tokenizer ./none",
     ],
     "train_eagle": [
         "{} --out file", "{} --out x --device foo", "{} --out x --dtype foo", "{} --out x --layers a",
         "{} --out x --target ./none", "{} --out x --data none.jsonl", "--task none.yaml --out x",
-        "{} --out x --epochs 0", "{} --out x --learning-rate -1",
+        "{} --out x --epochs 0", "{} --out x --learning-rate -1", "--task gsm8k --data other.csv --out x",
     ],
 }  # fmt: skip
 CASES = [(command, line) for command, lines in MISTAKES.items() for line in lines]
@@ -91,6 +93,8 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     (folder / "bad.yaml").write_text("name: x\n  bad: [\n")
     (folder / "bad.json").write_text("{bad")
     (folder / "bad.jsonl").write_text('{"question": "a"}\n{\n')
+    (folder / "other.yaml").write_text("data: other.csv\ngrader: exact\n")
+    (folder / "other.csv").write_text("city,country\nRome,Italy\n")
     (folder / "utf16.csv").write_bytes(b"\xff\xfea\0")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     ran = subprocess.run(
@@ -120,3 +124,14 @@ def test_devices_of_other_packages_and_folders_that_hold_a_tokenizer_alone_are_l
     options.check_place("cuda:1", "float64")
     monkeypatch.setattr(options, "entry_points", lambda group: ["one"])
     options.check_place("npu:0", None)
+
+
+def test_a_folder_of_files_is_data_where_a_task_reads_one(tmp_path: Path) -> None:
+    from fsd_calib.cli.options import check_data
+    from fsd_calib.tasks import task_kind
+    from fsd_common.errors import UsageError
+
+    (tmp_path / "astronomy_test.csv").write_text("How far is it?,near,far,farther,farthest,B\nHow old?,1,2,3,4,A\n")
+    check_data(task_kind("mmlu"), tmp_path)
+    with pytest.raises(UsageError, match=r"data file .* cannot be read"):
+        check_data(task_kind("gsm8k"), tmp_path)

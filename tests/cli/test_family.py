@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import typer
 
-from fsd_calib import config as choices
+from fsd_calib import calibrate_options as choices
 from fsd_calib.calibration.policy_families import FAMILIES
 from fsd_calib.cli.console import reply_json, run
 from fsd_calib.cli.options import LEVELS, OutputOptions
@@ -29,7 +29,7 @@ from fsd_decoding.divergence import DIVERGENCES
 from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error
 
-LONG = ["calibrate", "collect", "generate", "inspect", "train"]
+LONG = ["calibrate", "collect", "generate", "inspect", "train_predictor"]
 ALL = [*LONG, "profile", "report", "tasks", "traces"]
 
 
@@ -74,6 +74,7 @@ def test_options_of_one_name_mean_the_same_everywhere() -> None:
 def test_words_that_options_take_are_those_of_the_registries() -> None:
     assert set(choices.RULES) == {name for name, rule in RULES.items() if name != "target"}
     assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_divergence}
+    assert set(choices.RULES_WITHOUT_T) == {name for name, rule in RULES.items() if rule.drafts and not rule.fuzzy}
     assert tuple(DIVERGENCES) == choices.DIVERGENCES
     assert set(choices.POLICIES) == {*FAMILIES}
 
@@ -107,6 +108,7 @@ def complete(name: str, *words: str, home: Path) -> list[str]:
     return ran.stdout.split()
 
 
+@pytest.mark.slow
 def test_shells_complete_names(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").touch()
     assert complete("calibrate", "--task", "m", home=tmp_path) == ["math", "mmlu", "mine.yaml"]

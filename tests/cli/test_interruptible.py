@@ -93,7 +93,7 @@ def test_every_command_has_an_entry() -> None:
 @pytest.mark.parametrize(
     ("command", "module"),
     [("calibrate", "fsd_calib.cli.calibrate"), ("calibrate", "typer"), ("calibrate", "pydantic"),
-     ("profile", "fsd_calib.cli.console"), ("train_predictor", "fsd_calib.cli.train")],
+     ("profile", "fsd_calib.cli.console"), ("train_predictor", "fsd_calib.cli.train_predictor")],
 )  # fmt: skip
 def test_ctrl_c_during_imports_is_one_line(command: str, module: str) -> None:
     done = subprocess.run(

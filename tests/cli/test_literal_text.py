@@ -92,6 +92,7 @@ def test_profiles_and_their_files_are_shown_literally(tmp_path: Path, capsys: py
     check(said.out.removesuffix(exact))
 
 
+@pytest.mark.slow
 def test_traces_are_described_and_drawn_literally(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = {"target": {**VALUES["target"], "id": HOSTILE}, "device": HOSTILE}
     folder = write(tmp_path / "run", manifest(16, **named))

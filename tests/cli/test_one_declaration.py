@@ -7,20 +7,20 @@ import sys
 
 import pytest
 
-# `fsd_calib.config` with one line more, before anything imports it.
+# `fsd_calib.calibrate_options` with one line more, before anything imports it.
 PROGRAM = """
 import inspect, sys, tempfile, types
 from importlib.util import find_spec
 from pathlib import Path
 
-path = Path(find_spec("fsd_calib.config").origin)
+path = Path(find_spec("fsd_calib.calibrate_options").origin)
 field = '    colour: Annotated[str, Option("What colour it has.", DECODING)] = "red"\\n'
 before = "    device: Device = None\\n    dtype: Dtype = None\\n    data"
 source = path.read_text(encoding="utf-8")
 assert source.count(before) == 1
-module = types.ModuleType("fsd_calib.config")
+module = types.ModuleType("fsd_calib.calibrate_options")
 module.__file__ = str(path)
-sys.modules["fsd_calib.config"] = module
+sys.modules["fsd_calib.calibrate_options"] = module
 exec(compile(source.replace(before, field + before), str(path), "exec"), module.__dict__)
 
 import typer

@@ -186,6 +186,7 @@ def test_help_answers_without_heavy_imports() -> None:
     assert {"torch", "transformers", "optuna", "pydantic"}.isdisjoint(loaded)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("command", ["show", "validate", "diff"])
 def test_profiles_are_shown_without_what_decodes(command: str, tmp_path: Path) -> None:
     profile().save(tmp_path / "profile.json")

@@ -15,7 +15,6 @@ from fsd_calib.calibration.output_folder import identity_of
 from fsd_calib.calibration.run_file import save_run
 from fsd_calib.cli import calibrate, in_turn
 from fsd_calib.cli.console import run
-from fsd_calib.cli.in_turn import Done
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
@@ -37,9 +36,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Calibration]:
     """The calibrations that commands ask for, none of which is run."""
     found: list[Calibration] = []
 
-    def only_note(calibration: Calibration, engines: Sequence[str], **_: Any) -> Done:
+    def only_note(calibration: Calibration, engines: Sequence[str], **_: Any) -> tuple[list[Any], list[str]]:
         found.append(replace(calibration, config=calibration.config.changed(progress=None)))
-        return Done([], ())
+        return [], []
 
     monkeypatch.setattr(in_turn, "run", only_note)
     monkeypatch.chdir(tmp_path)

@@ -117,6 +117,7 @@ def test_on_policy_page_says_why_a_chart_is_missing(on_policy: Path, tmp_path: P
     assert "Tokens per round against T are not drawn" in text
 
 
+@pytest.mark.slow
 def test_a_models_name_is_no_markup(tmp_path: Path) -> None:
     target = {"id": "<script>alert(1)</script> [bold]", "fingerprint": "b", "revision": None, "dtype": "float32",
               "vocab_size": 60, "quantization": None, "attention": None, "kind": "model"}  # fmt: skip

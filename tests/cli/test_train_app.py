@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.cli import train as train_app
+from fsd_calib.cli import train_predictor as train_app
 from fsd_calib.cli.console import run
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from support.messages import error_line
 from support.traces.tiny_traces import TOKENIZER, tiny_traces
 
-TRAIN = [sys.executable, "-c", "from fsd_calib.cli.train import main; main()"]
+TRAIN = [sys.executable, "-c", "from fsd_calib.cli.train_predictor import main; main()"]
 
 
 def train(*arguments: str) -> int:
@@ -56,7 +56,7 @@ def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--trials", "0"], "--trials is 0; it must be at least 1"),
+        (["--trials", "0"], "--trials is 0; it must be a whole number of at least 1"),
         (["--limit", "0"], "--limit is 0"),
         (["--limit", "49"], "hold 49 problems of the tuning part within --limit; a predictor needs at least 50"),
         (["--kind", "oracle"], "--kind is 'oracle'; it must be one of boosted, logistic, head"),

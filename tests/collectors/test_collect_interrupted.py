@@ -39,6 +39,7 @@ class _Stopping:
             raise KeyboardInterrupt
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("way", ["along the target", "sd"])
 def test_an_interrupted_run_continues(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task, settings = tiny_task(70, max_new_tokens=8), {"batch_size": 2, "temperature": 1.0, **WAYS[way]}
@@ -54,6 +55,7 @@ def test_an_interrupted_run_continues(way: str, pair: tuple[Any, Any], tmp_path:
     assert resumed.completions.to_table().equals(whole.completions.to_table())
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_the_same_models_of_another_folder(tmp_path: Path) -> None:
     task, (target, draft) = tiny_task(70, max_new_tokens=8), related(seed=1, spread=0.05)
     settings = {"batch_size": 2, "temperature": 1.0}
@@ -94,6 +96,7 @@ def test_a_run_continues_only_with_the_same_prompts(prompt: str, pair: tuple[Any
         collect(tmp_path, pair, again)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("way", ["along the target", "sd"])
 def test_out_of_memory_errors_name_the_finished_portions(
     way: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

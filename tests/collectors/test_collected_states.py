@@ -31,6 +31,7 @@ def _last_states(model: Any, texts: list[list[int]]) -> list[Array]:
         return [model(torch.tensor([t]), output_hidden_states=True).hidden_states[-1][0].numpy() for t in texts]
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("way", ["along the target", "fsd-coupled"])
 def test_hidden_states_are_those_that_q_was_computed_from(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(9)

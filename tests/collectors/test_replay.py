@@ -203,6 +203,7 @@ def rows_along(decoder: SpeculativeDecoder, prompt: list[int], result: Result) -
     return [{"same_token": s, "sd_accepts": s, "js": d, "draft_top1": t} for s, d, t in columns]
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("length", [1, 3, 6])
 @pytest.mark.parametrize("rule", sorted(EXACT))
 def test_decoding_equals_replay_until_a_substitution(
@@ -376,7 +377,7 @@ ONE = MemoryTraces([random_texts(1, 5)[0][:1] * 4])
         (
             SOME,
             {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)},
-            "a whole number for each row, from 0 to 8",
+            "a whole number for each draft, from 0 to 8",
         ),
     ],
 )

@@ -74,6 +74,7 @@ def test_parts_named_by_the_source_are_kept(problems: list[Asked]) -> None:
     assert all(problem.part != "tuning" for problem in certification)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("share", [CERTIFICATION_SHARE, 0.5, 0.05])
 def test_the_certification_share_is_met(share: float) -> None:
     """Five standard deviations of a fair draw: another salt would fail with probability 6e-7."""

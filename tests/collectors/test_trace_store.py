@@ -54,6 +54,7 @@ def same(actual: list[Any], reference: list[Any]) -> bool:
 # --- reading ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("of", [ALONG, ON], ids=["along", "on"])
 @pytest.mark.parametrize("table", ["tokens", "completions", "rounds"])
 def test_every_reader_returns_every_column(of: Manifest, table: str, tmp_path: Path) -> None:
@@ -191,8 +192,7 @@ def test_another_run_is_refused_by_its_first_difference(tmp_path: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet"))
     message = usage_error(lambda: write(folder, manifest(hidden=4, **ON_POLICY, on="processed")))
     assert (
-        f"folder {str(folder)!r} holds traces of another run: on 'raw', not 'processed'; choose another --out"
-        in message
+        f"folder {str(folder)!r} holds traces of another run: on 'raw', not 'processed'; choose another out" in message
     )
     assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet"))
 
@@ -252,16 +252,14 @@ def test_a_run_without_finished_portions_is_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    assert "holds 'thesis.tex' and no manifest.json; choose another --out" in usage_error(
-        lambda: write(tmp_path, ALONG)
-    )
+    assert "holds 'thesis.tex' and no manifest.json; choose another out" in usage_error(lambda: write(tmp_path, ALONG))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_second_collector_is_refused_until_the_first_has_finished(tmp_path: Path) -> None:
     with TraceWriter(tmp_path, ALONG) as writer:
         message = usage_error(lambda: write(tmp_path, ALONG))
-        assert "is being written by another collector; choose another --out, or wait" in message
+        assert "is being written by another collector; choose another out, or wait" in message
         writer.write(0, portion(ALONG, 0))
     assert verify(write(tmp_path, ALONG)) == []
 

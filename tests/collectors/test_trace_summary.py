@@ -211,6 +211,7 @@ def test_large_counts_and_long_names_fit_80_columns() -> None:
     assert len(line(text, "hellinger@50", "agree")) == 6
 
 
+@pytest.mark.slow
 @given(st.integers(1, 80), st.integers(0, 2**32))
 def test_a_threshold_accepts_its_share_as_it_is_printed(rows: int, seed: int) -> None:
     traces = random_traces(rows, seed)
@@ -265,6 +266,7 @@ def test_no_divergences_are_described_and_refused_as_pictures() -> None:
 # Pictures of odd traces
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize(
     "changed",
     [

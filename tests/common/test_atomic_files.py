@@ -32,6 +32,7 @@ def _write(path: Path, letter: bytes) -> None:
                 file.write(letter * (_SIZE // 4))
 
 
+@pytest.mark.slow
 def test_of_several_writers_one_stays_whole(tmp_path: Path) -> None:
     path, start = tmp_path / "file", multiprocessing.get_context("fork")
     writers = [start.Process(target=_write, args=(path, letter)) for letter in (b"a", b"b", b"c")]

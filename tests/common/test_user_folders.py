@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE, default_cache, default_state
-from fsd_decoding.models.weights_digest import read_digest, write_digest
+from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE, default_cache, default_state, keep, kept
 from support.messages import usage_error
 
 pwd = pytest.importorskip("pwd")  # users of POSIX
@@ -36,8 +35,8 @@ def test_folders_that_are_given_need_no_home(monkeypatch: pytest.MonkeyPatch, tm
     assert (default_cache(), default_state()) == (tmp_path / "cache", tmp_path / "state")
 
 
-def test_digests_of_weights_are_kept_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_texts_are_kept_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    write_digest("key", "0" * 64)
-    assert read_digest("key") is None
+    keep("texts/key", "text")
+    assert kept("texts/key") is None
     assert list(tmp_path.iterdir()) == []

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, WantedTraces
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.tasks.base import Task
 from fsd_collectors.replay import sweep
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.engine.result import Result
+from fsd_decoding.profile.setting import Setting
 
-ALONE = Configuration("target", "js", 1)
+ALONE = Setting("target", "js", 1)
 LENGTH = 4
 
 
@@ -30,14 +30,14 @@ class EngineConformance:
     threshold = 0.1
     tokens_before_drafts = 0  # tokens of a text that no step drafts for
 
-    def decode(self, engine: Engine, task: Task, configuration: Configuration, batch_size: int = 8) -> list[Result]:
-        return engine.decode(DecodingRequest(configuration, 0, self.prompts(task), batch_size))
+    def decode(self, engine: Engine, task: Task, setting: Setting, batch_size: int = 8) -> list[Result]:
+        return engine.decode(DecodingRequest(setting, 0, self.prompts(task), batch_size))
 
     def prompts(self, task: Task) -> list[KeyedPrompt]:
         return [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems[: self.count]]
 
-    def fuzzy(self, threshold: float | None = None, length: int = LENGTH, divergence: str = "js") -> Configuration:
-        return Configuration("fsd-coupled", divergence, length, self.threshold if threshold is None else threshold)
+    def fuzzy(self, threshold: float | None = None, length: int = LENGTH, divergence: str = "js") -> Setting:
+        return Setting("fsd-coupled", divergence, length, self.threshold if threshold is None else threshold)
 
     def test_every_prompt_has_its_result_in_order(self, engine: Engine, task: Task) -> None:
         finished: dict[int, Result] = {}
@@ -75,7 +75,7 @@ class EngineConformance:
     @pytest.mark.parametrize("rule", ["sd", "coupled"])
     def test_lossless_rules_emit_the_targets_texts(self, engine: Engine, task: Task, rule: str) -> None:
         alone = self.decode(engine, task, ALONE)
-        lossless = self.decode(engine, task, Configuration(rule, "js", LENGTH))
+        lossless = self.decode(engine, task, Setting(rule, "js", LENGTH))
         assert [r.tokens for r in lossless] == [r.tokens for r in alone]
         assert all(r.drafted == r.accepted == 0 for r in alone)
         assert sum(r.rounds for r in lossless) < sum(r.rounds for r in alone)
@@ -116,7 +116,7 @@ class EngineConformance:
     def test_keys_differ_where_texts_may(self, engine: Engine) -> None:
         fuzzy = self.fuzzy()
         ways = [
-            ALONE, Configuration("sd", "js", LENGTH), fuzzy, replace(fuzzy, draft_length=2),
+            ALONE, Setting("sd", "js", LENGTH), fuzzy, replace(fuzzy, draft_length=2),
             replace(fuzzy, divergence="tv"),
         ]  # fmt: skip
         keys = [engine.key(way, 0).hash for way in ways]
@@ -145,7 +145,7 @@ class EngineConformance:
         alone = self.decode(engine, task, ALONE)
         assert traces.tokens.count_rows() == sum(r.emitted - self.tokens_before_drafts for r in alone)
         replayed = sweep(traces, ["sd"], draft_lengths=[LENGTH])
-        decoded = self.decode(engine, task, Configuration("sd", "js", LENGTH))
+        decoded = self.decode(engine, task, Setting("sd", "js", LENGTH))
         assert int(replayed["rounds"].iloc[0]) == sum(r.rounds for r in decoded)
 
     def test_what_profiles_record_is_there(self, engine: Engine) -> None:

@@ -226,6 +226,7 @@ class EveryScalePolicy(EveryPolicy):
             return
         assert seen == pytest.approx(traced, rel=1e-9)
 
+    @pytest.mark.thinned(every=4)
     @pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "fsd-coupled"])
     def test_inside_a_texts_interval_every_threshold_gives_it_again(self, make: MakeScale, rule: str) -> None:
         policy, rng = make().at(0.2), Random(0)
@@ -236,6 +237,7 @@ class EveryScalePolicy(EveryPolicy):
                 inside = policy.at(rng.uniform(lo + ROUNDING, hi - ROUNDING))
                 assert_same(_alone(inside, prompts[i], i, rule), was)
 
+    @pytest.mark.thinned(every=3)
     def test_outside_a_texts_interval_another_decision_bounds_it(self, make: MakeScale) -> None:
         """At its upper end the decision that bounds it flips, and bounds the next interval from below."""
         policy, flipped = make().at(0.1), 0

@@ -12,9 +12,7 @@ from random import Random
 
 import pytest
 
-from fsd_data.problems import GeneratedProblem, fresh, generate, part_of
-from fsd_data.stories import STORIES
-from fsd_data.wording import say, weights
+from fsd_data.problems import STORIES, GeneratedProblem, fresh, generate, part_of, say, weights
 
 CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 
@@ -74,6 +72,7 @@ def test_no_question_is_in_both_parts() -> None:
         assert {part_of(p.question) for p in some(300, part=part)} == {part}
 
 
+@pytest.mark.slow
 def test_target_and_draft_prefer_different_words() -> None:
     """Three openers, 52 % and 20 %: over 3,000 solutions the gap is 18 standard errors wide."""
     first = {mix: Counter(p.answer.split(",")[0] for p in some(3000, mix=mix)) for mix in ("target", "draft")}

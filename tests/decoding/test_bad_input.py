@@ -165,6 +165,7 @@ def decode_broken(role: str, value: float, prompts: list[list[int]], **how: Any)
     return caught.value, sound, prompt, place
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_broken_logits_in_a_later_round_are_named_and_finished_results_kept(
@@ -181,6 +182,7 @@ def test_broken_logits_in_a_later_round_are_named_and_finished_results_kept(
     assert all(result == sound[i] for i, result in error.finished.items())
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("rule", RULES)
 def test_minus_infinity_is_a_probability_of_zero(prompts: list[list[int]], rule: str, role: str) -> None:

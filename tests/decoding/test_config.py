@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -9,7 +10,7 @@ import pytest
 
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.divergence_budget import DivergenceBudget
-from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
+from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.shapes import Constant, EntropyScaled, Schedule
 from fsd_decoding.sampling import Sampling
@@ -30,10 +31,12 @@ def own(kind: type) -> dict[str, object]:
 
 def test_keywords_are_the_fields_and_of_their_types() -> None:
     sampling = {name: hint for name, hint in own(Sampling).items() if name != "_warpers"}
-    assert get_type_hints(DecodingKeywords) == own(DecodingConfig) | sampling
+    either: Any = own(DecodingConfig) | sampling
+    several = {"threshold": Sequence[float], "draft_length": Sequence[int]}  # of a call, for one prompt each
+    expected = {name: hint | several.get(name) | None for name, hint in either.items()}
+    assert get_type_hints(DecodingKeywords) == expected
     parameters = {"temperature", "top_k", "top_p"}  # of `generate` itself
-    expected = {name: hint for name, hint in own(CallOverrides).items() if name not in parameters}
-    assert get_type_hints(CallKeywords) == expected
+    assert get_type_hints(CallKeywords) == {name: hint for name, hint in expected.items() if name not in parameters}
 
 
 def test_keywords_and_an_object_decode_the_same_and_keywords_go_first() -> None:
@@ -52,6 +55,13 @@ def test_a_decoder_under_another_configuration_shares_the_models() -> None:
     assert (other.rule, other.seed, other.draft_length, other.target) == ("coupled", 5, 4, one.target)
     assert (one.rule, one.seed) == ("fsd-coupled", 0)
     assert other.generate(PROMPTS, NEW) == one.generate(PROMPTS, NEW, rule="coupled")
+
+
+def test_a_call_takes_every_setting_for_itself_alone() -> None:
+    one = decoder(threshold=0.3, draft_length=4)
+    given: Any = {"divergence": "tv", "seed": 5, "temperature": 0.9, "on": "processed", "within_support": True}
+    assert one.generate(PROMPTS, NEW, **given) == one.with_config(**given).generate(PROMPTS, NEW)
+    assert one.decoding == DecodingConfig(threshold=0.3, draft_length=4)
 
 
 def test_a_threshold_policy_has_its_own_keyword() -> None:

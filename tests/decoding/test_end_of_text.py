@@ -23,6 +23,7 @@ CONFIGURED: dict[str, Any] = {
 }
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("rule", ["target", "coupled"])
 @pytest.mark.parametrize("case", CONFIGURED)
 def test_a_text_ends_where_generate_ends_it(case: str, rule: str) -> None:

@@ -150,6 +150,7 @@ def alone(decoder: SpeculativeDecoder) -> dict[float, list[Result]]:
     return {t: decoder.generate(ragged_prompts(200), NEW, t, rule="target") for t in TEMPERATURES}
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("draft_length", [1, 3, 8])
 @pytest.mark.parametrize(("rule", "temperature"), SAME_TEXT)
 def test_lossless_rules_write_the_targets_own_text(
@@ -176,6 +177,7 @@ def test_the_compared_texts_vary(decoder: SpeculativeDecoder, alone: dict[float,
     assert sum(a.tokens != b.tokens for a, b in zip(*alone.values(), strict=True)) > 80
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("draft_length", [1, 4])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9), Sampling(0.9, top_k=5)], ids=str)
 def test_without_a_threshold_fsd_writes_the_drafts_text_but_for_the_bonus(
@@ -215,6 +217,7 @@ def choices(model: Any, prompt: list[int], result: Result, sampling: Sampling, k
 # --- independence of the batch -----------------------------------------------------------------------
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("rule", RULES)
 def test_results_do_not_depend_on_the_batch(decoder: SpeculativeDecoder, rule: str, temperature: float) -> None:

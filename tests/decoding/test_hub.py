@@ -262,6 +262,7 @@ def test_a_tokenizer_and_a_configuration_are_loaded_without_weights(tmp_path: Pa
     assert loaded == ["acme/small"] * 2
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("case", "said"),
     [("gated", "hf auth login"), ("missing", "hf auth login"), ("login", "is not a hub's")],
@@ -271,7 +272,7 @@ def test_problems_on_the_hub_are_refused_with_the_way_out(case: str, said: str, 
         ((message, seconds),) = run(GSM8K, hub.address, tmp_path)
     assert f"openai/gsm8k cannot be loaded from the hub at {hub.address} (HF_ENDPOINT)" in message
     assert said in message
-    assert "--data FILE.jsonl" in message
+    assert "data takes a local FILE.jsonl" in message
     assert seconds < DEFINITE
 
 

@@ -65,7 +65,7 @@ def test_a_draft_is_loaded_as_the_target_where_it_does_not_differ() -> None:
         ({"quantization": "int3"}, "quantization is 'int3'; it must be one of bnb-4bit, bnb-8bit, torchao-int8wo"),
         ({"quantization": 8}, "quantization is 8; it must be one of bnb-4bit, bnb-8bit, torchao-int8wo"),
         ({"revision": ""}, "revision is ''; it must be a branch, a tag or a commit"),
-        ({"dtype": "float32"}, "model_kwargs sets 'dtype', .*: dtype (--dtype) sets it"),
+        ({"dtype": "float32"}, "model_kwargs sets 'dtype', .*: dtype sets it"),
         ({"token": "secret"}, "log in with `hf auth login`"),
         ({"subfolder": "fp16"}, "give the path of a local folder"),
         (["attn"], "model_kwargs is .*; it must map names"),

@@ -63,6 +63,7 @@ def test_every_part_of_the_key_matters() -> None:
     assert len(set(base.flatten().tolist())) == base.numel()
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_bits_leave_the_open_interval(dtype: torch.dtype) -> None:
     """Every pattern of the 23 bits in use, with the other bits all 0 and all 1."""

@@ -23,6 +23,7 @@ def texts(target: Any, draft: Any, **call: Any) -> list[list[int]]:
     return [r.tokens for r in SpeculativeDecoder(target, draft, word_tokenizer()).generate(PROMPTS, NEW, **call)]
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_every_dtype_decodes(dtype: torch.dtype) -> None:
     """Lossless texts are equal where rounding leaves no near-ties; half precision may change some choices."""
@@ -67,6 +68,7 @@ def drafted(target: Any, kind: str) -> list[tuple[list[int], int]]:
     return [(r.tokens, r.rounds) for r in decoder.generate(PROMPTS, NEW, threshold=0.2)]
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_drafts_from_a_split_target_as_from_the_whole(kind: str, tmp_path: Path) -> None:
     """Whose output layer, which the head of EAGLE-1 shares, is read from disk for each call."""

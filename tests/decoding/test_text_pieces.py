@@ -10,6 +10,7 @@ from fsd_decoding.text import text_pieces
 from support.models.tiny_tokenizers import TOKENIZERS, decode_whole
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.data())
 def test_pieces_join_to_any_text_and_to_any_beginning_of_it(kind: str, data: st.DataObject) -> None:

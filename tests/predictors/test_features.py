@@ -141,8 +141,8 @@ class Recorder(StopPolicy):
                 self.known[row.request.key, len(row.tokens), step] = [float(value) for value in values]
 
     def remember(self, memory: Any, verified: Verified) -> Any:
-        spared, refused = verified.spared or 0.0, verified.refused or 0.0
-        return history_after(memory or NO_HISTORY, float(verified.accepted), spared, refused)
+        largest, smallest = verified.largest_accepted or 0.0, verified.smallest_rejected or 0.0
+        return history_after(memory or NO_HISTORY, float(verified.accepted), largest, smallest)
 
 
 def known_of(traces: MemoryTraces, rule: str, threshold: float, scale: ShareScale) -> Known:
@@ -161,6 +161,7 @@ def known_of(traces: MemoryTraces, rule: str, threshold: float, scale: ShareScal
     return found
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("rule", "share"), [("fsd-coupled", 0.7), ("fsd", 0.7), ("fsd-coupled", None)])
 def test_decoding_and_traces_give_the_same_features(rule: str, share: float | None, sampling: Sampling) -> None:

@@ -125,6 +125,7 @@ def test_a_trained_head_is_lossless_and_in_its_folder(target: Any, tmp_path: Pat
     assert [r.tokens for r in decoder.generate(ragged_prompts(6), 12)] == [r.tokens for r in own]
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_heads_of_all_families_are_lossless(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -139,6 +140,7 @@ def test_heads_of_all_families_are_lossless(family: str, dtype: torch.dtype, tmp
     assert [r.tokens for r in decoder.generate(ragged_prompts(4), 8)] == [r.tokens for r in own]
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize(
     "config",
     [
@@ -155,6 +157,7 @@ def test_sizes_that_no_llama_has_are_fitted(config: Any, tmp_path: Path) -> None
     assert [r.tokens for r in decoder.generate(ragged_prompts(4), 8)] == [r.tokens for r in own]
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("seed", [2**70, -1])
 def test_a_seed_may_be_any_whole_number(seed: int, target: Any, tmp_path: Path) -> None:
     record = trained(target, tmp_path / "head", source=SHORT, recipe=HeadRecipe(epochs=1, seed=seed))
@@ -166,6 +169,7 @@ def test_targets_of_few_layers_are_read_at_both_ends() -> None:
     assert read == {3: (0, 1, 2), 5: (0, 2, 4), 8: (2, 4, 5)}
 
 
+@pytest.mark.slow
 def test_the_head_drafts_the_most_frequent_tokens(target: Any, tmp_path: Path) -> None:
     record = trained(target, tmp_path / "head", recipe=HeadRecipe(epochs=1, vocabulary=5))
     assert record["recipe"]["vocabulary"] == 5
@@ -183,6 +187,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(("name", "stop"), [("decoding", 64), ("training", 3), ("training", 8), ("training", 11)])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     name: str, stop: int, target: Any, tmp_path: Path
@@ -252,6 +257,7 @@ def killed_finishing(out: Path, event: str, name: str) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(out)], check=False).returncode == -signal.SIGKILL
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("name", ["facts.json", "texts.jsonl", "checkpoint.pt", ".lock"])
 def test_a_training_killed_as_it_cleans_up_leaves_nothing_to_another(name: str, tmp_path: Path) -> None:
     """Whichever file it was about to remove, the next training, of something else, begins anew."""
@@ -264,6 +270,7 @@ def test_a_training_killed_as_it_cleans_up_leaves_nothing_to_another(name: str, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "training.json"]
 
 
+@pytest.mark.slow
 def test_a_training_killed_as_it_writes_the_head_is_continued(tmp_path: Path) -> None:
     killed_finishing(tmp_path, "os.rename", "model.safetensors")
     (left,) = leftovers(tmp_path)
@@ -275,6 +282,7 @@ def test_a_training_killed_as_it_writes_the_head_is_continued(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_what_nobody_knows_the_facts_of_is_not_continued(target: Any, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(target, tmp_path / "head", Quiet("training", 11))
@@ -285,6 +293,7 @@ def test_what_nobody_knows_the_facts_of_is_not_continued(target: Any, tmp_path: 
     assert weights(tmp_path / "head") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_finished_head_is_replaced(target: Any, tmp_path: Path) -> None:
     trained(target, tmp_path / "head", recipe=HeadRecipe(epochs=1))
     first = weights(tmp_path / "head")
@@ -315,7 +324,7 @@ def test_an_unfinished_training_of_something_else_is_refused(target: Any, tmp_pa
     ]
     for changes, difference in others:
         assert usage_error(partial(trained, target, tmp_path, **changes)) == (
-            f"--out {str(tmp_path)!r} holds an unfinished training whose {difference}; choose another folder, or "
+            f"out {str(tmp_path)!r} holds an unfinished training whose {difference}; choose another folder, or "
             f"remove {str(tmp_path / 'unfinished')!r}"
         )
     assert (tmp_path / "unfinished" / "texts.jsonl").read_bytes() == kept
@@ -324,7 +333,7 @@ def test_an_unfinished_training_of_something_else_is_refused(target: Any, tmp_pa
 def test_folders_of_something_else_are_refused(target: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     message = usage_error(lambda: trained(target, tmp_path))
-    assert message == f"--out {str(tmp_path)!r} holds 'thesis.tex', which is no head's; choose another"
+    assert message == f"out {str(tmp_path)!r} holds 'thesis.tex', which is no head's; choose another"
 
 
 def test_a_folder_in_the_place_of_the_unfinished_training_is_left_alone(target: Any, tmp_path: Path) -> None:
@@ -339,7 +348,7 @@ def test_a_head_that_was_not_trained_here_is_not_overwritten(target: Any, tmp_pa
     for name, content in before.items():
         (tmp_path / name).write_bytes(content)
     assert usage_error(lambda: trained(target, tmp_path)) == (
-        f"--out {str(tmp_path)!r} holds 'config.json' and no training.json, so it is no head that was trained here; "
+        f"out {str(tmp_path)!r} holds 'config.json' and no training.json, so it is no head that was trained here; "
         "choose another"
     )
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -354,6 +363,7 @@ def another_state(_: bytes) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("name", "damaged"),
     [
@@ -416,15 +426,15 @@ def test_a_file_in_the_place_of_the_folder_is_refused(target: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 0}, "--epochs is 0; it must be a whole number of at least 1"),
-        ({"steps": 1.5}, "--steps is 1.5; it must be a whole number of at least 1"),
-        ({"batch_size": 0}, "--batch-size is 0; it must be a whole number of at least 1"),
-        ({"seed": 0.5}, "--seed is 0.5; it must be a whole number"),
-        ({"learning_rate": 2.0}, "--learning-rate is 2.0; it must be a number between 0 and 1"),
-        ({"learning_rate": float("nan")}, "--learning-rate is nan; it must be a number between 0 and 1"),
-        ({"layers": (1, 2, 8)}, "--layers is '1,2,8'; the target's are numbered from 0 to 7"),
-        ({"layers": ()}, "--layers is ''; the target's are numbered from 0 to 7"),
-        ({"vocabulary": 41}, "--vocabulary is 41; the target has 40 tokens"),
+        ({"epochs": 0}, "epochs is 0; it must be a whole number of at least 1"),
+        ({"steps": 1.5}, "steps is 1.5; it must be a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size is 0; it must be a whole number of at least 1"),
+        ({"seed": 0.5}, "seed is 0.5; it must be a whole number"),
+        ({"learning_rate": 2.0}, "learning_rate is 2.0; it must be a number between 0 and 1"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; it must be a number between 0 and 1"),
+        ({"layers": (1, 2, 8)}, "layers is '1,2,8'; the target's are numbered from 0 to 7"),
+        ({"layers": ()}, "layers is ''; the target's are numbered from 0 to 7"),
+        ({"vocabulary": 41}, "vocabulary is 41; the target has 40 tokens"),
     ],
 )
 def test_recipes_out_of_range_are_refused(changes: dict[str, Any], message: str, target: Any, tmp_path: Path) -> None:
@@ -439,7 +449,7 @@ def test_targets_that_no_head_fits_are_refused_before_decoding(tmp_path: Path) -
     for target, complaint in ((odd, "the target's sizes are not those of a head: "), (narrow, "16 components")):
         message = usage_error(partial(trained, target, tmp_path / "head", recipe=HeadRecipe(layers=(0, 1))))
         assert complaint in message
-        assert message.endswith("; give another --target")
+        assert message.endswith("; give another target")
         assert not (tmp_path / "head").exists()
 
 
@@ -453,7 +463,7 @@ def test_a_loss_that_is_not_finite_stops_the_training(read: str, tmp_path: Path)
     message = usage_error(
         lambda: trained(target, tmp_path, source=source, recipe=HeadRecipe(layers=(0, 1), learning_rate=0.25))
     )
-    assert message == "--learning-rate is 0.25, and the loss became nan; give a lower one, and another --out"
+    assert message == "learning_rate is 0.25, and the loss became nan; give a lower one, and another out"
     assert sorted(path.name for path in (tmp_path / "unfinished").iterdir()) == [".lock", "facts.json", "texts.jsonl"]
 
 

@@ -108,7 +108,7 @@ class Watching(EarlyStop):
 
 def prompts_of(decoder: SpeculativeDecoder, count: int) -> dict[int, list[int]]:
     problems = tiny_task(300, max_new_tokens=NEW).problems[:count]
-    requests = decoder.requests([problem.prompt for problem in problems], NEW, None, None, None, None)
+    requests = decoder.requests([problem.prompt for problem in problems], NEW)
     return {problem.id: request.prompt for problem, request in zip(problems, requests, strict=True)}
 
 
@@ -167,8 +167,9 @@ def test_a_head_reads_the_states_and_another_kind_does_not(trained: Predictor, t
     assert facts.hidden == INFOS[0]
     assert facts.features == dict.fromkeys(ROLES, (*FEATURES, "draft_hidden"))
     assert facts.falling == 0
-    rows = training_rows(traces, "fsd-coupled", trained.scale, KINDS, hidden=True).joined()
-    for model, seen in ((trained.accepting, rows.accepting), (trained.next, rows.next)):
+    rows = training_rows(traces, "fsd-coupled", trained.scale, KINDS, hidden=True)
+    for model, of in ((trained.accepting, rows["accepting"]), (trained.next, rows["next"])):
+        seen = of.joined().values
         other = np.column_stack([seen[:, :-WIDTH], seen[::-1, -WIDTH:]])
         assert np.abs(model.predict_proba(seen) - model.predict_proba(other)).mean() > 0.01
     boosted = train(traces, tmp_path, "boosted", trials=0, tokenizer=TOKENIZER)
@@ -185,13 +186,15 @@ class _First:
 
 
 def test_survival_reads_the_state_after_the_features(trained: Predictor, traces: Traces) -> None:
-    rows = training_rows(traces, "fsd-coupled", trained.scale, KINDS, thresholds={"js": [0.1]}, hidden=True).joined()
+    rows = training_rows(traces, "fsd-coupled", trained.scale, KINDS, thresholds={"js": [0.1]}, hidden=True)[
+        "accepting"
+    ]
     problems = np.unique(rows.problem).tolist()
     texts = Texts.of(traces, "fsd-coupled", ("js",), KINDS, problems, hidden=True)
-    first = rows.accepting[:, FEATURES.index("step")] == 1
-    model: Any = _First()
-    found = survival_forecasts(model, rows.accepting[first], rows.problem[first], ("js", 0.1), texts, steps=1)
-    assert np.allclose(found.forecast, expit(rows.accepting[first][:, len(FEATURES)]))
+    seen, model = rows.joined(), _First()
+    found = survival_forecasts(model, seen, ("js", 0.1), texts, steps=1)  # type: ignore[arg-type]
+    first = seen.values[:, FEATURES.index("step")] == 1
+    assert np.allclose(found.forecast, expit(seen.values[first][:, len(FEATURES)]))
 
 
 def test_tuning_passes_the_columns_to_the_models() -> None:

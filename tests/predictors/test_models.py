@@ -16,7 +16,7 @@ from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.logistic import Logistic
 from fsd_predictors.models.mlp import MLP
-from fsd_predictors.models.registry import MODELS, Calibrated, fit_calibration, restore_model
+from fsd_predictors.models.registry import MODELS, Calibrated, restore_model
 from fsd_predictors.training.evaluation import auc, calibration_error, falls
 from support.traces.acceptance_rows import FEATURES, SHARE, SHARES, Array, Labels, rows
 
@@ -41,7 +41,7 @@ def drawn(name: str, count: int, seed: int) -> tuple[Array, Labels, Array]:
 def fitted(name: str) -> AcceptanceModel:
     """Cached, since no test changes it."""
     if "calibrated" in name:
-        return fit_calibration(fitted(name.split(",")[0]), *drawn(name, MEND, 1)[:2])
+        return Calibrated(fitted(name.split(",")[0])).fit(*drawn(name, MEND, 1)[:2])
     return UNFITTED[name]().fit(*drawn(name, FIT, 0)[:2])
 
 
@@ -55,6 +55,7 @@ class TestConformance:
         assert np.allclose(chances.sum(1), 1, atol=1e-12, rtol=0)
         assert (fitted(name).predict(seen) == (chances[:, 1] > 0.5)).all()
 
+    @pytest.mark.thinned(every=3)
     def test_parameters_make_the_same_model(self, name: str) -> None:
         model = clone(fitted(name))
         assert str(model.get_params()) == str(fitted(name).get_params())
@@ -72,6 +73,7 @@ class TestConformance:
         parameter, value = next((key, value) for key, value in model.get_params().items() if key in ("knots", "leaves"))
         assert model.set_params(**{parameter: value + 1}).get_params()[parameter] == value + 1
 
+    @pytest.mark.thinned(every=3)
     def test_never_falls_in_the_share(self, name: str) -> None:
         seen = np.random.default_rng(4).normal(0, 3, (10_000, fitted(name).n_features_in_))
         assert falls(fitted(name), seen, SHARES) == 0
@@ -172,13 +174,14 @@ def test_the_rise_with_the_share_differs_by_context() -> None:
 
 
 class TestCalibrated:
+    @pytest.mark.thinned(every=2)
     @pytest.mark.parametrize("name", UNFITTED)
     def test_corrects_a_biased_model(self, name: str) -> None:
         """Fitted on rows of which three of four accepted ones were dropped; compared with the true probabilities."""
         seen, y, _ = drawn(name, FIT, 0)
         kept = ~y | (np.arange(FIT) % 4 == 0)
         biased = clone(fitted(name)).fit(seen[kept], y[kept])
-        mended = fit_calibration(biased, *drawn(name, MEND, 1)[:2])
+        mended = Calibrated(biased).fit(*drawn(name, MEND, 1)[:2])
         judge, _, chance = drawn(name, JUDGE, 2)
         assert calibration_error(chance, biased.predict_proba(judge)[:, 1]) > 0.1
         assert calibration_error(chance, mended.predict_proba(judge)[:, 1]) < 0.03
@@ -187,7 +190,7 @@ class TestCalibrated:
         """Fitted on rows among which none with a large share was accepted."""
         seen, y, _ = drawn("boosted", FIT, 0)
         known = seen[:, SHARE] < 2
-        mended = fit_calibration(Boosted(share=SHARE).fit(seen[known], y[known]), *drawn("boosted", MEND, 1)[:2])
+        mended = Calibrated(Boosted(share=SHARE).fit(seen[known], y[known])).fit(*drawn("boosted", MEND, 1)[:2])
         judge, _, chance = drawn("boosted", JUDGE, 2)
         for low in (-4, 0, 4):
             some = (judge[:, SHARE] > low) & (judge[:, SHARE] < low + 4)
@@ -204,7 +207,7 @@ class TestCalibrated:
         seen, _, _ = drawn("boosted", 100, 3)
         model = Boosted(share=SHARE).fit(*drawn("boosted", FIT, 0)[:2])
         before = model.predict_proba(seen)
-        wrong = fit_calibration(model, *rows(1000, 8)[:2])
+        wrong = Calibrated(model).fit(*rows(1000, 8)[:2])
         assert np.array_equal(model.predict_proba(seen), before)
         assert isinstance(wrong, Calibrated)
         assert wrong.share == SHARE
@@ -212,9 +215,9 @@ class TestCalibrated:
     def test_needs_a_fitted_model_and_its_columns(self) -> None:
         seen, y, _ = drawn("boosted", 200, 3)
         with pytest.raises(UsageError, match="call fit"):
-            fit_calibration(Boosted(share=SHARE), seen, y)
+            Calibrated(Boosted(share=SHARE)).fit(seen, y)
         with pytest.raises(UsageError, match="fitted on 6"):
-            fit_calibration(fitted("boosted"), seen[:, :4], y)
+            Calibrated(fitted("boosted")).fit(seen[:, :4], y)
 
 
 @pytest.mark.parametrize("share", [-1, FEATURES])

@@ -36,6 +36,7 @@ def test_each_has_its_own_model() -> None:
     assert scores == list(zip(*(model.logits(seen).tolist() for model in models), strict=True))
 
 
+@pytest.mark.slow
 def test_keeps_its_model_alive() -> None:
     model = Boosted(share=SHARE).fit(*rows(5000, 0)[:2])
     row = rows(1, 1)[0][0].tolist()
@@ -85,6 +86,7 @@ def test_falls_back_where_the_call_gives_other_scores(
     assert slow(row[0].tolist()) == np.asarray(booster.predict(row, raw_score=True))[0]
 
 
+@pytest.mark.slow
 def test_threads_do_not_mix_their_rows(booster: lightgbm.Booster) -> None:
     """Without the lock this fails in nearly every run."""
     seen = rows(20_000, 1)[0]

@@ -15,51 +15,13 @@ import pytest
 
 from fsd_common.errors import UsageError
 from fsd_decoding import divergence
-from fsd_decoding.models.fingerprint import tokenizer_fingerprint
-from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
-from fsd_predictors.facts import PredictorFacts, Problems, Quality, facts_of_manifest, pack_ids
-from fsd_predictors.features import FEATURES, ROLES, Array
-from fsd_predictors.models.registry import MODELS, fit_calibration
+from fsd_predictors.features import FEATURES
+from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
-from fsd_predictors.share_scale import Knots, ShareScale
 from support.messages import usage_error, usage_error_of
 from support.models.tiny_models import word_tokenizer
-from support.models.tiny_pair import related
-from support.traces.rows import manifest
-
-MODELS_IN_HAND = related(seed=1, spread=0.05)
-TOKENIZER = word_tokenizer()
-QUICK = {"head": {"steps": 5}, "boosted": {"trees": 10}}  # what it learns does not matter here
-SCALE = ShareScale({"js": Knots(np.array([0.01, 0.2]), np.array([-1.0, 3.0]))})
-
-
-def rows(features: int, seed: int = 0) -> tuple[Array, Array]:
-    random = np.random.default_rng(seed)
-    values = random.normal(size=(400, features))
-    return values, values[:, 0] + values[:, 1] + random.normal(size=400) > 0
-
-
-def facts(**changes: Any) -> PredictorFacts:
-    target, draft = (ModelInfo.of(model) for model in MODELS_IN_HAND)
-    values: dict[str, Any] = {
-        **facts_of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
-        "kind": "boosted", "rule": "fsd-coupled", "divergences": ("js",), "seed": 0, "rows": {"accepting": 400},
-        "problems": Problems(training=30, calibration=10, evaluation=10), "trained": pack_ids(range(50)),
-        "features": dict.fromkeys(ROLES, FEATURES),
-        "parameters": {"accepting": {"trees": 7}}, "versions": {"python": "3"}, "falling": 0,
-        "reached": (Quality(forecast="a", divergence="js", threshold=-1.0, rows=9, accepted=0.5, auc=None,
-                            probability_auc=0.1, entropy_auc=None, error=1 / 3),),
-    }  # fmt: skip
-    return PredictorFacts(**values | changes)
-
-
-def predictor(kind: str = "boosted", **changes: Any) -> Predictor:
-    accepting, following = (
-        fit_calibration(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES))), *rows(len(FEATURES), seed=seed))
-        for seed in (1, 3)
-    )
-    return Predictor(accepting, following, SCALE, facts(kind=kind, **changes))
+from support.models.tiny_predictors import MODELS_IN_HAND, TOKENIZER, predictor, rows
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -96,14 +58,10 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_an_altered_file_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     predictor(kind).save(tmp_path)
     for path in sorted(tmp_path.iterdir()):
         whole = path.read_bytes()
-        place = len(whole) // 2
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(UsageError, match=rf"{path.name}.*(was altered|is not JSON)"):
-            Predictor.load(tmp_path)
         path.unlink()
         with pytest.raises(UsageError, match=rf"{path.name} cannot be read \(No such file"):
             Predictor.load(tmp_path)
@@ -129,8 +87,8 @@ def resealed(folder: Path, **changes: Any) -> None:
     ("changes", "complaint"),
     [
         ({"schema_version": 2}, "has schema_version 2, but this fsd-calib reads 1; upgrade fsd-calib"),
-        ({"schema_version": 0}, "predictor.json is not valid: schema_version is 0"),
-        ({"schema_version": "1"}, "predictor.json is not valid: schema_version is '1'"),
+        ({"schema_version": 0}, "predictor.json is not valid: its schema_version is 0"),
+        ({"schema_version": "1"}, "predictor.json is not valid: its schema_version is '1'"),
         ({"facts": {}}, "is not valid: kind: Field required"),
         ({"models": {}}, "is not valid: KeyError"),
         ({"models": {"accepting": {"kind": "oracle"}, "next": {}}}, "is not valid: KeyError"),

@@ -20,7 +20,7 @@ from fsd_predictors.share_scale import ShareScale
 from fsd_predictors.training.api import train
 from fsd_predictors.training.card import importance
 from fsd_predictors.training.evaluation import Forecasts, Texts, evaluate, survival_forecasts
-from fsd_predictors.training.rows import problem_filter, split_problems, training_rows
+from fsd_predictors.training.rows import Rows, problem_filter, split_problems, training_rows
 from support.models.tiny_models import word_tokenizer
 from support.traces.rows import ON_POLICY, manifest, write
 from support.traces.tiny_traces import TOKENIZER, tiny_traces
@@ -84,6 +84,7 @@ def test_the_same_settings_make_the_same_predictor(training_traces: Traces, tmp_
     assert made[0] == made[1] != made[2]
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [
@@ -97,7 +98,7 @@ def test_every_kind_and_every_fuzzy_rule(kind: str, rule: str, training_traces: 
     assert Predictor.load(tmp_path).fingerprint == predictor.fingerprint
 
 
-def laid(training_traces: Traces) -> tuple[Any, Texts, tuple[str, float]]:
+def laid(training_traces: Traces) -> tuple[Rows, Texts, tuple[str, float]]:
     """Returns rows at one T, and the texts they are of."""
     point = ("js", 0.1)
     problems = split_problems(training_traces).evaluation
@@ -105,7 +106,7 @@ def laid(training_traces: Traces) -> tuple[Any, Texts, tuple[str, float]]:
     scale = ShareScale.of_traces(training_traces, ("js",), problem_filter(problems))
     rows = training_rows(
         training_traces, "fsd-coupled", scale, kinds, problems=problems, thresholds={"js": [0.1]}, seed=1
-    )
+    )["accepting"]
     return rows, Texts.of(training_traces, "fsd-coupled", ("js",), kinds, problems), point
 
 
@@ -117,14 +118,14 @@ class _Half(Boosted):
 def test_survival_multiplies_forecasts_and_counts_whole_drafts(training_traces: Traces) -> None:
     """Compared with a count over the traces, token by token."""
     rows, texts, point = laid(training_traces)
-    first = rows.accepting[:, FEATURES.index("step")] == 1
-    found = survival_forecasts(_Half(), rows.accepting[first], rows.problem[first], point, texts, steps=4)
+    first = rows.values[:, FEATURES.index("step")] == 1
+    found = survival_forecasts(_Half(), rows, point, texts, steps=4)
     assert found.forecast == pytest.approx(0.5**found.step)
     table = training_traces.to_pandas(["problem", "position", "same_token", "js", "drafted", "draft_probability"])
     expected = []
     by_problem = {problem: part.reset_index() for problem, part in table.groupby("problem")}
     for step in range(1, 5):
-        for values, problem in zip(rows.accepting[first], rows.problem[first], strict=True):
+        for values, problem in zip(rows.values[first], rows.problem[first], strict=True):
             text, begin = by_problem[problem], int(values[FEATURES.index("position")])
             draft = text.iloc[begin : begin + step]
             if len(draft) == step and not draft.drafted[:-1].isin(training_traces.manifest.eos).any():
@@ -146,9 +147,9 @@ def test_a_perfect_forecast_and_a_wrong_one() -> None:
     assert quality.error == pytest.approx(0.1)
     assert [(each.step, each.rows, each.accepted) for each in evaluation.steps] == [(1, 1500, 1 / 3), (2, 1500, 1 / 3)]
     assert evaluation.steps[0].mean == pytest.approx(0.9 / 3 + 0.1 * 2 / 3)
-    (curve,) = evaluation.curves["a"]
-    assert curve.label == "js, lossless"
-    assert curve.accepted.tolist() == [0.0, 1.0]
+    assert list(evaluation.curves["a"]) == ["js, lossless"]
+    _, accepted = evaluation.curves["a"]["js, lossless"]
+    assert accepted.tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -182,9 +183,9 @@ def test_relevant_features_have_the_importance(kind: str) -> None:
     accepted = rows[:, 2] + 0.1 * random.normal(size=3000) > 0
     quick = {"steps": 200} if kind == "head" else {}
     model: AcceptanceModel = MODELS[kind](**quick).fit(rows, accepted)
-    found = importance(model, ("share", "b", "c", "d"), rows, accepted, seed=0)
-    assert found.shares.sum() == pytest.approx(1)
-    assert found.shares[2] > 0.8
+    shares, _ = importance(model, 4, rows, accepted, seed=0)
+    assert shares.sum() == pytest.approx(1)
+    assert shares[2] > 0.8
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_relevant_features_have_the_importance(kind: str) -> None:
         ({"rule": "sd"}, "rule 'sd' has no threshold; train for fsd-sd, which equals sd at T < 0"),
         ({"divergences": ()}, "no divergences are given; name at least one"),
         ({"divergences": ("ag",)}, "hold no divergence 'ag', only js, tv"),
-        ({"limit": 49}, "hold 49 problems of the tuning part within --limit; a predictor needs at least 50"),
+        ({"limit": 49}, "hold 49 problems of the tuning part within limit; a predictor needs at least 50"),
         ({"tokenizer": word_tokenizer(39)}, "collected with the tokenizer of '', this is another"),
     ],
 )

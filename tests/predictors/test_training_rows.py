@@ -21,14 +21,16 @@ from fsd_predictors.features import (
     FEATURES,
     MEASURED,
     NO_HISTORY,
+    ROLES,
     Drafted,
+    Forecast,
     RoundContext,
     TokenKinds,
     feature_values,
     updated_history,
 )
 from fsd_predictors.share_scale import NEVER, ShareScale
-from fsd_predictors.training.rows import CEILING, ExampleMaker, Rows, Sample, training_rows
+from fsd_predictors.training.rows import ExampleMaker, Rows, Sample, training_rows
 from support.traces.memory_traces import MemoryManifest, MemoryTraces
 
 Row = dict[str, Any]
@@ -114,9 +116,10 @@ def expected(
     return {forecast: in_order(rows) for forecast, rows in found.items()}
 
 
-def rows_by_forecast(rows: Rows) -> dict[str, list[list[float]]]:
-    pairs = {"accepting": (rows.accepting, rows.accepted), "next": (rows.next, rows.next_accepted)}
-    return {forecast: in_order(np.column_stack(pair).tolist()) for forecast, pair in pairs.items()}
+def rows_by_forecast(rows: dict[Forecast, Rows]) -> dict[str, list[list[float]]]:
+    return {
+        forecast: in_order(np.column_stack([each.values, each.accepted]).tolist()) for forecast, each in rows.items()
+    }
 
 
 @settings(max_examples=60)
@@ -150,16 +153,16 @@ def test_rows_are_the_examples_of_every_text_at_every_threshold(rule: str) -> No
     options = {"tv": [-1.0, 0.4], "js": [0.2]}
     rows = training_rows(TRACES, rule, SCALE, KINDS, most=1, thresholds=options)
     expectation = expected(TEXTS, 1, rule, [(name, each) for name, scale in options.items() for each in scale])
-    assert rows.accepting.shape == (len(rows.accepted), len(FEATURES))
-    assert rows.next.shape == (len(rows.next_accepted), len(FEATURES))
+    for each in rows.values():
+        assert each.values.shape == (len(each.accepted), len(FEATURES))
     for forecast, found in rows_by_forecast(rows).items():
         assert np.allclose(found, expectation[forecast], rtol=1e-6, atol=0)
 
 
 def test_thresholds_are_drawn_over_the_whole_scale_and_below_zero() -> None:
-    rows = training_rows(traces_of(random_texts(300, 4)), "fsd-coupled", SCALE, KINDS, thresholds=5)
+    rows = training_rows(traces_of(random_texts(300, 4)), "fsd-coupled", SCALE, KINDS, thresholds=5)["accepting"]
     share, divergence, position, step = (
-        rows.accepting[:, FEATURES.index(name)] for name in ("share", "divergence", "position", "step")
+        rows.values[:, FEATURES.index(name)] for name in ("share", "divergence", "position", "step")
     )
     for index, name in enumerate(SCALE.divergences):
         first = share[(position == 0) & (step == 1) & (divergence == index)]
@@ -172,8 +175,8 @@ def test_thresholds_are_drawn_over_the_whole_scale_and_below_zero() -> None:
 
 
 def test_drafts_have_all_lengths_and_rounds_their_history() -> None:
-    bold = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, most=6, thresholds={"js": [0.9]})
-    last = {name: bold.accepting[:, i].max() for i, name in enumerate(FEATURES)}
+    bold = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, most=6, thresholds={"js": [0.9]})["accepting"]
+    last = {name: bold.values[:, i].max() for i, name in enumerate(FEATURES)}
     assert last["step"] == 6
     assert (last["accepted_1_back"], last["accepted_3_back"]) == (6, 6)
     assert last["spared"] > 0
@@ -185,8 +188,12 @@ def test_unknown_problems_are_refused() -> None:
         training_rows(TRACES, "fsd", SCALE, KINDS, problems=[1])
 
 
-def same(one: Rows, other: Rows) -> bool:
-    pairs = ((getattr(one, field.name), getattr(other, field.name)) for field in fields(Rows))
+def same(one: dict[Forecast, Rows], other: dict[Forecast, Rows]) -> bool:
+    pairs = (
+        (getattr(one[forecast], field.name), getattr(other[forecast], field.name))
+        for forecast in ROLES
+        for field in fields(Rows)
+    )
     return all(np.array_equal(a, b) if a is not None else b is None for a, b in pairs)
 
 
@@ -200,49 +207,33 @@ def test_only_the_selected_problems_give_rows() -> None:
     rows = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, problems=[103, 117], seed=3)
     alone = training_rows(traces_of([TEXTS[3], TEXTS[17]]), "fsd-coupled", SCALE, KINDS, seed=3)
     assert same(rows, alone)
-    assert set(rows.problem.tolist()) == {103, 117} >= set(rows.next_problem.tolist())
+    assert set(rows["accepting"].problem.tolist()) == {103, 117} >= set(rows["next"].problem.tolist())
 
 
 def test_rows_hold_their_problem_and_hidden_state() -> None:
     rows = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, hidden=True)
-    assert rows.hidden is not None
-    assert rows.next_hidden is not None
-    for values, problems, states in (
-        (rows.accepting, rows.problem, rows.hidden),
-        (rows.next, rows.next_problem, rows.next_hidden),
-    ):
-        assert len(values) == len(problems) == len(states)
-        for row, problem, state in list(zip(values, problems, states, strict=True))[::97]:
+    for each in rows.values():
+        assert each.hidden is not None
+        assert len(each.values) == len(each.problem) == len(each.hidden)
+        for row, problem, state in list(zip(each.values, each.problem, each.hidden, strict=True))[::97]:
             rows_by_forecast = dict(zip(FEATURES, row.tolist(), strict=True))
             source = TEXTS[problem - 100][int(rows_by_forecast["position"] + rows_by_forecast["step"]) - 1]
             assert source["draft_entropy"] == rows_by_forecast["entropy"]
             assert np.array_equal(source["draft_hidden"], state)
 
 
-def test_the_ceiling_adds_the_targets_statistics() -> None:
-    plain, rows = (training_rows(TRACES, "fsd-coupled", SCALE, KINDS, ceiling=each) for each in (False, True))
-    assert np.array_equal(plain.next, rows.next[:, : -len(CEILING)])
-    for values, ahead, problems in ((rows.accepting, 0, rows.problem), (rows.next, 1, rows.next_problem)):
-        assert values.shape[1] == len(FEATURES) + len(CEILING)
-        for row, problem in list(zip(values, problems, strict=True))[::97]:
-            at = int(row[FEATURES.index("position")] + row[FEATURES.index("step")]) - 1 + ahead
-            text = TEXTS[problem - 100]
-            assert row[-len(CEILING) :].tolist() == [text[min(at, len(text) - 1)][name] for name in CEILING]
-
-
 def test_a_limit_keeps_whole_rounds() -> None:
     """A round's first row is kept whenever a later one is."""
     options: dict[str, Any] = {"thresholds": {"js": [0.5]}, "seed": 5}
-    everything = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, **options)
-    some = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, limit=150, **options)
-    assert 100 < len(some.accepting) <= 150
-    assert 0 < len(some.next) <= len(some.accepting) < len(everything.accepting)
-    everywhere = {tuple(row) for row in everything.accepting.tolist()}
+    everything = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, **options)["accepting"]
+    limited = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, limit=150, **options)
+    some = limited["accepting"]
+    assert 100 < len(some.values) <= 150
+    assert 0 < len(limited["next"].values) <= len(some.values) < len(everything.values)
+    everywhere = {tuple(row) for row in everything.values.tolist()}
     position, step = (FEATURES.index(name) for name in ("position", "step"))
-    begun = {
-        (problem, row[position]) for problem, row in zip(some.problem, some.accepting, strict=True) if row[step] == 1
-    }
-    for problem, row in zip(some.problem, some.accepting, strict=True):
+    begun = {(problem, row[position]) for problem, row in zip(some.problem, some.values, strict=True) if row[step] == 1}
+    for problem, row in zip(some.problem, some.values, strict=True):
         assert tuple(row.tolist()) in everywhere
         assert (problem, row[position]) in begun
 
@@ -263,9 +254,9 @@ def test_all_groups_are_equally_likely_to_be_sampled() -> None:
 
 def test_where_nothing_is_accepted_b_has_no_rows() -> None:
     rows = training_rows(TRACES, "fsd", SCALE, KINDS, thresholds=1)
-    assert not rows.accepted.any()
-    assert rows.next.shape == (0, len(FEATURES))
-    assert len(rows.next_accepted) == len(rows.next_problem) == 0
+    assert not rows["accepting"].accepted.any()
+    assert rows["next"].values.shape == (0, len(FEATURES))
+    assert len(rows["next"].accepted) == len(rows["next"].problem) == 0
 
 
 @pytest.mark.parametrize(

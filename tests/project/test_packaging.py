@@ -17,15 +17,27 @@ import pytest
 
 import fsd_calib
 from fsd_calib.cli.console import run
-from fsd_calib.vllm_plugin.hooks import SUPPORTED
 from fsd_calib.vllm_plugin.plugin import register
+from fsd_calib.vllm_plugin.supported_vllm import SUPPORTED
 from support.paths import ROOT
 from support.sources import package_folders
 
 HEAVY = {"torch", "transformers", "optuna", "lightgbm", "vl_convert", "jinja2", "pandas", "datasets"}
-APPS = ["calibrate", "collect", "generate", "inspect", "profile", "report", "tasks", "traces", "train_eagle", "train"]
+APPS = [
+    "calibrate",
+    "collect",
+    "generate",
+    "inspect",
+    "profile",
+    "report",
+    "tasks",
+    "traces",
+    "train_eagle",
+    "train_predictor",
+]
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("app", APPS)
 def test_help_answers_without_heavy_imports(app: str) -> None:
     code = f"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from support.paths import ROOT
@@ -15,6 +16,7 @@ def package_folders() -> dict[str, Path]:
     return {path.name: path for path in found if path.is_dir() and path.name.isidentifier()}
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module and package by its dotted name."""
     found = {}
@@ -25,6 +27,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
 def import_graph() -> dict[str, set[str]]:
     """What each module imports anywhere in it, inside functions too, and the parent packages that run first."""
     known = modules()

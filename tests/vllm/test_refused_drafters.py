@@ -16,7 +16,7 @@ from vllm.v1.spec_decode.medusa import MedusaProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from fsd_calib.vllm_plugin.engine_checks import check_engine
-from fsd_calib.vllm_plugin.serving import _check_drafter
+from fsd_calib.vllm_plugin.rejection_sampler import _check_drafter
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_common.errors import UsageError
@@ -150,4 +150,4 @@ def test_refused_where_nothing_could_be_accepted(
 
 
 def _of_every_point(divergence: str) -> dict[str, Any]:
-    return {f"curve.{point}.divergence": divergence for point in range(len(PROFILE.curve))}
+    return {f"curve.{point}.setting.divergence": divergence for point in range(len(PROFILE.curve))}

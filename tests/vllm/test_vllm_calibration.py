@@ -16,7 +16,7 @@ import pytest
 from fsd_calib import SpeculativeDecoder, ThresholdProfile
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.configuration import Configuration
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from lib.common.forked_programs import environment
 from support.vllm_engine import DRAFT, TARGET, arithmetic, engine_source
@@ -84,7 +84,7 @@ def test_its_numbers_are_those_of_our_engine_but_for_where_rounds_end(folder: Pa
     task = arithmetic(150, seed=0)
     results = decoder.generate([p.prompt for p in task.problems], task.max_new_tokens, stop=task.stop)
     right = sum(task.grade(problem, result.text) for problem, result in zip(task.problems, results, strict=True))
-    alone = {p.source: p for p in found.curve if p.rule == "target"}
+    alone = {p.source: p for p in found.curve if p.setting.rule == "target"}
     assert sum(round(p.accuracy * p.problems) for p in alone.values()) == right
     ours = sum(r.emitted for r in results) / sum(r.rounds for r in results)
     assert found.tokens_per_round.sd == pytest.approx(ours, rel=0.25)
@@ -131,9 +131,9 @@ class TestSampled:
         task = arithmetic(4)
         engine = engine_source(task, Sampling(0.8)).engine(None)
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems]
-        fuzzy = engine.decode(DecodingRequest(Configuration("fsd-coupled", "js", 4, 0.1), 0, prompts, 4))
+        fuzzy = engine.decode(DecodingRequest(Setting("fsd-coupled", "js", 4, 0.1), 0, prompts, 4))
         assert [result.interval for result in fuzzy] == [(0.1, 0.1)] * 4
-        alone = DecodingRequest(Configuration("target", "js", 1), 0, prompts, 4)
+        alone = DecodingRequest(Setting("target", "js", 1), 0, prompts, 4)
         first, again, other = engine.decode(alone), engine.decode(alone), engine.decode(alone._replace(seed=1))
         assert [r.tokens for r in first] == [r.tokens for r in again]
         assert [r.tokens for r in first] != [r.tokens for r in other]

@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 from vllm.entrypoints.llm import LLM
 from vllm.exceptions import VLLMValidationError
 
-from fsd_calib.vllm_plugin import hooks
+from fsd_calib.vllm_plugin import supported_vllm
 from fsd_common.errors import UsageError
 from support.calibration.profiles import UNCERTIFIED
 from support.vllm_engine import (
@@ -154,7 +154,7 @@ def test_other_versions_and_missing_names_are_refused_before_anything_changes(tm
     from vllm.v1.sample.rejection_sampler import RejectionSampler
 
     with pytest.raises(UsageError, match=r"vLLM is version 0\.33\.1; .* >=0\.32,<0\.33"):
-        hooks.check_vllm("0.33.1")
+        supported_vllm.check_vllm("0.33.1")
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(RejectionSampler, "apply_logits_processors")
         assert "no vllm.v1.sample.rejection_sampler.RejectionSampler.apply_logits_processors" in _refusal(
@@ -206,7 +206,7 @@ def test_weights_stay_while_an_engine_serves(tmp_path: Path) -> None:
 
 
 def test_vllms_runner_has_what_is_looked_up(tmp_path: Path) -> None:
-    hooks.check_runner(worker(engine(saved(tmp_path))).model_runner)
+    supported_vllm.check_runner(worker(engine(saved(tmp_path))).model_runner)
 
 
 def test_a_sampled_profile_is_refused_where_vllm_spoils_samples(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 from vllm.version import __version__ as vllm_version
 
-from fsd_calib.vllm_plugin.hooks import RUNNER_V2, check_vllm
+from fsd_calib.vllm_plugin.supported_vllm import RUNNER_V2, check_vllm
 from fsd_decoding.divergence import divergence
 from support import vllm_v2
 from support.vllm_engine import logits

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.vllm.engine import VllmEngine, VllmEngineSource
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Task
 from fsd_decoding.engine.result import Result
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import Capacity, ModelWorkers, Sources, open_workers
 from support.ray_clusters import local_cluster
 from support.vllm_engine import DRAFT, TARGET, arithmetic, engine_source
@@ -24,7 +24,7 @@ from support.worker_tasks import pid_after
 pytestmark = pytest.mark.slow
 
 COUNT = 24
-FUZZY = Configuration("fsd-coupled", "js", 4, 0.1)
+FUZZY = Setting("fsd-coupled", "js", 4, 0.1)
 died: list[str] = []  # notes of this module's workers
 
 
@@ -54,7 +54,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[ModelWorkers]:
             yield opened
 
 
-def asked_of(task: Task, configuration: Configuration) -> DecodingRequest:
+def asked_of(task: Task, configuration: Setting) -> DecodingRequest:
     return DecodingRequest(configuration, 0, [KeyedPrompt(p.id, p.prompt) for p in task.problems], 4)
 
 

@@ -1,13 +1,17 @@
 """The project's commands as processes, and what their output may not hold.
 
-They are forked from a process that has imported what they import, so that a kill hits their work.
+`run` and its like fork them from a process that has imported what they import, so that a kill hits their work.
+`fresh` starts them as a shell does.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import re
 import resource
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,15 +24,11 @@ from pathlib import Path
 import torch
 
 from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
+from lib.attacks.cases import Verdict
 from lib.attacks.guarded import control_character
-from lib.common.forked_programs import ForkedProgram
+from lib.common.forked_programs import ForkedProgram, environment
 
 TIMEOUT = 1800.0  # seconds; on a busy machine a calibration takes ten minutes
-_EXECUTABLES = {
-    "calibrate": "fsd-calibrate", "collect": "fsd-collect", "train": "fsd-train-predictor", "generate": "fsd-generate",
-    "profile": "fsd-profile", "traces": "fsd-traces", "inspect": "fsd-inspect", "report": "fsd-report",
-    "tasks": "fsd-tasks", "train_eagle": "fsd-train-eagle",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ class Ended:
     @property
     def refused(self) -> bool:
         """Whether it ended with bad input's exit code and one line that says why."""
-        return self.code == 2 and self.last_line.startswith(f"{_EXECUTABLES[self.name]}: error: ")
+        name = self.name.replace("_", "-")
+        return self.code == 2 and re.match(rf"fsd-{name}(-predictor)?: error: ", self.last_line) is not None
 
-    def complaint(self) -> tuple[str, str] | None:
+    def complaint(self) -> Verdict | None:
         """Returns a verdict with evidence if the output holds what no output may; None: it is in order."""
         if self.hung:
             return "hang", f"it did not end within {self.seconds:.0f} s"
@@ -75,12 +76,8 @@ def run(
         limit: The longest file, in bytes, that the system lets it write.
         folder: Where it runs, and has its cache and its ledger; None: here, with the user's.
     """
-    began, child = time.monotonic(), started(name, arguments, limit, folder)
-    try:
-        out, err = child.communicate(timeout=TIMEOUT)
-    except TimeoutError:
-        return Ended(name, child.wait(), "", "", time.monotonic() - began, hung=True)
-    return Ended(name, child.wait(), out, err, time.monotonic() - began)
+    began = time.monotonic()
+    return ended(name, started(name, arguments, limit, folder), began)
 
 
 def run_and_kill(name: str, arguments: Sequence[str | Path], after: float, begun: bool) -> Ended:
@@ -90,7 +87,13 @@ def run_and_kill(name: str, arguments: Sequence[str | Path], after: float, begun
     """
     began, child = time.monotonic(), started(name, arguments)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    reader = threading.Thread(target=_drain, args=(child.stderr, lines), daemon=True)
+
+    def drain() -> None:
+        for line in child.stderr:
+            lines.put(line)
+        lines.put("")
+
+    reader = threading.Thread(target=drain, daemon=True)
     reader.start()
     first = lines.get(timeout=TIMEOUT) if begun else ""
     with suppress(TimeoutError):
@@ -99,12 +102,6 @@ def run_and_kill(name: str, arguments: Sequence[str | Path], after: float, begun
     reader.join()
     err = first + "".join(lines.get() for _ in range(lines.qsize()))
     return Ended(name, code, out, err, time.monotonic() - began)
-
-
-def _drain(stream: object, lines: queue.SimpleQueue[str]) -> None:
-    for line in stream:  # type: ignore[attr-defined]
-        lines.put(line)
-    lines.put("")
 
 
 def started(
@@ -125,3 +122,29 @@ def _command(name: str, limit: int | None, folder: Path | None) -> None:
         os.chdir(folder)
     torch.set_num_threads(1)  # was imported before OMP_NUM_THREADS was set
     import_module(f"fsd_calib.cli.{name}").main()
+
+
+_START = "import sys; from fsd_calib.cli import entry; sys.argv[0] = 'fsd'; getattr(entry, sys.argv.pop(1))()"
+
+
+def fresh(name: str, arguments: Sequence[str | Path], folder: Path, *shell: str) -> subprocess.Popen[str]:
+    """Starts a command in an interpreter of its own, as a shell does. shell: redirections."""
+    command = [sys.executable, "-c", _START, name, *map(str, arguments)]
+    variables = environment() | {CACHE_VARIABLE: str(folder / "cache"), STATE_VARIABLE: str(folder / "state")}
+    return subprocess.Popen(
+        ["bash", "-c", " ".join(['exec "$@"', *shell]), "bash", *command], env=variables, cwd=folder, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        errors="replace",
+    )  # fmt: skip
+
+
+def ended(name: str, process: ForkedProgram | subprocess.Popen[str], began: float) -> Ended:
+    """Waits for the end of a command, which is killed where it does not come. began: by `time.monotonic`."""
+    out = err = ""
+    hung = False
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        hung = True
+        process.kill()
+    return Ended(name, process.wait(), out, err, time.monotonic() - began, hung)

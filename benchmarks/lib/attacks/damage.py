@@ -21,145 +21,101 @@ _HOSTILE = {  # as JSON writes it
 }  # fmt: skip
 
 
-def flip(path: Path, random: Random) -> str:
-    """Flips one bit of a file, of a byte that is not zero: databases are mostly free space. Returns which."""
-    content = bytearray(path.read_bytes())
+# --- bytes ------------------------------------------------------------------------------------------------
+
+
+def flip(content: bytes, random: Random) -> bytes:
+    """Flips one bit, of a byte that is not zero: databases are mostly free space."""
     used = [place for place, byte in enumerate(content) if byte] or range(len(content))
     place, bit = random.choice(used), random.randrange(8)
-    content[place] ^= 1 << bit
-    path.write_bytes(content)
-    return f"bit {bit} of byte {place} of {len(content)}"
+    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 
-def truncate(path: Path, random: Random) -> str:
-    content = path.read_bytes()
-    length = random.randrange(len(content)) if content else 0
-    path.write_bytes(content[:length])
-    return f"truncated to {length} of {len(content)} bytes"
-
-
-def zero(path: Path, random: Random) -> str:
-    content = path.read_bytes()
+def _zero(content: bytes, random: Random) -> bytes:
     start = _BLOCK * random.randrange(-(-len(content) // _BLOCK))
-    block = len(content[start : start + _BLOCK])
-    path.write_bytes(content[:start] + bytes(block) + content[start + block :])
-    return f"{block} bytes from {start} zeroed"
+    return content[:start] + bytes(len(content[start : start + _BLOCK])) + content[start + _BLOCK :]
 
 
-def delete(path: Path, random: Random) -> str:
-    path.unlink()
-    return "deleted"
-
-
-def append(path: Path, random: Random) -> str:
-    garbage = random.randbytes(random.randint(1, 300))
-    path.write_bytes(path.read_bytes() + garbage)
-    return f"{len(garbage)} bytes appended"
-
-
-def empty(path: Path, random: Random) -> str:
-    path.write_bytes(b"")
-    return "emptied"
-
-
-def repeat(path: Path, random: Random) -> str:
-    path.write_bytes(path.read_bytes() * 2)
-    return "written twice"
-
-
-def insert_null(path: Path, random: Random) -> str:
-    content = path.read_bytes()
-    place = random.randrange(len(content))
-    path.write_bytes(content[:place] + b"\0" + content[place:])
-    return f"a null before byte {place}"
-
-
-def exchange_blocks(path: Path, random: Random) -> str:
-    """Exchanges two blocks of a file, as a write that went to the wrong place does."""
-    content = path.read_bytes()
+def _exchange(content: bytes, random: Random) -> bytes:
+    """Exchanges two blocks, as a write that went to the wrong place does."""
     blocks = [content[start : start + _BLOCK] for start in range(0, len(content), _BLOCK)]
     one, other = random.choices(range(len(blocks)), k=2)
     blocks[one], blocks[other] = blocks[other], blocks[one]
-    path.write_bytes(b"".join(blocks))
-    return f"blocks {one} and {other} exchanged"
+    return b"".join(blocks)
 
 
-def exchange_files(path: Path, other: Path) -> str:
-    content = path.read_bytes()
-    path.write_bytes(other.read_bytes())
-    other.write_bytes(content)
-    return f"exchanged with {other.name}"
+def _insert(content: bytes, random: Random) -> bytes:
+    place = random.randrange(len(content))
+    return content[:place] + b"\0" + content[place:]
 
+
+_BYTES: dict[str, Callable[[bytes, Random], bytes]] = {
+    "flip": flip,
+    "truncate": lambda content, random: content[: random.randrange(len(content))],
+    "zero": _zero,
+    "exchange": _exchange,
+    "append": lambda content, random: content + random.randbytes(random.randint(1, 300)),
+    "empty": lambda content, random: b"",
+    "repeat": lambda content, random: content * 2,
+    "null": _insert,
+}
 
 # --- what stands in a file's place ------------------------------------------------------------------------
 
 
-def as_pipe(path: Path, random: Random) -> str:
-    path.unlink()
-    os.mkfifo(path)
-    return "a pipe"
+def _replaced(by: Callable[[Path], None]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        by(path)
+
+    return replace
 
 
-def as_device(path: Path, random: Random) -> str:
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    return "/dev/zero"
-
-
-def as_folder(path: Path, random: Random) -> str:
-    path.unlink()
-    path.mkdir()
-    return "a folder"
-
-
-def as_ring(path: Path, random: Random) -> str:
-    path.unlink()
-    path.symlink_to(path.name)
-    return "a link to itself"
-
-
-def as_terabyte(path: Path, random: Random) -> str:
-    os.truncate(path, 1 << 40)
-    return "followed by zeros up to a terabyte"
-
+_PLACES: dict[str, Callable[[Path], None]] = {
+    "delete": Path.unlink,
+    "pipe": _replaced(os.mkfifo),
+    "device": _replaced(lambda path: path.symlink_to("/dev/zero")),
+    "folder": _replaced(Path.mkdir),
+    "ring": _replaced(lambda path: path.symlink_to(path.name)),
+    "terabyte": lambda path: os.truncate(path, 1 << 40),
+}
 
 # --- values -----------------------------------------------------------------------------------------------
 
 
-def change_value(path: Path, random: Random) -> str:
-    """Puts a hostile value in the place of one in a file of JSON, JSON Lines or YAML."""
+def _change(holder: Any, key: Any) -> None:
+    holder[key] = _MARK
+
+
+def _duplicate(holder: Any, key: Any) -> None:
+    """Repeats an item of a list, or adds a name to an object."""
+    holder.append(holder[key]) if isinstance(holder, list) else holder.update({f"{key}_": holder[key]})
+
+
+_VALUES: dict[str, Callable[[Any, Any], object]] = {
+    "change": _change, "drop": lambda holder, key: holder.pop(key), "duplicate": _duplicate,
+}  # fmt: skip
+_WITH_VALUES = {".json", ".jsonl", ".yaml"}
+
+
+def _edit(path: Path, kind: str, random: Random) -> str:
+    """Edits one value of a file of JSON, JSON Lines or YAML; returns which, and what hostile one is in its place."""
     name = random.choice(list(_HOSTILE))
-    return _edited(path, random, lambda holder, key: _put(holder, key, _MARK), _HOSTILE[name], f"{name} for")
-
-
-def drop_value(path: Path, random: Random) -> str:
-    return _edited(path, random, lambda holder, key: holder.pop(key), "", "without")
-
-
-def duplicate_value(path: Path, random: Random) -> str:
-    """Repeats the items of a list, or adds a name to an object."""
-
-    def repeat(holder: Any, key: Any) -> None:
-        holder.append(holder[key]) if isinstance(holder, list) else holder.update({f"{key}_": holder[key]})
-
-    return _edited(path, random, repeat, "", "another")
-
-
-def _edited(path: Path, random: Random, edit: Callable[[Any, Any], object], text: str, what: str) -> str:
-    """Edits one place of a file's values; `text` is written where the edit has put `_MARK`."""
     content = path.read_text()
     lines = content.splitlines() if path.suffix == ".jsonl" else [content]
     number = random.randrange(len(lines))
     values = yaml.safe_load(content) if path.suffix == ".yaml" else json.loads(lines[number])
     places = list(_places(values, ""))
     if not places:
-        return flip(path, random)
+        path.write_bytes(flip(path.read_bytes(), random))
+        return "flip"
     holder, key, where = random.choice(places)
-    edit(holder, key)
+    _VALUES[kind](holder, key)
     indent = 1 if len(lines) == 1 else None
-    lines[number] = json.dumps(values, indent=indent, default=str).replace(json.dumps(_MARK), text)
+    written = json.dumps(values, indent=indent, default=str)
+    lines[number] = written.replace(json.dumps(_MARK), _HOSTILE[name])
     path.write_text("\n".join(lines) + "\n")
-    return f"{what} {where}" + f" in line {number + 1}" * (len(lines) > 1)
+    return f"{kind} {where}{f' to {name}' if kind == 'change' else ''} in line {number + 1}"
 
 
 def _places(values: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
@@ -170,23 +126,10 @@ def _places(values: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
         yield from _places(value, f"{where}.{key}")
 
 
-def _put(holder: Any, key: Any, value: Any) -> None:
-    holder[key] = value
+# --- one of them ------------------------------------------------------------------------------------------
 
-
-# Flips thrice: they are the smallest damage, and the hardest to see. Values too: there are many.
-_BYTES: dict[str, tuple[int, Callable[[Path, Random], str]]] = {
-    "flip": (3, flip), "truncate": (1, truncate), "zero": (1, zero), "delete": (1, delete),
-    "exchange": (1, exchange_blocks), "append": (1, append), "empty": (1, empty), "repeat": (1, repeat),
-    "null": (1, insert_null), "pipe": (1, as_pipe), "device": (1, as_device), "folder": (1, as_folder),
-    "ring": (1, as_ring), "terabyte": (1, as_terabyte),
-}  # fmt: skip
-_VALUES: dict[str, tuple[int, Callable[[Path, Random], str]]] = {
-    "change": (5, change_value), "drop": (2, drop_value), "duplicate": (1, duplicate_value),
-}  # fmt: skip
-VALUES = tuple(name for name, (times, _) in _VALUES.items() for _ in range(times))
-KINDS = (*(name for name, (times, _) in _BYTES.items() for _ in range(times)), *VALUES)
-_WITH_VALUES = {".json", ".jsonl", ".yaml"}
+VALUES = (*("change",) * 5, *("drop",) * 2, "duplicate")  # there are many values
+KINDS = (*("flip",) * 2, *_BYTES, *_PLACES, *VALUES)  # flips thrice: the smallest damage, and the hardest to see
 
 
 def damage_one(kind: str, files: Sequence[Path], random: Random) -> str:
@@ -199,5 +142,16 @@ def damage_one(kind: str, files: Sequence[Path], random: Random) -> str:
     path = random.choice(candidates)
     others = [file for file in files if file != path and file.suffix == path.suffix]
     if kind == "exchange" and others:
-        return f"{path.name}: {exchange_files(path, random.choice(others))}"
-    return f"{path.name}: {(_BYTES | _VALUES)[kind][1](path, random)}"
+        other, content = random.choice(others), path.read_bytes()
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+        return f"{path.name}: exchanged with {other.name}"
+    if kind in _VALUES:
+        return f"{path.name}: {_edit(path, kind, random)}"
+    if kind in _PLACES:
+        _PLACES[kind](path)
+        return f"{path.name}: {kind}"
+    before, after = path.read_bytes(), _BYTES[kind](path.read_bytes(), random)
+    path.write_bytes(after)
+    place = next((n for n, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after))
+    return f"{path.name}: {kind}, from byte {place} of {len(before)}"

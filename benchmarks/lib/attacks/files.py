@@ -3,66 +3,43 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lib.attacks.cases import Case, random_of
+from lib.attacks.cases import Case, Stage, Verdict
 from lib.attacks.commands import Ended, run
 from lib.attacks.damage import KINDS, VALUES, damage_one
 from lib.attacks.guarded import GuardedProcess, Reading, fault_of
-from lib.attacks.jobs import Calibration
-from lib.attacks.readers import BY_HAND, SUBJECTS, Asked, Content, Subject, forge
-from lib.attacks.stage import Stage
+from lib.attacks.jobs import Calibration, calibration
+from lib.attacks.subjects import SUBJECTS, Content, Subject, forge
 
 ATTACK = "files"
-_AGAIN = 10_000  # cases from this number on are given to the command rather than to readers
+_AGAIN = range(10_000, 10_020)  # cases that are given to the command rather than to readers
 _FOR_PEOPLE = {".lock", ".md", ".png", ".html"}  # files that no reader reads
-
-Read = Callable[[Subject, Path, Asked], Reading]
 
 
 def attack(stage: Stage) -> Iterator[Case]:
-    subjects, scratch = BY_HAND if stage.quick else SUBJECTS, stage.folder(ATTACK)
-    with GuardedProcess() as process:
-
-        def read(subject: Subject, folder: Path, asked: Asked) -> Reading:
-            return process.call(subject.read, folder, asked)
-
-        numbers = stage.numbers(len(KINDS) * len(subjects), quick=len(subjects))
-        yield from attack_readers(subjects, stage.material.subject, numbers, stage.seed, scratch, read)
-    if again := stage.numbers(20, 0, _AGAIN):
-        yield from _attack_calibration(stage.material.calibration(), again, stage.seed, scratch)
-
-
-def attack_readers(
-    subjects: Sequence[Subject],
-    material: Callable[[Subject], tuple[Path, Asked]],
-    numbers: Iterable[int],
-    seed: int,
-    scratch: Path,
-    read: Read,
-) -> Iterator[Case]:
-    """Damages a copy of one subject's files per case, and reads it.
-
-    Args:
-        material: Returns a subject's folder, and what to ask for.
-    """
+    """Damages a copy of one subject's files per case, and reads it; and then those of a finished calibration."""
+    subjects = [subject for subject in SUBJECTS if subject.by_hand or not stage.quick]
     originals: dict[str, Content] = {}
-    for number in numbers:
-        subject, kind = _of(number, subjects)
-        source, asked = material(subject)
-        if subject.name not in originals:
-            originals[subject.name] = _intact(read(subject, _copy(source, scratch), asked), subject)
-        folder, random = _copy(source, scratch), random_of(seed, ATTACK, number)
-        damage = damage_one(kind, [folder / subject.forged] if subject.forged else files_in(folder), random)
-        if subject.forged:
-            forge(folder / subject.forged)
-        reading = read(subject, folder, asked)
-        verdict = judge(reading, originals[subject.name], subject)
-        yield Case(ATTACK, number, subject.name, damage, *verdict, reading.seconds, reading.mebibytes)
+    with GuardedProcess() as process:
+        for number in stage.chosen(range(len(KINDS) * len(subjects)), range(len(subjects))):
+            subject, kind = damage_of(number, subjects)
+            source, asked = subject.made(stage)
+            if subject.name not in originals:
+                originals[subject.name] = _intact(process.call(subject.read, _copy(source, stage), asked), subject)
+            folder, random = _copy(source, stage), stage.random(ATTACK, number)
+            damage = damage_one(kind, [folder / subject.forged] if subject.forged else files_in(folder), random)
+            if subject.forged:
+                forge(folder / subject.forged)
+            reading = process.call(subject.read, folder, asked)
+            verdict = judge(reading, originals[subject.name], subject)
+            yield Case(ATTACK, number, subject.name, damage, *verdict, reading.seconds)
+    for number in stage.chosen(_AGAIN, []):
+        yield _attack_calibration(stage, number)
 
 
-def _of(number: int, subjects: Sequence[Subject]) -> tuple[Subject, str]:
+def damage_of(number: int, subjects: Sequence[Subject]) -> tuple[Subject, str]:
     subject, turn = subjects[number % len(subjects)], number // len(subjects)
     kinds = VALUES if subject.forged else KINDS
     kind = kinds[turn % len(kinds)]
@@ -75,7 +52,7 @@ def _intact(reading: Reading, subject: Subject) -> Content:
     return dict(reading.content)
 
 
-def judge(reading: Reading, original: Content, subject: Subject) -> tuple[str, str]:
+def judge(reading: Reading, original: Content, subject: Subject) -> Verdict:
     """Returns the verdict on a reading, with its evidence."""
     if (fault := fault_of(reading)) is not None:
         return fault
@@ -92,20 +69,19 @@ def judge(reading: Reading, original: Content, subject: Subject) -> tuple[str, s
     return "equal", ""
 
 
-def _attack_calibration(reference: Calibration, numbers: Iterable[int], seed: int, scratch: Path) -> Iterator[Case]:
-    """Damages one file of a finished calibration per case, and runs the same command again."""
-    for number in numbers:
-        job = Calibration(_copy(reference.folder, scratch))
-        random = random_of(seed, ATTACK, number)
-        place, kind = random.choice(("out", "cache", "cache", "state")), random.choice(KINDS)
-        kind = "truncate" if (kind, place) == ("delete", "state") else kind  # nothing could miss a ledger
-        damage = damage_one(kind, files_in(job.folder / place), random)
-        ended = run(job.name, job.arguments())
-        verdict = _judge_rerun(ended, job, reference)
-        yield Case(ATTACK, number, f"fsd-calibrate again, {place}", damage, *verdict, ended.seconds)
+def _attack_calibration(stage: Stage, number: int) -> Case:
+    """Damages one file of a finished calibration, and runs the same command again."""
+    reference, random = calibration(stage), stage.random(ATTACK, number)
+    job = Calibration(_copy(reference.folder, stage))
+    place, kind = random.choice(("out", "cache", "cache", "state")), random.choice(KINDS)
+    kind = "truncate" if (kind, place) == ("delete", "state") else kind  # nothing could miss a ledger
+    damage = damage_one(kind, files_in(job.folder / place), random)
+    ended = run(job.name, job.arguments())
+    verdict = _judge_rerun(ended, job, reference)
+    return Case(ATTACK, number, f"fsd-calibrate again, {place}", damage, *verdict, ended.seconds)
 
 
-def _judge_rerun(ended: Ended, job: Calibration, reference: Calibration) -> tuple[str, str]:
+def _judge_rerun(ended: Ended, job: Calibration, reference: Calibration) -> Verdict:
     if (complaint := ended.complaint()) is not None:
         return complaint
     if ended.refused:
@@ -124,7 +100,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in paths if path.name != ".lock")
 
 
-def _copy(source: Path, scratch: Path) -> Path:
-    target = scratch / "damaged"
+def _copy(source: Path, stage: Stage) -> Path:
+    target = stage.folder(ATTACK) / "damaged"
     shutil.rmtree(target, ignore_errors=True)
     return Path(shutil.copytree(source, target))

@@ -11,16 +11,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Self, cast
 
 from fsd_calib.cli.console import explanation
 from fsd_common.errors import UsageError
-from lib.attacks.cases import HANGS
+from lib.attacks.cases import HANGS, Verdict
 from lib.common.forked_programs import fork
 
 _ADDRESSES = 16 << 30  # bytes; more than any reader of these small files needs
-
 _LINE = 3000  # characters of a message that somebody may read
 
 
@@ -30,7 +28,6 @@ class Reading:
 
     Attributes:
         hung: Whether there was no answer.
-        mebibytes: By which the process grew.
     """
 
     content: Any = None
@@ -39,7 +36,6 @@ class Reading:
     crash: str | None = None
     hung: bool = False
     seconds: float = 0.0
-    mebibytes: int = 0
 
 
 def guarded(function: Callable[..., Any], *arguments: Any) -> Reading:
@@ -61,8 +57,7 @@ def guarded(function: Callable[..., Any], *arguments: Any) -> Reading:
 class GuardedProcess:
     """A process that calls functions, started anew whenever it dies of one."""
 
-    def __init__(self, patience: float = HANGS) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Reading:
@@ -70,7 +65,7 @@ class GuardedProcess:
         began = time.monotonic()
         self._pipe.send((function, arguments))
         try:
-            if self._pipe.poll(self._patience):
+            if self._pipe.poll(HANGS):
                 return cast(Reading, self._pipe.recv())
             broken = Reading(hung=True, seconds=time.monotonic() - began)
         except (EOFError, ConnectionError):
@@ -100,19 +95,8 @@ def _serve(pipe: Connection) -> None:
     with contextlib.suppress(EOFError):  # this end is closed
         while True:
             function, arguments = pipe.recv()
-            began, before = time.monotonic(), _peak()
-            reading = guarded(function, *arguments)
-            pipe.send(replace(reading, seconds=time.monotonic() - began, mebibytes=max(0, _peak() - before)))
-
-
-def _peak() -> int:
-    """Returns the most memory of this process since the last call, in MiB; 0 where the system does not tell."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    except OSError:
-        return 0
-    return int(status.partition("VmHWM:")[2].split()[0]) >> 10
+            began = time.monotonic()
+            pipe.send(replace(guarded(function, *arguments), seconds=time.monotonic() - began))
 
 
 def control_character(text: str) -> str | None:
@@ -120,7 +104,7 @@ def control_character(text: str) -> str | None:
     return next((char for char in text if ord(char) < 32 or 127 <= ord(char) < 160), None)
 
 
-def fault_of(reading: Reading) -> tuple[str, str] | None:
+def fault_of(reading: Reading) -> Verdict | None:
     """Returns a verdict with evidence where a call hung, crashed, or said what no line may hold; None: it did not."""
     if reading.hung:
         return "hang", f"no answer within {reading.seconds:.0f} s"

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from lib.attacks.cases import Case
+from lib.attacks.cases import Case, Stage, Verdict
 from lib.attacks.guarded import GuardedProcess, Reading, fault_of
 from lib.attacks.hostile_yaml import HOSTILE
-from lib.attacks.readers import SUBJECTS, TASK, Asked, Subject, read_data
-from lib.attacks.stage import Stage
+from lib.attacks.subjects import SUBJECTS, TASK, Asked, Content, read_data
 
 ATTACK = "inputs"
-_READERS = {subject.name: subject for subject in SUBJECTS} | {"hostile data": Subject("hostile data", read_data)}
+_SUBJECTS = {subject.name: subject for subject in SUBJECTS}
 _WEIGHTS = "model.safetensors"
 
 
@@ -106,24 +105,26 @@ def _cases() -> list[tuple[str, str, Callable[[Path], object], str]]:
 def attack(stage: Stage) -> Iterator[Case]:
     cases, folder = _cases(), stage.folder(ATTACK) / "inputs"
     with GuardedProcess() as process:
-        for number in stage.numbers(len(cases)):
+        for number in stage.chosen(range(len(cases)), [0]):
             name, what, write, said = cases[number]
             shutil.rmtree(folder, ignore_errors=True)
+            read: Callable[[Path, Asked], Content] = read_data
             asked: Asked = {}
             if name == "hostile data":
                 folder.mkdir()
                 write(folder)
-                asked = {"names": [path.name for path in folder.iterdir()]}
+                asked["names"] = [path.name for path in folder.iterdir()]
             else:
-                shutil.copytree(stage.material.subject(_READERS[name])[0], folder)
+                read = _SUBJECTS[name].read
+                shutil.copytree(_SUBJECTS[name].made(stage)[0], folder)
                 (folder / "mine.py").write_text("from os import system\n")
                 write(folder)
-            reading = process.call(_READERS[name].read, folder, asked)
+            reading = process.call(read, folder, asked)
             verdict = _judge(reading, said, accepted=what in ACCEPTED)
-            yield Case(ATTACK, number, name, what, *verdict, reading.seconds, reading.mebibytes)
+            yield Case(ATTACK, number, name, what, *verdict, reading.seconds)
 
 
-def _judge(reading: Reading, said: str, accepted: bool) -> tuple[str, str]:
+def _judge(reading: Reading, said: str, accepted: bool) -> Verdict:
     if (fault := fault_of(reading)) is not None:
         return fault
     if reading.refusal is None:

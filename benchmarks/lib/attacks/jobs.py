@@ -11,47 +11,75 @@ import shutil
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Self
 
 from fsd_calib import ThresholdProfile, load_traces
 from fsd_collectors.store.verifying import verify
+from fsd_common.errors import UsageError
+from fsd_decoding.profile.fields import FOLLOWED
 from fsd_predictors.predictor import Predictor
+from lib.attacks.cases import Stage, Verdict
+from lib.attacks.commands import Ended, run
 
 _TIMED = {"created", "speed", "effort", "digest"}  # what differs from run to run by nature, and the digest of it
 _LOGS = ("-wal", "-journal")
 _ROUNDING = 1e-4  # of D, by what else is in a batch: at most 1.2e-4 sqrt(D) for js (fsd_calib/engines/configuration.py)
 _ALONE = ("--device", "cpu", "--workers", "1")  # a kill hits the process that decodes
-PROBLEMS, COLLECTED = 80, 160
-
-
-class Job(Protocol):
-    """A command with its folders."""
-
-    @property
-    def name(self) -> str:
-        """The command, as `commands.run` takes it."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    def arguments(self) -> list[str | Path]: ...
-
-    def saved(self) -> Counter[Any]:
-        """Returns what it saved so far, with the number of times that it did."""
-
-    def faults(self, reference: Job) -> Iterator[str]:
-        """Yields how the finished job differs from an undisturbed one, timings and dates excepted."""
+PROBLEMS, _COLLECTED = 80, 160
+_FEW = 16  # problems of a quick run's collection
+_ENDED = "ended"
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """`fsd-calibrate` on the bundled pair."""
+class Job:
+    """A command that writes much, with its folders `out`, `cache` and `state` in one folder."""
 
     folder: Path
-    name: str = "calibrate"
+    name: ClassVar[str]  # as `commands.run` takes it
+
+    def arguments(self) -> list[str | Path]:
+        raise NotImplementedError
+
+    def prepare(self, reference: Any) -> None:
+        """Makes the job comparable with an undisturbed one."""
+
+    def saved(self) -> Counter[Any]:
+        """Returns what it saved so far, with the number of times that it did."""
+        return Counter()
+
+    def faults(self, reference: Any) -> Iterator[str]:
+        """Yields how the finished job differs from an undisturbed one, timings and dates excepted."""
+        raise NotImplementedError
+
+    def check(self) -> tuple[str, list[str | Path]] | None:
+        """The command that checks what it left."""
+        return None
+
+    @property
+    def took(self) -> float | None:
+        """The seconds that it took, if `finish` has let it come to its end."""
+        path = self.folder / _ENDED
+        return float(path.read_text()) if path.exists() else None
+
+    def finish(self) -> Self:
+        """Runs the job to its end, unless it has been. Raises RuntimeError if it fails."""
+        if self.took is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            ended = run(self.name, self.arguments())
+            if ended.code or ended.complaint():
+                raise RuntimeError(f"fsd-{self.name} ended with {ended.code}: {ended.err[-2000:]}")
+            (self.folder / _ENDED).write_text(str(ended.seconds))
+        return self
+
+
+@dataclass(frozen=True)
+class Calibration(Job):
+    """`fsd-calibrate` on the bundled pair."""
+
+    name = "calibrate"
 
     def arguments(self) -> list[str | Path]:
         goal = ["--task", "arithmetic", *_ALONE, "--min-acc", "0.8", "--limit", str(PROBLEMS), "--timing", "none"]
@@ -65,7 +93,7 @@ class Calibration:
     def facts(self) -> list[Path]:
         return sorted((self.folder / "out").glob("run-*.json"))
 
-    def take_facts(self, reference: Calibration) -> None:
+    def prepare(self, reference: Calibration) -> None:
         """Copies the costs of the undisturbed run: they decide what the search tries."""
         (self.folder / "out").mkdir(parents=True, exist_ok=True)
         for path in reference.facts():
@@ -75,8 +103,10 @@ class Calibration:
         query = "SELECT hex(key), problem, hex(prompt), threshold, lo, hi, text, rounds FROM decodings"
         return Counter(_rows(self.folder / "cache" / "decodings.sqlite", query))
 
-    def faults(self, reference: Job) -> Iterator[str]:
-        assert isinstance(reference, Calibration)
+    def check(self) -> tuple[str, list[str | Path]]:
+        return "profile", ["validate", self.profile]
+
+    def faults(self, reference: Calibration) -> Iterator[str]:
         yield from self.other_results(reference)
         yield from self._other_decodings(reference)
         for traces in sorted((self.folder / "cache" / "traces").glob("*/manifest.json")):
@@ -108,12 +138,11 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Collection:
+class Collection(Job):
     """`fsd-collect` on the bundled pair."""
 
-    folder: Path
-    problems: int = COLLECTED
-    name: str = "collect"
+    problems: int = _COLLECTED
+    name = "collect"
 
     def arguments(self) -> list[str | Path]:
         size = ["--task", "arithmetic", *_ALONE, "--limit", str(self.problems), "--batch-size", "8"]
@@ -122,6 +151,9 @@ class Collection:
     def saved(self) -> Counter[Any]:
         listing = self.folder / "out" / "shards.jsonl"
         return Counter(listing.read_bytes().splitlines(keepends=True)[:-1] if listing.exists() else [])
+
+    def check(self) -> tuple[str, list[str | Path]]:
+        return "traces", ["verify", self.folder / "out"]
 
     def faults(self, reference: Job) -> Iterator[str]:
         yield from verify(self.folder / "out")
@@ -134,19 +166,14 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Job):
     """`fsd-train-predictor` on collected traces."""
 
-    folder: Path
     traces: Path
-    kind: str = "boosted"
-    name: str = "train"
+    name = "train_predictor"
 
     def arguments(self) -> list[str | Path]:
-        return ["--traces", self.traces, "--out", self.folder / "out", "--kind", self.kind, "--trials", "1"]
-
-    def saved(self) -> Counter[Any]:
-        return Counter()  # a predictor is whole or not there
+        return ["--traces", self.traces, "--out", self.folder / "out", "--kind", "boosted", "--trials", "1"]
 
     def faults(self, reference: Job) -> Iterator[str]:
         Predictor.load(self.folder / "out")
@@ -162,13 +189,54 @@ def saved_so_far(job: Job) -> Counter[Any]:
         return Counter()
 
 
-def litter(job: Job, reference: Job) -> list[str]:
-    """Returns files that the undisturbed job did not leave."""
+def judge_end(ended: Ended, job: Job, reference: Job) -> Verdict:
+    """Returns the verdict on a disturbed command that was run to its end."""
+    if (complaint := ended.complaint()) is not None:
+        return complaint
+    if ended.code:
+        return "lost", f"it does not finish: exit code {ended.code}: {ended.last_line}"
+    try:
+        found = list(job.faults(reference))
+    except (UsageError, OSError, sqlite3.DatabaseError) as error:
+        return "lost", f"what it left cannot be read: {error}"
+    if found:
+        return "lost", "; ".join(found)
     mine, theirs = (
         {path.relative_to(one.folder).as_posix() for path in one.folder.rglob("*") if path.is_file()}
         for one in (job, reference)
     )
-    return sorted(name for name in mine - theirs if not name.endswith(".lock"))
+    left = sorted(name for name in mine - theirs if not name.endswith(".lock"))
+    return ("lost", f"files are left: {', '.join(left)}") if left else ("resumed", "")
+
+
+# --- undisturbed jobs -------------------------------------------------------------------------------------
+
+
+def calibration(stage: Stage) -> Calibration:
+    job = Calibration(stage.scratch / "material" / "calibration").finish()
+    if (outcome := ThresholdProfile.load(job.profile).outcome) not in FOLLOWED:
+        raise RuntimeError(f"the calibration to attack ended as {outcome}, without a threshold; give another --scratch")
+    return job
+
+
+def collection(stage: Stage) -> Collection:
+    """A small one for a quick run."""
+    return Collection(stage.scratch / "material" / "collection", _FEW if stage.quick else _COLLECTED).finish()
+
+
+def training(stage: Stage) -> Training:
+    return Training(stage.scratch / "material" / "training", collection(stage).folder / "out").finish()
+
+
+UNDISTURBED: dict[str, Callable[[Stage], Job]] = {
+    "calibrate": calibration,
+    "collect": collection,
+    "train_predictor": training,
+}
+"""Each made when it is first needed."""
+
+
+# --- what differs -----------------------------------------------------------------------------------------
 
 
 def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:

@@ -15,15 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from lib.attacks.cases import Case
+from lib.attacks.cases import Case, Stage, Verdict
 from lib.attacks.commands import Ended, started
 from lib.attacks.jobs import Collection
 from lib.attacks.processes import command_line, descendants
-from lib.attacks.stage import Stage
 from lib.common.forked_programs import environment
 
 ATTACK = "ports"
-_WAYS = {"": [], " --workers 2": ["--workers", "2"], " --ray local": ["--ray", "local", "--workers", "2"]}
+WAYS = {"": [], " --workers 2": ["--workers", "2"], " --ray local": ["--ray", "local", "--workers", "2"]}
 _PROBLEMS = 16
 _LISTENS = "0A"  # in the system's tables of sockets
 _ANSWER = 3.0  # seconds
@@ -40,8 +39,8 @@ class _Port(NamedTuple):
 
 
 def attack(stage: Stage) -> Iterator[Case]:
-    for number in stage.numbers(len(_WAYS)):
-        what, more = list(_WAYS.items())[number]
+    for number in stage.chosen(range(len(WAYS)), [0]):
+        what, more = list(WAYS.items())[number]
         name = f"fsd-collect{what}"
         if "--ray" in more and find_spec("ray") is None:
             yield Case(ATTACK, number, name, "", "skipped", "Ray is not installed")
@@ -55,7 +54,7 @@ def _watch(stage: Stage, number: int, name: str, more: list[str]) -> Iterator[Ca
     job = Collection(folder / f"at-{time.time_ns()}", _PROBLEMS)
     process, began = started(job.name, [*job.arguments(), *more]), time.monotonic()
     seen: dict[int, _Port] = {}
-    knocked: dict[str, tuple[str, str]] = {}
+    knocked: dict[str, Verdict] = {}
     while process.poll() is None:
         new = {port.number: port for port in _listening([process.pid, *descendants(process.pid)])}
         for port in new.keys() - seen.keys():
@@ -111,7 +110,7 @@ def _cluster(process: int) -> str | None:
     return None
 
 
-def _as_stranger(address: str, token: dict[str, str]) -> tuple[str, str]:
+def _as_stranger(address: str, token: dict[str, str]) -> Verdict:
     """Returns what comes of work that somebody without the cluster's token sends it."""
     variables = {name: value for name, value in environment().items() if not name.startswith("RAY_")} | token
     command = [sys.executable, "-c", _STRANGER.format(address)]
@@ -124,7 +123,7 @@ def _as_stranger(address: str, token: dict[str, str]) -> tuple[str, str]:
     return "refused", done.stderr.decode(errors="replace").strip().splitlines()[-1][:200]
 
 
-def _knock(port: _Port) -> tuple[str, str]:
+def _knock(port: _Port) -> Verdict:
     """Returns what a port says to somebody without a token who asks for its jobs, and then for its metrics."""
     where, said = "on all addresses" if port.open else "on this machine alone", ""
     for path, secret in (("/api/jobs/", "["), ("/metrics", "#")):

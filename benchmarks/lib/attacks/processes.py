@@ -6,83 +6,85 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 from fsd_calib.cli import entry
-from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 from fsd_data import pair_paths
-from lib.attacks.cases import Case, random_of
-from lib.attacks.commands import TIMEOUT, Ended, run, started
-from lib.attacks.jobs import Calibration, Collection, Job
-from lib.attacks.kills import judge_end
-from lib.attacks.material import Material
-from lib.attacks.readers import PROFILE
-from lib.attacks.stage import Stage
-from lib.common.forked_programs import environment
+from lib.attacks.cases import Case, Stage, Verdict, at_once
+from lib.attacks.commands import ended, fresh, run, started
+from lib.attacks.jobs import UNDISTURBED, Calibration, Collection, calibration, collection, judge_end, training
+from lib.attacks.subjects import PROFILE
 
 ATTACK = "processes"
 _PROMPT = "Ann has 3 boxes of 12 pens. How many?"
-_START = "import sys; from fsd_calib.cli import entry; sys.argv[0] = 'fsd'; getattr(entry, sys.argv.pop(1))()"
 _MOMENTS = 4  # of Ctrl-C, per command
 _EARLY, _LATER = (0.05, 0.8), (0.8, 4.0)  # seconds after the start
-Verdict = tuple[str, str]
+_COMMANDS = ("calibrate", "collect", "generate", "inspect", "profile", "report", "tasks", "traces", "train_eagle",
+             "train_predictor")  # fmt: skip
+Arguments = Sequence[str | Path]
 
 
-class _Deed(NamedTuple):
-    """One attack. quick: whether a quick run has it, too."""
+class Deed(NamedTuple):
+    """One attack."""
 
     subject: str
     damage: str
     does: Callable[[Path], Verdict]  # in a folder of its own
-    quick: bool = False
 
 
 def attack(stage: Stage) -> Iterator[Case]:
-    deeds = list(_deeds(stage))
-    numbers = stage.chosen([number for number, deed in enumerate(deeds) if deed.quick or not stage.quick])
-    yield from stage.at_once(partial(_case, stage), [(number, deeds[number]) for number in numbers])
+    each = deeds(stage)
+
+    def does(number: int) -> Iterator[Case]:
+        deed, folder, began = each[number], stage.folder(f"{ATTACK}-{number}"), time.monotonic()
+        shutil.rmtree(folder)
+        folder.mkdir()
+        verdict = deed.does(folder)
+        yield Case(ATTACK, number, deed.subject, deed.damage, *verdict, time.monotonic() - began)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    yield from at_once(does, stage.chosen(range(len(each)), [0]))
 
 
-def _case(stage: Stage, number: int, deed: _Deed) -> Iterator[Case]:
-    folder, began = stage.folder(f"{ATTACK}-{number}"), time.monotonic()
-    shutil.rmtree(folder)
-    folder.mkdir()
-    verdict = deed.does(folder)
-    yield Case(ATTACK, number, deed.subject, deed.damage, *verdict, time.monotonic() - began)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _deeds(stage: Stage) -> Iterator[_Deed]:
-    yield from _streams("tasks", lambda: ["list"], quick=True)
-    for name in () if stage.quick else _COMMANDS:
+def deeds(stage: Stage) -> list[Deed]:
+    found = [Deed("fsd-tasks", what, partial(_cut_off, "tasks", ["list"], 0, what)) for what in _STREAMS]
+    if stage.quick:  # the others need what commands make
+        return found
+    for make in UNDISTURBED.values():
+        make(stage)
+    for name in _COMMANDS:
         for number in range(_MOMENTS):
-            after = random_of(stage.seed, f"{ATTACK}/{name}", number).uniform(*(_LATER if number % 2 else _EARLY))
-            does = partial(_interrupt, name, partial(_arguments, stage.material, name), after)
-            yield _Deed(f"fsd-{name}", f"Ctrl-C after {after:.2f} s", does)
-    if not stage.quick:
-        yield from _streams("profile", partial(_arguments, stage.material, "profile", Path()))
-        yield from _streams("calibrate", lambda: ["--task", "arithmetic", "--min-acc", "nan"], code=2)
-    yield from () if stage.quick else _odd_paths(stage.material)
-    yield from () if stage.quick else _planted_links(stage.material)
-    for number, name in ((signal.SIGSTOP, "stopped"), (signal.SIGKILL, "killed")) if not stage.quick else ():
-        yield _Deed("fsd-collect --workers 2", f"a worker is {name}", partial(_strike_worker, stage.material, number))
+            after = stage.random(f"{ATTACK}/{name}", number).uniform(*(_LATER if number % 2 else _EARLY))
+            found.append(Deed(f"fsd-{name}", f"Ctrl-C after {after:.2f} s", partial(_interrupt, stage, name, after)))
+    known: dict[str, tuple[Arguments, int]] = {  # commands with their exit codes
+        "profile": (["show", calibration(stage).profile], 0),
+        "calibrate": (["--task", "arithmetic", "--min-acc", "nan"], 2),
+    }
+    for name, (arguments, code) in known.items():
+        found += [Deed(f"fsd-{name}", what, partial(_cut_off, name, arguments, code, what)) for what in _STREAMS]
+    for name, options, in_order in _OPTIONS:
+        for odd in (each for each in _ODD if each not in in_order):
+            option = " ".join(part for part in options if part.startswith("--") or part == _HERE).replace(_HERE, odd)
+            found.append(Deed(f"fsd-{name}", option, partial(_give, stage, name, options, odd)))
+    for way, command in product(_WAYS, UNDISTURBED):
+        found.append(Deed(f"fsd-{command}", f"links at {way}", partial(_plant, stage, command, way)))
+    for number, what in ((signal.SIGSTOP, "stopped"), (signal.SIGKILL, "killed")):
+        strikes = partial(_strike_worker, stage, number)
+        found.append(Deed("fsd-collect --workers 2", f"a worker is {what}", strikes))
+    return found
 
 
 # --- Ctrl-C and streams -----------------------------------------------------------------------------------
 
-_COMMANDS = ("calibrate", "collect", "generate", "inspect", "profile", "report", "tasks", "traces", "train_eagle",
-             "train_predictor")  # fmt: skip
 
-
-def _arguments(material: Material, name: str, folder: Path) -> list[str | Path]:
+def _arguments(stage: Stage, name: str, folder: Path) -> Arguments:
     """Returns arguments that have a command work. folder: where it may write."""
     cpu: list[str | Path] = ["--device", "cpu"]
     match name:
@@ -91,58 +93,37 @@ def _arguments(material: Material, name: str, folder: Path) -> list[str | Path]:
         case "collect":
             return Collection(folder).arguments()
         case "generate":
-            return ["--profile", material.calibration().profile, *cpu, _PROMPT]
+            return ["--profile", calibration(stage).profile, *cpu, _PROMPT]
         case "inspect":
             return [*cpu, _PROMPT]
         case "profile":
-            return ["show", material.calibration().profile]
+            return ["show", calibration(stage).profile]
         case "report":
-            return [material.calibration().profile, "--out", folder / "page.html"]
+            return [calibration(stage).profile, "--out", folder / "page.html"]
         case "tasks":
             return ["show", "arithmetic"]
         case "traces":
-            return ["verify", material.collection().folder / "out"]
+            return ["verify", collection(stage).folder / "out"]
         case "train_eagle":
             return ["--task", "arithmetic", "--limit", "9", "--epochs", "1", "--out", folder / "head", *cpu]
-    return replace(material.training(), folder=folder).arguments()
+    return replace(training(stage), folder=folder).arguments()
 
 
-def fresh(name: str, arguments: Sequence[str | Path], folder: Path, *shell: str) -> subprocess.Popen[str]:
-    """Starts a command in an interpreter of its own, as a shell does. shell: redirections."""
-    command = [sys.executable, "-c", _START, name, *map(str, arguments)]
-    variables = environment() | {CACHE_VARIABLE: str(folder / "cache"), STATE_VARIABLE: str(folder / "state")}
-    return subprocess.Popen(
-        ["bash", "-c", " ".join(['exec "$@"', *shell]), "bash", *command], env=variables, cwd=folder, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        errors="replace",
-    )  # fmt: skip
-
-
-def _ended(name: str, process: subprocess.Popen[str], began: float) -> Ended:
-    try:
-        out, err = process.communicate(timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        return Ended(name, process.returncode, out, err, time.monotonic() - began, hung=True)
-    return Ended(name, process.returncode, out, err, time.monotonic() - began)
-
-
-def _interrupt(name: str, arguments: Callable[[Path], Sequence[str | Path]], after: float, folder: Path) -> Verdict:
-    given, began = arguments(folder), time.monotonic()
+def _interrupt(stage: Stage, name: str, after: float, folder: Path) -> Verdict:
+    given, began = _arguments(stage, name, folder), time.monotonic()
     process = fresh(name, given, folder)
     time.sleep(after)
     process.send_signal(signal.SIGINT)
-    ended = _ended(name, process, began)
+    found = ended(name, process, began)
     executable = getattr(entry, name).args[1]
-    if ended.code == -signal.SIGINT or ("Traceback" in ended.err and "entry.py" not in ended.err):
+    if found.code == -signal.SIGINT or ("Traceback" in found.err and "entry.py" not in found.err):
         return "ended", "before the command's own first line"
-    if (complaint := ended.complaint()) is not None:
+    if (complaint := found.complaint()) is not None:
         return complaint
-    if ended.code == 130 and ended.last_line.startswith(f"{executable}: interrupted"):
-        return "ended", ended.last_line
-    finished = ended.code in (0, 3)  # it had been quicker
-    return ("ended", "it had finished") if finished else ("unclear", f"exit code {ended.code}: {ended.err[-300:]}")
+    if found.code == 130 and found.last_line.startswith(f"{executable}: interrupted"):
+        return "ended", found.last_line
+    finished = found.code in (0, 3)  # it had been quicker
+    return ("ended", "it had finished") if finished else ("unclear", f"exit code {found.code}: {found.err[-300:]}")
 
 
 _STREAMS = {  # what is done to the streams of a command, by a shell; and exit codes beside its own
@@ -153,23 +134,16 @@ _STREAMS = {  # what is done to the streams of a command, by a shell; and exit c
 }  # fmt: skip
 
 
-def _streams(
-    name: str, arguments: Callable[[], Sequence[str | Path]], code: int = 0, quick: bool = False
-) -> Iterator[_Deed]:
-    for number, what in enumerate(_STREAMS):
-        yield _Deed(f"fsd-{name}", what, partial(_cut_off, name, arguments, code, what), quick and number == 0)
-
-
-def _cut_off(name: str, arguments: Callable[[], Sequence[str | Path]], code: int, what: str, folder: Path) -> Verdict:
+def _cut_off(name: str, arguments: Arguments, code: int, what: str, folder: Path) -> Verdict:
     """Runs a command whose exit code is known without some of its streams."""
     redirections, codes = _STREAMS[what]
-    given, began = arguments(), time.monotonic()
-    ended = _ended(name, fresh(name, given, folder, redirections), began)
-    if (complaint := ended.complaint()) is not None:
+    began = time.monotonic()
+    found = ended(name, fresh(name, arguments, folder, redirections), began)
+    if (complaint := found.complaint()) is not None:
         return complaint
-    if ended.code in (code, *codes):
-        return "ended", f"exit code {ended.code}"
-    return "unclear", f"exit code {ended.code}: {ended.last_line}"
+    if found.code in (code, *codes):
+        return "ended", f"exit code {found.code}"
+    return "unclear", f"exit code {found.code}: {found.last_line}"
 
 
 # --- odd paths --------------------------------------------------------------------------------------------
@@ -197,31 +171,24 @@ _OPTIONS: list[tuple[str, list[str], tuple[str, ...]]] = [  # command, arguments
     ("tasks", ["check", "gsm8k", "--data", _HERE], _READ),
     ("tasks", ["show", f"{_HERE}.yaml"], _READ),
     ("traces", ["verify", _HERE], _READ),
-    ("train", ["--traces", _HERE, "--out", "predictor"], _READ),
+    ("train_predictor", ["--traces", _HERE, "--out", "predictor"], _READ),
     ("train_eagle", ["--task", "arithmetic", "--limit", "8", "--target", _HERE, "--out", "head"], _READ),
 ]  # fmt: skip
 _ODD = ("nothing", "a pipe", "a device", "a folder", "a long name", "half characters", "a file in a file")
 
 
-def _odd_paths(material: Material) -> Iterator[_Deed]:
-    for name, arguments, in_order in _OPTIONS:
-        for odd in (each for each in _ODD if each not in in_order):
-            option = " ".join(part for part in arguments if part.startswith("--") or part == _HERE).replace(_HERE, odd)
-            yield _Deed(f"fsd-{name}", option, partial(_give, material, name, arguments, odd))
-
-
-def _give(material: Material, name: str, arguments: list[str], odd: str, folder: Path) -> Verdict:
-    shutil.copy(material.calibration().profile, folder / PROFILE)
+def _give(stage: Stage, name: str, options: list[str], odd: str, folder: Path) -> Verdict:
+    shutil.copy(calibration(stage).profile, folder / PROFILE)
     path = str(_odd(odd, folder)) if odd != "nothing" else ""
-    if f"{_HERE}.yaml" in arguments and path and odd != "a long name":
+    if f"{_HERE}.yaml" in options and path and odd not in ("a long name", "a file in a file"):
         Path(f"{path}.yaml").symlink_to(path)
     places = {_HERE: path, PROFILE: str(folder / PROFILE), f"{_HERE}.yaml": f"{path}.yaml", _PAIR: str(pair_paths()[0])}
-    ended = run(name, [places.get(part, part) for part in arguments], folder=folder)
-    if (complaint := ended.complaint()) is not None:
+    found = run(name, [places.get(part, part) for part in options], folder=folder)
+    if (complaint := found.complaint()) is not None:
         return complaint
-    if ended.refused:
-        return "refused", ended.last_line
-    return "silent" if ended.code == 0 else "unclear", f"exit code {ended.code}: {ended.last_line}"
+    if found.refused:
+        return "refused", found.last_line
+    return "silent" if found.code == 0 else "unclear", f"exit code {found.code}: {found.last_line}"
 
 
 def _odd(kind: str, folder: Path) -> Path:
@@ -253,17 +220,10 @@ _WAYS = {
 }
 
 
-def _planted_links(material: Material) -> Iterator[_Deed]:
-    for way in _WAYS:
-        yield _Deed("fsd-collect", f"links at {way}", partial(_plant, material.collection, way))
-        yield _Deed("fsd-train-predictor", f"links at {way}", partial(_plant, material.training, way))
-        yield _Deed("fsd-calibrate", f"links at {way}", partial(_plant, material.calibration, way))
-
-
-def _plant(reference: Callable[[], Job], way: str, folder: Path) -> Verdict:
+def _plant(stage: Stage, command: str, way: str, folder: Path) -> Verdict:
     """Has a command write where links to a file of somebody else stand at the names of all that it writes."""
-    done, victim = reference(), folder / "victim"
-    job: Job = replace(done, folder=folder / "job")  # type: ignore[type-var]
+    done, victim = UNDISTURBED[command](stage), folder / "victim"
+    job = replace(done, folder=folder / "job")
     victim.write_text("precious")
     if isinstance(done, Calibration):
         for name in ("cache", "state"):
@@ -273,40 +233,34 @@ def _plant(reference: Callable[[], Job], way: str, folder: Path) -> Verdict:
         if path.is_file() and not path.name.endswith(".lock"):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(victim)
-    ended = run(job.name, job.arguments())
+    found = run(job.name, job.arguments())
     if victim.read_text() != "precious":
         return "lost", f"what a link leads to was written: {victim.read_text()[:80]!r}"
-    if (complaint := ended.complaint()) is not None:
+    if (complaint := found.complaint()) is not None:
         return complaint
-    return ("refused", ended.last_line) if ended.refused else ("ended", f"exit code {ended.code}")
+    return ("refused", found.last_line) if found.refused else ("ended", f"exit code {found.code}")
 
 
 # --- workers ----------------------------------------------------------------------------------------------
 
 
-def _strike_worker(material: Material, number: int, folder: Path) -> Verdict:
+def _strike_worker(stage: Stage, number: int, folder: Path) -> Verdict:
     """Sends a signal to one of two workers once a portion is done; the collection is to end as without."""
-    reference = material.collection()
-    job = Collection(folder, reference.problems)
-    arguments, began = [*job.arguments(), "--workers", "2"], time.monotonic()
-    process = started(job.name, arguments)
+    reference = collection(stage)
+    job, began = replace(reference, folder=folder), time.monotonic()
+    process = started(job.name, [*job.arguments(), "--workers", "2"])
     while not job.saved() and process.poll() is None:
         time.sleep(0.02)
-    workers = [child for child in descendants(process.pid) if "popen_loky_posix" in command_line(child)]
-    for worker in workers[:1]:
+    workers = [child for child in descendants(process.pid) if "popen_loky_posix" in command_line(child)][:1]
+    for worker in workers:
         os.kill(worker, number)
-    try:
-        out, err = process.communicate(timeout=TIMEOUT)  # it waits a minute for a worker that does not answer
-    except TimeoutError:
-        return "hang", f"it waits for a worker for more than {TIMEOUT:.0f} s"
-    finally:
-        for worker in workers[:1]:
-            with suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGCONT)
-    ended = Ended(job.name, process.wait(), out, err, time.monotonic() - began)
-    verdict, evidence = judge_end(ended, job, reference)
-    told = [line for line in err.splitlines() if "begins again in another" in line]
-    return (verdict, evidence or (told[0] if told else "nothing had to begin again"))
+    found = ended(job.name, process, began)  # it waits a minute for a worker that does not answer
+    for worker in workers:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGCONT)
+    verdict, evidence = judge_end(found, job, reference)
+    told = [line for line in found.err.splitlines() if "begins again in another" in line]
+    return verdict, evidence or (told[0] if told else "nothing had to begin again")
 
 
 def descendants(process: int) -> list[int]:

@@ -7,21 +7,20 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fsd_calib.tasks.base import Grader, Problem
-from fsd_calib.tasks.grading.expressions import same_expression
 from fsd_calib.tasks.grading.graders import (
     contains,
     extracting,
     near_number,
     same_choice,
+    same_expression,
     same_number,
     same_text,
     similar,
 )  # fmt: skip
 from fsd_calib.tasks.grading.python_tests import passes_tests
-from lib.attacks.cases import Case
+from lib.attacks.cases import Case, Stage, Verdict
 from lib.attacks.guarded import GuardedProcess, Reading, fault_of
 from lib.attacks.programs import CHEATS, EXHAUSTION, FORGERIES, PROBLEM, RIGHT
-from lib.attacks.stage import Stage
 
 ATTACK = "texts"
 
@@ -87,10 +86,10 @@ GRADERS = {
 def attack(stage: Stage) -> Iterator[Case]:
     cases = [(name, what) for name, graded in GRADERS.items() for what in (*graded.texts, *TEXTS)]
     with GuardedProcess() as process:
-        for number in stage.numbers(len(cases)):
+        for number in stage.chosen(range(len(cases)), [0]):
             name, what = cases[number]
             reading = process.call(graded_beside, name, what)
-            yield Case(ATTACK, number, name, what, *judge(reading), reading.seconds, reading.mebibytes)
+            yield Case(ATTACK, number, name, what, *judge(reading), reading.seconds)
 
 
 @lru_cache
@@ -104,7 +103,7 @@ def graded_beside(name: str, what: str) -> tuple[Any, Any]:
     return grader(graded.problem, (graded.texts | TEXTS)[what]), grader(graded.problem, graded.right)
 
 
-def judge(reading: Reading) -> tuple[str, str]:
+def judge(reading: Reading) -> Verdict:
     """Returns the verdict on the grades of a hostile text and of a right one, with its evidence."""
     if (fault := fault_of(reading)) is not None:
         return fault

@@ -1,1 +1,1 @@
-"""Helpers of several benchmarks: timing, facts of the machine, results and claims."""
+"""Helpers of several benchmarks: timing, results, claims, programs in processes of their own, and the command."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,37 +15,6 @@ from fsd_collectors.collection.measures import HiddenStates, HostCopies, Measure
 from fsd_decoding.observers.round_record import RoundRecord
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class _HostRecord:
-    """The facts of a round that the host knows."""
-
-    owners: list[int]  # by row: the index of its prompt, -1 where the row is empty
-    drafts: int  # L
-    draft_seconds: float
-    verify_seconds: float
-
-
-class _DeviceRecord(NamedTuple):
-    """The tensors of a round of B rows and L drafted tokens; they are sliced later, many rounds at once."""
-
-    target_logits: Tensor  # (B, L + 1, V)
-    draft_logits: Tensor  # (B, L, V)
-    drafted: Tensor  # (B, L)
-    choice: Tensor  # (B, L + 1)
-    positions: Tensor  # (B, L + 1)
-    keys: Tensor  # (B, 2)
-    proposed: Tensor  # (B,)
-    accepted: Tensor  # (B,)
-
-    @classmethod
-    def of(cls, round_: RoundRecord) -> _DeviceRecord:
-        proposal = round_.proposal
-        logits = proposal.target_logits, proposal.draft_logits
-        tokens = proposal.drafted, proposal.target_choice, proposal.positions
-        # The engine reuses the tensor of keys.
-        return cls(*logits, *tokens, proposal.keys.clone(), round_.drafted, round_.accepted)
 
 
 class OnPolicy:
@@ -60,28 +29,36 @@ class OnPolicy:
 
     def __init__(self, measures: Measures, states: HiddenStates | None = None) -> None:
         self._measures, self._states = measures, states
-        self._records: list[_HostRecord] = []
-        self._held: list[_DeviceRecord] = []
+        self._records: list[tuple[list[int], int, float, float]] = []  # as `Rounds.of` takes them
+        self._held: list[tuple[Tensor, ...]] = []  # of each round what `_measure_held` reads, for many rounds at once
         self._held_states: list[Tensor] = []
         self._measured, self._counted, self._states_kept = HostCopies(), HostCopies(), HostCopies()
 
     def __call__(self, round_: RoundRecord) -> None:
-        drafts = round_.proposal.drafted.shape[1]
-        if self._held and self._held[0].drafted.shape[1] != drafts:
+        proposal, length = round_.proposal, round_.proposal.drafted.shape[1]
+        if self._held and self._held[0][1].shape[1] != length:
             self._measure_held()
         owners = [request.index if request else -1 for request in round_.requests]
-        self._records.append(_HostRecord(owners, drafts, round_.draft_seconds, round_.verify_seconds))
-        self._held.append(_DeviceRecord.of(round_))
+        self._records.append((owners, length, round_.draft_seconds, round_.verify_seconds))
+        keys = proposal.keys.clone()  # the engine reuses their tensor
+        logits = proposal.target_logits, proposal.draft_logits
+        tokens = proposal.drafted, proposal.target_choice, proposal.positions
+        self._held.append((*logits, *tokens, keys, round_.drafted, round_.accepted))
         if self._states is not None:
-            self._held_states.append(self._states.latest(drafts))
-        if sum(held.draft_logits.numel() for held in self._held) >= chunk_size(self._held[0].draft_logits):
+            self._held_states.append(self._states.latest(length))
+        if sum(draft_logits.numel() for _, draft_logits, *_ in self._held) >= chunk_size(proposal.draft_logits):
             self._measure_held()
 
     def _measure_held(self) -> None:
-        held = _DeviceRecord(*map(_joined, zip(*self._held, strict=True)))
+        """Measures all B x L positions, the padding of shorter drafts included: only the device knows their lengths."""
+        joined = map(_joined, zip(*self._held, strict=True))
+        target_logits, draft_logits, drafted, choice, positions, keys, proposed, accepted = joined
         self._held.clear()
-        self._measured.send(self._measures(_positions(held)))
-        self._counted.send(torch.stack([held.proposed, held.accepted, held.positions[:, 0]], 1))
+        length = drafted.shape[1]
+        at = (target_logits[:, :length], draft_logits, drafted, choice[:, :length], positions[:, :length],
+              keys[:, None].expand(-1, length, -1))  # fmt: skip
+        self._measured.send(self._measures(Positions(*(values.flatten(0, 1) for values in at))))
+        self._counted.send(torch.stack([proposed, accepted, positions[:, 0]], 1))
         if self._states is not None:
             self._states_kept.send(_joined(self._held_states).flatten(0, 1))
             self._held_states.clear()
@@ -120,27 +97,29 @@ class Rounds(Drafts):
     verify_seconds: Array
 
     @classmethod
-    def of(cls, records: Sequence[_HostRecord], counts: Array) -> tuple[Rounds, Array]:
-        """Builds the rounds from records and counts.
+    def of(cls, records: Sequence[tuple[list[int], int, float, float]], counts: Array) -> tuple[Rounds, Array]:
+        """Builds the rounds from what host and device know of them.
 
         Args:
+            records: by round of the engine: the index of each row's prompt, -1 where the row is empty; L; and the
+                seconds of the draft phase and of the verification.
             counts: (rows of all records, 3) drafted tokens, accepted tokens and position.
 
         Returns:
             The rounds, and for each the index of its first token among the measured ones, (R,).
         """
-        owners = np.concatenate([np.asarray(record.owners) for record in records])
-        rows = [len(record.owners) for record in records]
-        drafts = np.repeat([record.drafts for record in records], rows)
+        rows = [len(owners) for owners, *_ in records]
+        owners = np.concatenate([owners for owners, *_ in records])
+        padded = np.repeat([length for _, length, *_ in records], rows)
         active = np.flatnonzero(owners >= 0)
         order = active[np.argsort(owners[active], kind="stable")]
         owner = owners[order]
-        shared = np.array([(sum(o >= 0 for o in r.owners), r.draft_seconds, r.verify_seconds) for r in records])
-        batch, draft_seconds, verify_seconds = np.repeat(shared, rows, axis=0)[order].T
+        shared = [(sum(owner >= 0 for owner in whose), *seconds) for whose, _, *seconds in records]
+        batch, draft_seconds, verify_seconds = np.repeat(np.array(shared), rows, axis=0)[order].T
         number = np.arange(len(owner)) - np.searchsorted(owner, owner)
         proposed, accepted, position = counts[order].T
         rounds = cls(owner, number, position, proposed, accepted, batch, draft_seconds, verify_seconds)
-        return rounds, (np.cumsum(drafts) - drafts)[order]
+        return rounds, (np.cumsum(padded) - padded)[order]
 
 
 @dataclass(frozen=True)
@@ -164,20 +143,6 @@ class DraftedTokens:
         place = np.arange(len(round_)) - (np.cumsum(proposed) - proposed)[round_]
         at = first[round_] + place
         return cls(round_, place, measured[:, at], None if states is None else states[at])
-
-
-def _positions(held: _DeviceRecord) -> Positions:
-    """Returns all B x L positions, the padding of shorter drafts included: only the device knows their lengths."""
-    drafts = held.drafted.shape[1]
-    per_position = (
-        held.target_logits[:, :drafts],
-        held.draft_logits,
-        held.drafted,
-        held.choice[:, :drafts],
-        held.positions[:, :drafts],
-        held.keys[:, None].expand(-1, drafts, -1),
-    )
-    return Positions(*(values.flatten(0, 1) for values in per_position))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

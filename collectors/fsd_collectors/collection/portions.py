@@ -67,7 +67,7 @@ class Reading:
     batch_size: int
 
     def read(
-        self, decoder: SpeculativeDecoder, states: HiddenStates | None, portion: Portion, advance: Advance
+        self, decoder: SpeculativeDecoder, states: HiddenStates | None, advance: Advance, portion: Portion
     ) -> ReadPortion:
         """Decodes a portion's problems and measures what both models say.
 
@@ -123,18 +123,21 @@ def read_in_worker(job: PortionJob, portion: Portion) -> ReadPortion | Unfinishe
     states = None if job.hidden is None else HiddenStates(decoder.draft, job.hidden, decoder.seed, job.calls)
     try:
         with states or nullcontext():
-            return job.reading.read(decoder, states, portion, lambda done: None)
+            return job.reading.read(decoder, states, lambda done: None, portion)
     except UnfinishedError as error:
         return error
 
 
 def read_in_workers(
     pool: WorkerPool, job: PortionJob, portions: Sequence[Portion]
-) -> Iterator[tuple[Portion, ReadPortion | UnfinishedError]]:
+) -> Iterator[tuple[Portion, ReadPortion]]:
     """Yields portions as workers have read them, in their order.
 
     At most two for each worker are begun beyond those that were yielded: what is read ahead of a slow one takes
     memory, and is lost with this process.
+
+    Raises:
+        UnfinishedError: in the place of the portion that could not be read to its end.
     """
     early: dict[int, ReadPortion | UnfinishedError] = {}
     yielded, ahead = 0, 2 * pool.workers
@@ -148,7 +151,9 @@ def read_in_workers(
     for read, outcome in pool.run(partial(read_in_worker, job), begun()):
         early[read.number] = outcome
         while yielded < len(portions) and (following := portions[yielded]).number in early:
-            yield following, early.pop(following.number)
+            if isinstance(found := early.pop(following.number), UnfinishedError):
+                raise found
+            yield following, found
             yielded += 1
 
 

@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from fsd_collectors.collection.along_target import check_draft
 from fsd_collectors.collection.measures import HiddenStates, Measures, Width
 from fsd_collectors.collection.portions import Completions, Portion, PortionJob, Reading, ReadPortion, read_in_workers
 from fsd_collectors.manifest import Manifest, Policy, TaskInfo
-from fsd_collectors.split import Identified, Part, check_ids, tuning_and_certification
+from fsd_collectors.split import Identified, check_ids, tuning_and_certification
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
 from fsd_common.argument_checks import check_count, check_settings
@@ -109,100 +109,93 @@ def collect_traces(
         model_kwargs=model_kwargs, draft_model_kwargs=draft_model_kwargs, seed=seed,
         sampling=measures.sampling, on=on, within_support=within_support,
     )  # fmt: skip
-    states = _states(decoder, hidden, policy)
+    states = None if hidden is None else _states(decoder, hidden, policy)
     problems = _unique_problems(task)
     manifest = manifest_of(decoder, task, problems, policy, kept, states, batch_size)
     reading = Reading(measures, policy is not None, task.max_new_tokens, task.stop, batch_size)
-    collector = _Collector(decoder, task, manifest, reading, states)
-    prompts = collector.prompts(problems)  # raises for what would otherwise stop the run late: a prompt or the draft
+    # These two raise for what would otherwise stop the run late: a prompt or the draft.
+    requests = decoder.requests([problem.prompt for problem in problems], task.max_new_tokens)
     if policy is None:
         check_draft(decoder)
     steps = progress.step("collecting", len(problems)) if progress else nullcontext(lambda done: None)
     loading = check_loading(target, [draft], device, model_kwargs, draft_model_kwargs)
     sources = Sources(target, (draft,), device, dtype, loading)
     with TraceWriter(out, manifest) as writer, _opened(workers, ray, sources, len(problems), batch_size) as others:
-        collector = replace(collector, manifest=writer.manifest)
         job = None if others is None else PortionJob(
             others.sources, draft if is_source(draft) else _draft_source(decoder, others.sources),
             texts_identity(decoder), decoder.decoding, reading, hidden, _calls(policy),
         )  # fmt: skip
-        with states or nullcontext(), steps as advance:
-            advance(min(writer.finished * manifest.portion, len(problems)))
-            portions = _portions(problems, prompts, manifest.portion)[writer.finished :]
-            for portion, read in collector.read(portions, advance, others, job):
-                if isinstance(read, UnfinishedError):
-                    raise _told(read, writer, portion) from read
-                begin = portion.number * manifest.portion
-                writer.write(
-                    portion.number, collector.tables(problems[begin : begin + manifest.portion], portion, read)
-                )
+        size = manifest.portion
+        portions = [
+            Portion(begin // size, [problem.id for problem in problems[begin : begin + size]],
+                    [request.prompt for request in requests[begin : begin + size]])
+            for begin in range(writer.finished * size, len(problems), size)
+        ]  # fmt: skip
+        with states or nullcontext(), steps as advance, _telling(writer):
+            advance(min(writer.finished * size, len(problems)))
+            read_here = partial(reading.read, decoder, states, advance)
+            for portion, read in _read(portions, read_here, advance, others, job):
+                part = problems[portion.number * size : (portion.number + 1) * size]
+                writer.write(portion.number, _tables(task, writer.manifest, part, portion, read, measures.columns))
     return load_traces(out)
 
 
-def _told(error: UnfinishedError, writer: TraceWriter, portion: Portion) -> UnfinishedError:
-    """The error of an unfinished run, with what its folder keeps."""
-    first = portion.number * writer.manifest.portion
-    others = "other settings need another folder" if writer.finished else "other settings may use this folder too"
-    return type(error)(
-        f"{error} (prompts are counted from the task's {first}). Folder {str(writer.folder)!r} keeps its "
-        f"{writer.finished} finished portions; the same settings continue there, {others}"
-    )
+@contextmanager
+def _telling(writer: TraceWriter) -> Iterator[None]:
+    """Adds to the error of an unfinished run what its folder keeps."""
+    try:
+        yield
+    except UnfinishedError as error:
+        others = "other settings need another folder" if writer.finished else "other settings may use this folder too"
+        raise type(error)(
+            f"{error} (prompts are counted from the task's {writer.finished * writer.manifest.portion}). Folder "
+            f"{str(writer.folder)!r} keeps its {writer.finished} finished portions; the same settings continue there, "
+            f"{others}"
+        ) from error
 
 
-@dataclass(frozen=True)
-class _Collector:
-    """Reads portions, here or in workers, and makes their tables."""
+def _read(
+    portions: Sequence[Portion],
+    read_here: Callable[[Portion], ReadPortion],
+    advance: Advance,
+    others: ModelWorkers | None,
+    job: PortionJob | None,
+) -> Iterator[tuple[Portion, ReadPortion]]:
+    """Yields the portions as they were read, in their order: here until workers are due, then by those."""
+    for at, portion in enumerate(portions):
+        if others is not None and others.due:
+            assert job is not None
+            for done, read in read_in_workers(others.pool, job, portions[at:]):
+                advance(len(done.ids))
+                yield done, read
+            return
+        with others.decoding_here() if others else nullcontext():
+            read = read_here(portion)
+        yield portion, read
 
-    decoder: SpeculativeDecoder
-    task: Task
-    manifest: Manifest
-    reading: Reading
-    states: HiddenStates | None
 
-    def prompts(self, problems: Sequence[Identified]) -> list[list[int]]:
-        """Returns the encoded prompts. Raises UsageError where one is too long."""
-        texts = [problem.prompt for problem in problems]
-        requests = self.decoder.requests(texts, self.task.max_new_tokens, None, None, None, None)
-        return [request.prompt for request in requests]
-
-    def read(
-        self, portions: Sequence[Portion], advance: Advance, others: ModelWorkers | None, job: PortionJob | None
-    ) -> Iterator[tuple[Portion, ReadPortion | UnfinishedError]]:
-        """Yields the portions as they were read, in their order: here until workers are due, then by those."""
-        for at, portion in enumerate(portions):
-            if others is not None and others.due:
-                assert job is not None
-                for done, read in read_in_workers(others.pool, job, portions[at:]):
-                    advance(len(done.ids))
-                    yield done, read
-                return
-            with others.decoding_here() if others else nullcontext():
-                read_here = self._read_here(portion, advance)
-            yield portion, read_here
-
-    def _read_here(self, portion: Portion, advance: Advance) -> ReadPortion | UnfinishedError:
-        try:
-            return self.reading.read(self.decoder, self.states, portion, advance)
-        except UnfinishedError as error:
-            return error
-
-    def tables(self, problems: Sequence[Identified], portion: Portion, read: ReadPortion) -> Mapping[str, pa.Table]:
-        """Grades the texts of a portion and returns its tables."""
-        results = read.results
-        correct = [self.task.grade(problem, result.text) for problem, result in zip(problems, results, strict=True)]
-        tuning = {problem.id for problem in tuning_and_certification(problems)[0]}
-        splits: list[Part] = ["tuning" if problem.id in tuning else "certification" for problem in problems]
-        done = Completions(self.manifest, portion.ids, splits, portion.prompts, results, correct)
-        columns = self.reading.measures.columns
-        if read.along_target is not None:
-            traced = read.along_target
-            measured = dict(zip(columns, traced.measured, strict=True))
-            tokens = done.along_target(traced.owner, traced.position, measured, traced.states)
-            return {"tokens": tokens, "completions": done.table()}
-        assert read.on_policy is not None
-        rounds, drafted = read.on_policy
-        tokens = done.on_policy(rounds, drafted, dict(zip(columns, drafted.measured, strict=True)))
-        return {"tokens": tokens, "completions": done.table(), "rounds": done.rounds(rounds)}
+def _tables(
+    task: Task,
+    manifest: Manifest,
+    problems: Sequence[Identified],
+    portion: Portion,
+    read: ReadPortion,
+    names: Sequence[str],
+) -> dict[str, pa.Table]:
+    """Grades the texts of a portion and returns its tables; `names` are those of the measured columns."""
+    tuning = {problem.id for problem in tuning_and_certification(problems)[0]}
+    splits = ["tuning" if problem.id in tuning else "certification" for problem in problems]
+    correct = [task.grade(problem, result.text) for problem, result in zip(problems, read.results, strict=True)]
+    done = Completions(manifest, portion.ids, splits, portion.prompts, read.results, correct)
+    if read.along_target is not None:
+        traced = read.along_target
+        measured = dict(zip(names, traced.measured, strict=True))
+        tokens = done.along_target(traced.owner, traced.position, measured, traced.states)
+        return {"tokens": tokens, "completions": done.table()}
+    assert read.on_policy is not None
+    rounds, drafted = read.on_policy
+    tokens = done.on_policy(rounds, drafted, dict(zip(names, drafted.measured, strict=True)))
+    return {"tokens": tokens, "completions": done.table(), "rounds": done.rounds(rounds)}
 
 
 def _draft_source(decoder: SpeculativeDecoder, sources: Sources) -> ModelSource | None:
@@ -226,22 +219,12 @@ def _opened(
         yield opened
 
 
-def _portions(problems: Sequence[Identified], prompts: Sequence[list[int]], size: int) -> list[Portion]:
-    begins = range(0, len(problems), size)
-    return [
-        Portion(number, [problem.id for problem in problems[begin : begin + size]], prompts[begin : begin + size])
-        for number, begin in enumerate(begins)
-    ]
-
-
 def _calls(policy: Policy | None) -> int:
     """Forward passes of the draft whose hidden states are read together."""
     return policy.draft_length if policy else 1
 
 
-def _states(decoder: SpeculativeDecoder, hidden: Width | None, policy: Policy | None) -> HiddenStates | None:
-    if hidden is None:
-        return None
+def _states(decoder: SpeculativeDecoder, hidden: Width, policy: Policy | None) -> HiddenStates:
     if policy is not None and decoder.draft is decoder.target:
         raise UsageError(f"hidden is {hidden!r}, but the target is its own draft; load the draft as a separate model")
     return HiddenStates(decoder.draft, hidden, decoder.seed, calls=_calls(policy))
@@ -273,8 +256,13 @@ def policy_of(
         UsageError: a setting is missing, or does not apply to this way of collecting or to the rule.
     """
     if rule is None:
-        _refuse_policy(threshold=threshold, divergence=divergence, draft_length=draft_length,
-                       within_support=within_support or None)  # fmt: skip
+        given = {"threshold": threshold, "divergence": divergence, "draft_length": draft_length,
+                 "within_support": within_support or None}  # fmt: skip
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(
+                    f"{name} is {value}, but it applies to on-policy traces only; give a rule too, or leave {name} out"
+                )
         return None
     properties = rule_named(rule, lambda known: known.drafts)
     if not properties.drafts:
@@ -289,14 +277,6 @@ def policy_of(
     return Policy(
         rule=rule, divergence=divergence or "js", threshold=shown, draft_length=length, within_support=within_support
     )
-
-
-def _refuse_policy(**settings: object) -> None:
-    for name, value in settings.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is {value}, but it applies to on-policy traces only; give a rule too, or leave {name} out"
-            )
 
 
 def manifest_of(
@@ -332,8 +312,11 @@ def manifest_of(
 
 def task_info(task: Task, problems: Sequence[Identified]) -> TaskInfo:
     """Returns what a manifest holds of a task, of which these problems are collected."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        digest.update(json.dumps([problem.id, problem.prompt, problem.part]).encode() + b"\n")
     return TaskInfo(
-        name=task.name, source=task.source, fingerprint=task.fingerprint, prompts=_prompts(problems),
+        name=task.name, source=task.source, fingerprint=task.fingerprint, prompts=digest.hexdigest(),
         problems=len(problems), max_new_tokens=task.max_new_tokens, stop=task.stop,
     )  # fmt: skip
 
@@ -342,13 +325,6 @@ def versions(engine: str) -> dict[str, str]:
     """Returns the versions of Python, of the packages that rows depend on, and of the engine that decodes."""
     packages = {name: version(name) for name in _PACKAGES}
     return {"python": platform.python_version(), **packages, "engine": engine}
-
-
-def _prompts(problems: Sequence[Identified]) -> str:
-    digest = hashlib.sha256()
-    for problem in problems:
-        digest.update(json.dumps([problem.id, problem.prompt, problem.part]).encode() + b"\n")
-    return digest.hexdigest()
 
 
 def _portion(batch_size: int, most_rows: int) -> int:

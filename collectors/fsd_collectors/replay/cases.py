@@ -176,11 +176,7 @@ def cases(
     Raises:
         UsageError: as `sweep`.
     """
-    if traces.manifest.way != "along-target":
-        raise UsageError(
-            f"these traces are {traces.manifest.way}; replay needs traces along the target: collect some with "
-            "fsd-collect, without --rule"
-        )
+    check_along_target(traces, "replay")
     for rule in rules:
         check_rule(rule)
     scales: dict[str, Array] = {}
@@ -194,6 +190,14 @@ def cases(
     if not combined:
         raise UsageError(f"rules={rules!r} and divergences={divergences!r} make no case; give at least one of each")
     return combined
+
+
+def check_along_target(traces: Traces, use: str) -> None:
+    """Raises UsageError where the traces are of another way than a use needs."""
+    if traces.manifest.way != "along-target":
+        raise UsageError(
+            f"these traces are {traces.manifest.way}; {use} needs traces along the target: collect some without a rule"
+        )
 
 
 def check_rule(name: str) -> None:

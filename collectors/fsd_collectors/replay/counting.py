@@ -53,19 +53,21 @@ def reach(policy: Policy | None, block: Block, most: int) -> Array:
     if policy is None:
         tokens = np.full(block.rows, most)
     elif isinstance(policy, LengthPolicy):
-        tokens = _lengths(policy, block, most)
+        tokens = checked_lengths(policy.lengths(block.columns, most), most, block.rows, "length")
     else:
         tokens = _until_a_stop(policy, block, most)
     return tokens.astype(np.min_scalar_type(most))
 
 
-def _lengths(policy: LengthPolicy, block: Block, most: int) -> Array:
-    lengths = np.asarray(policy.lengths(block.columns, most))
-    integers = lengths.shape == (block.rows,) and np.issubdtype(lengths.dtype, np.integer)
-    if not integers or lengths.min() < 0 or lengths.max() > most:
+def checked_lengths(given: Array, most: Array | int, count: int, policy: str) -> Array:
+    """Returns draft lengths (count,). Raises UsageError where they are no whole numbers from 0 to `most`."""
+    lengths = np.asarray(given)
+    integers = lengths.shape == (count,) and np.issubdtype(lengths.dtype, np.integer)
+    if not integers or (lengths < 0).any() or (lengths > most).any():
+        largest = most if isinstance(most, int) else "its lane's largest draft length"
         raise UsageError(
-            f"the length policy returned {lengths.dtype} of shape {lengths.shape}; it must return a whole number for "
-            f"each row, from 0 to {most}: ({block.rows},)"
+            f"the {policy} policy returned {lengths.dtype} of shape {lengths.shape}; it must return a whole number for "
+            f"each draft, from 0 to {largest}: ({count},)"
         )
     return lengths
 
@@ -85,7 +87,7 @@ def _until_a_stop(policy: StopPolicy, block: Block, most: int) -> Array:
 
 
 STEPPED_ROWS = 1 << 18  # rows of a block that is walked through: each step in Python should move many completions
-_LANES = 1 << 20  # thresholds x lengths x completions that are walked at once, of about 12 bytes each
+LANES = 1 << 20  # thresholds x lengths x completions that are walked at once, of about 12 bytes each
 
 
 def count_fixed_lengths(levels: AcceptanceLevels, block: Block, thresholds: int, lengths: Array) -> Array:
@@ -130,38 +132,7 @@ def _distances(rows: Array, closes: Array) -> tuple[Array, Array]:
     return closed - before, rows - np.repeat(before, np.diff(closing, prepend=-1))
 
 
-@dataclass(frozen=True)
-class RoundCounts:
-    """Counts by threshold, draft length and completion: (thresholds, lengths, completions) each."""
-
-    rounds: Array
-    drafted: Array
-    substitutions: Array
-
-
-def sum_over_completions(
-    count: Callable[[Array, Array], RoundCounts], completions: int, thresholds: int, lengths: Array
-) -> Array:
-    """Sums counts over a block's completions, for as many thresholds at once as memory allows.
-
-    Args:
-        count: returns the counts at the thresholds with the given indices, for the given draft lengths.
-        completions: number of completions of the block.
-        thresholds: number of thresholds.
-        lengths: draft lengths.
-
-    Returns:
-        Rounds, drafted tokens and substitutions: (3, thresholds, lengths).
-    """
-    step = max(1, _LANES // (len(lengths) * completions))
-    parts = []
-    for k in range(0, thresholds, step):
-        counts = count(np.arange(k, min(k + step, thresholds)), lengths)
-        parts.append([each.sum(-1) for each in (counts.rounds, counts.drafted, counts.substitutions)])
-    return np.concatenate(parts, axis=1)
-
-
-def count_in_lockstep(levels: AcceptanceLevels, block: Block, reach: Array, ks: Array, lengths: Array) -> RoundCounts:
+def count_in_lockstep(levels: AcceptanceLevels, block: Block, reach: Array, ks: Array, lengths: Array) -> Array:
     """Counts the rounds of drafts that may end early, one position of all completions after another.
 
     Args:
@@ -170,12 +141,16 @@ def count_in_lockstep(levels: AcceptanceLevels, block: Block, reach: Array, ks: 
         reach: (n,) largest length of a draft that begins at each row.
         ks: indices of the thresholds, from 0.
         lengths: largest draft lengths.
+
+    Returns:
+        Rounds, drafted tokens and substitutions: (3, thresholds, lengths, completions).
     """
     starts, longer, back = _longest_first(block)
     shape = len(ks), len(lengths), len(starts)
     most = lengths.astype(reach.dtype)[:, None]  # (lengths, 1)
     left, begins = np.zeros(shape, reach.dtype), np.ones(shape, bool)  # drafted tokens left; whether a round begins
-    rounds, drafted, substitutions = np.zeros((3, *shape), np.min_scalar_type(block.longest * int(lengths.max())))
+    counts = np.zeros((3, *shape), np.min_scalar_type(block.longest * int(lengths.max())))
+    rounds, drafted, substitutions = counts  # views
     for position, lanes in enumerate(longer):
         rows, on = starts[:lanes] + position, np.s_[..., :lanes]
         begin, rest = begins[on], left[on]  # views
@@ -187,7 +162,7 @@ def count_in_lockstep(levels: AcceptanceLevels, block: Block, reach: Array, ks: 
         substitutions[on] += (levels.differs[rows] & ~rejected) & (rest > 0)
         np.logical_or(rest == 0, rejected, out=begin)
         rest -= 1  # may wrap where a round begins next: it is overwritten there
-    return RoundCounts(*(each[..., back].astype(np.int64) for each in (rounds, drafted, substitutions)))
+    return counts[..., back].astype(np.int64)
 
 
 def _longest_first(block: Block) -> tuple[Array, Array, Array]:

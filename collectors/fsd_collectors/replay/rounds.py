@@ -15,8 +15,7 @@ import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Block
 from fsd_collectors.replay.cases import REPLAYABLE, Case
-from fsd_collectors.replay.counting import RoundCounts
-from fsd_common.errors import UsageError
+from fsd_collectors.replay.counting import checked_lengths
 
 _LANES = 1 << 16  # lanes that are counted at once: a policy reads some hundred bytes of each
 
@@ -104,14 +103,15 @@ def simulate_rounds(case: Case, block: Block, lanes: Lanes, policy: RoundPolicy)
     memory = np.tile(np.asarray(policy.memory, np.float64), (len(rows), 1))
     while len(rows):
         starts = RoundStarts(block.columns, case.divergence, lanes, rows, memory)
-        verified, differs = verify(starts, _lengths(policy, starts))
+        drafted = checked_lengths(policy.lengths(starts), lanes.most, len(rows), "round").astype(np.int64)
+        verified, differs = verify(starts, drafted)
         yield Rounds(numbers, starts, verified, differs)
         rows, memory = rows + verified.accepted + 1, policy.remember(memory, verified)
         on = rows < lanes.ends
         numbers, rows, memory, lanes = numbers[on], rows[on], memory[on], lanes.select(on)
 
 
-def count_with_policy(case: Case, block: Block, policy: RoundPolicy, ks: Array, lengths: Array) -> RoundCounts:
+def count_with_policy(case: Case, block: Block, policy: RoundPolicy, ks: Array, lengths: Array) -> Array:
     """Counts rounds under a policy; the arguments and the result are those of `counting.count_in_lockstep`."""
     lanes = lanes_of(block, case.thresholds[ks], lengths)
     counted = np.zeros((3, len(lanes.starts)), np.int64)
@@ -120,7 +120,7 @@ def count_with_policy(case: Case, block: Block, policy: RoundPolicy, ks: Array, 
         for rounds in simulate_rounds(case, block, lanes.select(part), policy):
             counts = np.ones_like(rounds.lanes), rounds.verified.drafted, rounds.differs
             counted[:, part][:, rounds.lanes] += np.stack(counts)
-    return RoundCounts(*counted.reshape(3, len(ks), len(lengths), len(block.starts)))
+    return counted.reshape(3, len(ks), len(lengths), len(block.starts))
 
 
 def lanes_of(block: Block, thresholds: Array, lengths: Array) -> Lanes:
@@ -164,14 +164,3 @@ class DraftVerifier:
         rejected = starts.rows + accepted
         smallest_rejected = np.where(rejected < until, self._scores[np.minimum(rejected, lanes.ends - 1)], np.nan)
         return Verified(drafted, accepted, largest_accepted, smallest_rejected), differs
-
-
-def _lengths(policy: RoundPolicy, starts: RoundStarts) -> Array:
-    lengths, most = np.asarray(policy.lengths(starts)), starts.lanes.most
-    integers = lengths.shape == most.shape and np.issubdtype(lengths.dtype, np.integer)
-    if not integers or (lengths < 0).any() or (lengths > most).any():
-        raise UsageError(
-            f"the round policy returned {lengths.dtype} of shape {lengths.shape}; it must return a whole number for "
-            f"each round, from 0 to its lane's largest draft length: {most.shape}"
-        )
-    return lengths.astype(np.int64)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,13 +24,12 @@ from fsd_collectors.replay.blocks import CACHED_ROWS, Array, Block, Traces, bloc
 from fsd_collectors.replay.cases import Case, Thresholds, acceptance_levels, cases, check_lengths
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.counting import (
+    LANES,
     STEPPED_ROWS,
     Policy,
-    RoundCounts,
     count_fixed_lengths,
     count_in_lockstep,
     reach,
-    sum_over_completions,
 )
 from fsd_collectors.replay.rounds import RoundPolicy, count_with_policy
 
@@ -108,23 +106,15 @@ def replay(
     moments = np.zeros((3, 3))  # of 1, tokens, rounds of a completion
     for block in blocks(traces, _columns([case], stops), where, STEPPED_ROWS):
         counts = _counter(stops, block, draft_length)(case, np.zeros(1, int), lengths)
-        sums += [counts.rounds.sum(), counts.drafted.sum(), counts.substitutions.sum()]
-        each = np.stack([np.ones(len(block.starts)), block.ends - block.starts, counts.rounds[0, 0]])
+        sums += counts.sum((1, 2, 3))
+        each = np.stack([np.ones(len(block.starts)), block.ends - block.starts, counts[0, 0, 0]])
         moments += each @ each.T
     completions, tokens = (int(total) for total in moments[0, :2])
     rounds, drafted, substitutions = sums.tolist()
     return Replayed(
-        rule=rule,
-        divergence=case.divergence,
-        threshold=None if case.divergence is None else float(threshold),
-        draft_length=draft_length,
-        completions=completions,
-        tokens=tokens,
-        rounds=rounds,
-        drafted=drafted,
-        substitutions=substitutions,
-        tokens_per_round_error=_ratio_error(moments),
-    )
+        rule, case.divergence, None if case.divergence is None else float(threshold), draft_length, completions, tokens,
+        rounds, drafted, substitutions, _ratio_error(moments),
+    )  # fmt: skip
 
 
 def sweep(
@@ -146,7 +136,7 @@ def sweep(
         rules: acceptance rules, of `cases.REPLAYABLE`.
         divergences: divergences of the fuzzy rules.
         thresholds: thresholds for all divergences; or thresholds by divergence; or the number of quantiles of each
-            divergence (at `share_quantiles.even_shares`), which take one more pass per divergence. Duplicates count
+            divergence (at `cases.even_shares`), which take one more pass per divergence. Duplicates count
             once.
         draft_lengths: largest draft lengths.
         stops: policy that ends drafts early.
@@ -170,7 +160,10 @@ def sweep(
             if counter is None:
                 total += count_fixed_lengths(acceptance_levels(case, block), block, len(case.thresholds), lengths)
             else:
-                total += sum_over_completions(partial(counter, case), len(block.starts), len(case.thresholds), lengths)
+                step = max(1, LANES // (len(lengths) * len(block.starts)))
+                for k in range(0, len(case.thresholds), step):
+                    ks = np.arange(k, min(k + step, len(case.thresholds)))
+                    total[:, ks] += counter(case, ks, lengths).sum(-1)
     parts = [_cells(case, lengths, counts) for case, counts in zip(selected, sums, strict=True)]
     return _with_rates(parts, completions, tokens, costs)
 
@@ -179,10 +172,11 @@ def _columns(selected: Sequence[Case], stops: Policy | RoundPolicy | None) -> li
     return [name for case in selected for name in case.columns] + list(stops.columns if stops else ())
 
 
-def _counter(
-    stops: Policy | RoundPolicy | None, block: Block, most: int
-) -> Callable[[Case, Array, Array], RoundCounts]:
-    """Returns a function that counts a case's rounds in the block, by indices of thresholds and draft lengths."""
+def _counter(stops: Policy | RoundPolicy | None, block: Block, most: int) -> Callable[[Case, Array, Array], Array]:
+    """Returns a function that counts a case's rounds in the block, by indices of thresholds and draft lengths.
+
+    It returns rounds, drafted tokens and substitutions: (3, thresholds, lengths, completions).
+    """
     if isinstance(stops, RoundPolicy):
         return lambda case, ks, lengths: count_with_policy(case, block, stops, ks, lengths)
     drafts = reach(stops, block, most)

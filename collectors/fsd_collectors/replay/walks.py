@@ -114,14 +114,14 @@ class JudgedNodes:
         self._chains = True
 
     def __call__(self, record: RoundRecord) -> None:
-        if record.trees is None:
-            proposal = record.proposal
+        proposal = record.proposal if record.trees is None else record.trees
+        if proposal.tree is None:
             drafted = proposal.drafted
             parents = torch.arange(drafted.shape[1], device=drafted.device).expand_as(drafted)  # as nodes: (B, L)
             proposed = record.proposed
         else:
-            proposal, self._chains = record.trees.proposal, False
-            parents, proposed = record.trees.tree.parents, record.trees.tree.depths > 0
+            self._chains = False
+            parents, proposed = proposal.tree.parents, proposal.tree.depths > 0
         columns = self._columns(proposal, parents, proposed)
         self._rounds.append({name: column[record.active].cpu().numpy() for name, column in columns.items()})
 

@@ -7,8 +7,8 @@ is bounded by the columns of one shard, 1 MB a divergence and 8 bytes a problem.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from decimal import ROUND_CEILING, Context
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
@@ -188,52 +188,36 @@ class Summary:
         )
 
 
-@dataclass
-class _Tally:
-    """Running totals of the pass over tokens."""
-
-    means: dict[str, Mean]
-    counts: dict[str, Counts]
-    rows: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by split
-    counted: int = 0
-
-    def add(self, tokens: pa.Table) -> None:
-        for split in pc.value_counts(tokens["split"]):
-            self.rows[split["values"].as_py()] += split["counts"].as_py()
-        if set(_INFLUENCED) <= set(tokens.column_names):
-            tokens = tokens.filter(pc.and_(*(tokens[name] for name in _INFLUENCED)))
-        self.counted += len(tokens)
-        for name, mean in self.means.items():
-            mean.add(tokens[name])
-        self._count(tokens)
-
-    def _count(self, tokens: pa.Table) -> None:
-        named = ("same_argmax", "same_token")
-        argmax, token = (pc.fill_null(tokens[name], False).to_numpy().astype(np.uint32) for name in named)
-        place = (2 * argmax + token) * np.uint32(BINS.count)  # (N,)
-        for name, counts in self.counts.items():
-            values = tokens[name].to_numpy().astype(np.float32, copy=False)  # null becomes NaN
-            np.add.at(counts.reshape(-1), place + BINS.of(values), 1)
-
-
 def summarise(traces: TraceSource) -> Summary:
     """Summarises traces in one pass over the tokens and one over the completions."""
     manifest = traces.manifest
-    on_policy = manifest.way != "along-target"
-    means = [name for name in SHARES + ENTROPIES if on_policy or name != "accepted"]
-    tally = _Tally(
-        {name: Mean() for name in means},
-        {name: np.zeros((2, 2, BINS.count), np.int64) for name in manifest.divergences},
+    influenced = _INFLUENCED if manifest.way != "along-target" else []  # along the target all rows are
+    means = {name: Mean() for name in SHARES + ENTROPIES if influenced or name != "accepted"}
+    counts = {name: np.zeros((2, 2, BINS.count), np.int64) for name in manifest.divergences}
+    rows: dict[str, int] = defaultdict(int)  # by split
+    counted = 0
+    for tokens in traces.batches(["split", *influenced, *means, *counts]):
+        for split in pc.value_counts(tokens["split"]):
+            rows[split["values"].as_py()] += split["counts"].as_py()
+        if influenced:
+            tokens = tokens.filter(pc.and_(*(tokens[name] for name in influenced)))
+        counted += len(tokens)
+        for name, mean in means.items():
+            mean.add(tokens[name])
+        _count(tokens, counts)
+    divergences = {name: DivergenceSummary(each) for name, each in counts.items()}
+    return Summary(sum(rows.values()), counted, _parts(traces, rows), means, divergences)
+
+
+def _count(tokens: pa.Table, counts: Mapping[str, Counts]) -> None:
+    """Adds rows to the counts of `DivergenceSummary`."""
+    argmax, token = (
+        pc.fill_null(tokens[name], False).to_numpy().astype(np.uint32) for name in ("same_argmax", "same_token")
     )
-    for tokens in traces.batches(["split", *(_INFLUENCED if on_policy else ()), *means, *manifest.divergences]):
-        tally.add(tokens)
-    return Summary(
-        sum(tally.rows.values()),
-        tally.counted,
-        _parts(traces, tally.rows),
-        tally.means,
-        {name: DivergenceSummary(counts) for name, counts in tally.counts.items()},
-    )
+    place = (2 * argmax + token) * np.uint32(BINS.count)  # (N,)
+    for name, each in counts.items():
+        values = tokens[name].to_numpy().astype(np.float32, copy=False)  # null becomes NaN
+        np.add.at(each.reshape(-1), place + BINS.of(values), 1)
 
 
 def _parts(traces: TraceSource, rows: dict[str, int]) -> dict[str, PartSummary]:

@@ -196,7 +196,7 @@ def _exact(summary: Summary) -> str:
 PAGE = "index.html"
 _NO_ROUNDS = (
     "Tokens per round against T are not drawn: these traces are {}, collected under one rule and T; only traces "
-    "along the target (fsd-collect without --rule) can be replayed at another T."
+    "along the target (collected without a rule) can be replayed at another T."
 )
 _SECTIONS = {
     "separation": (

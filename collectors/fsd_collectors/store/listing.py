@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
 from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_common.errors import UsageError
 from fsd_common.files import open_to_append, read_regular, sync
-from fsd_common.strict_json import parse
+from fsd_common.strict_json import parse_versioned
+from fsd_decoding.profile.io import first_problem
 from fsd_decoding.profile.parts import Count, Natural, Part
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _shard(line: bytes, number: int, tables: Sequence[str], path: Path) -> Shard
     try:
         shard = Shard.model_validate_json(line)
     except ValidationError as error:
-        raise UsageError(f"{place} is damaged ({_first(error)}); restore the file from a copy") from error
+        raise UsageError(f"{place} is damaged ({first_problem(error)}); restore the file from a copy") from error
     if shard.portion != number or [file.path for file in shard.files] != [file_of(table, number) for table in tables]:
         raise UsageError(
             f"{place} is of portion {shard.portion} with the tables {[file.table for file in shard.files]}, but should "
@@ -129,28 +130,8 @@ def read_manifest(folder: Path) -> Manifest:
 
     path = folder / MANIFEST
     name = f"manifest {str(path)!r}"
-    content = content_of(path)
-    try:
-        facts = parse(content)
-    except ValueError as error:
-        raise UsageError(f"{name} is not JSON: {error}") from error
-    _check_version(facts, name)
+    facts = parse_versioned(content_of(path), name, SCHEMA_VERSION, "one of traces")
     try:
         return Manifest.model_validate(facts)
     except ValidationError as error:
-        raise UsageError(f"{name} is not valid: {_first(error)}") from error
-
-
-def _check_version(facts: Any, name: str) -> None:
-    version = facts.get("schema_version") if isinstance(facts, dict) else None
-    if type(version) is not int or version < 1:
-        raise UsageError(f"{name} is not one of traces: its schema_version is {version!r:.60}")
-    if version > SCHEMA_VERSION:
-        raise UsageError(
-            f"{name} has schema_version {version}, but this fsd-calib reads {SCHEMA_VERSION}; upgrade fsd-calib"
-        )
-
-
-def _first(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise UsageError(f"{name} is not valid: {first_problem(error)}") from error

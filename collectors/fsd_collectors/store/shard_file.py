@@ -17,6 +17,7 @@ from fsd_collectors.schema import schema_of, tables_of
 from fsd_collectors.store.listing import FileEntry, file_of
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write
+from fsd_common.terminal import visible
 
 _RUN = "fsd_run"
 
@@ -164,7 +165,7 @@ def _errors_naming(folder: Path, entry: FileEntry) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, pa.ArrowException) as error:  # a damaged file raises any of them
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        reason = getattr(error, "strerror", None) or visible(str(error).partition("\n")[0])
         raise UsageError(
             f"shard {str(folder / entry.path)!r} cannot be used: {reason}; restore it from a copy, or collect again "
             "into another folder"

@@ -27,7 +27,7 @@ from fsd_collectors.store.listing import (
     read_manifest,
 )
 from fsd_collectors.store.shard_file import check_size, conform, in_words, problems_in, schemas, write_file
-from fsd_common.argument_checks import check_path
+from fsd_common.argument_checks import check_path, named
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write, intended_name, leftovers, sync_folder
 
@@ -41,16 +41,16 @@ class TraceWriter:
     Args:
         folder: the folder.
         manifest: the facts of the run.
-        option: what the user names the folder by.
+        option: what the user names the folder by; by default the argument `out`.
 
     Raises:
         UsageError: on entry or later, another collector is writing there, the folder holds another run or other files,
             or it cannot be written. Finished portions stay intact.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], manifest: Manifest, option: str = "--out") -> None:
+    def __init__(self, folder: str | os.PathLike[str], manifest: Manifest, option: str | None = None) -> None:
         check_path("the folder of traces", folder)
-        self.folder, self.manifest, self._option = Path(folder), manifest, option
+        self.folder, self.manifest, self._option = Path(folder), manifest, option or named("out")
         self._schemas = schemas(manifest)
         self._lock = contextlib.ExitStack()
 

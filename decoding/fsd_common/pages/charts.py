@@ -17,7 +17,7 @@ class Chart:
     """A chart, as wide as the page.
 
     Attributes:
-        name: Of its file, and of its element in the page.
+        name: That of its file, and of its element in the page.
         alt: What it shows, in words.
         spec: In Vega-Lite, without width and theme; colours are named by role, see `themes.py`.
     """

@@ -51,19 +51,16 @@ def _table(sheet: Sheet) -> str:
     lines = []
     for number, row in enumerate(rows):
         tag = "th" if sheet.headings and number == 0 else "td"
+        sides = ["left" if place < sheet.names or not sheet.headings else "right" for place in range(len(row))]
         cells = (
-            f'<{tag} style="{_CELL}; text-align: {_side(sheet, place)}">{_text(cell)}</{tag}>'
-            for place, cell in enumerate(row)
+            f'<{tag} style="{_CELL}; text-align: {side}">{_text(cell)}</{tag}>'
+            for side, cell in zip(sides, row, strict=True)
         )
         lines.append(f"<tr style='background: none'>{''.join(cells)}</tr>")
     note = f"<p style='color: {LIGHT.quiet}'>{_text(sheet.note)}</p>" if sheet.note else ""
     heading = f"<p style='margin: .8rem 0 .2rem'><strong>{_text(sheet.title)}</strong></p>" if sheet.title else ""
     style = "border-collapse: collapse; color: inherit; font-variant-numeric: tabular-nums"
     return f'{heading}<table style="{style}">{"".join(lines)}</table>{note}'
-
-
-def _side(sheet: Sheet, place: int) -> str:
-    return "left" if place < sheet.names or not sheet.headings else "right"
 
 
 def _text(text: str) -> str:

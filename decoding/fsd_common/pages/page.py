@@ -7,7 +7,6 @@ takes seconds and gives the same text each time, so it is kept in the user's cac
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from fsd_common.files import atomic_write
 from fsd_common.pages.blocks import Page
 from fsd_common.pages.themes import DARK, LIGHT, THEMES, plain, settings, variables
 from fsd_common.terminal import visible
-from fsd_common.user_folders import default_cache
+from fsd_common.user_folders import keep, kept
 
 _FOLDER = Path(__file__).parent
 # Vega compiles the expressions of a chart to functions, which is what 'unsafe-eval' allows.
@@ -69,13 +68,10 @@ _SNIPPET = "window.vegaEmbed = vegaEmbed;"  # all that a page calls
 @cache
 def chart_script() -> str:
     """Returns the script, safe to stand in an element of HTML; it defines `vegaEmbed`."""
-    path = _cached()
-    kept = None if path is None else _read(path)
-    if kept is not None:
-        return kept
-    script = _bundle()
-    if path is not None:
-        _keep(path, script)
+    name = f"{FOLDER}/vega-{version('vl-convert-python')}.js"
+    script = kept(name)
+    if script is None:
+        keep(name, script := _bundle())
     return script
 
 
@@ -83,38 +79,6 @@ def _bundle() -> str:
     import vl_convert
 
     return vl_convert.javascript_bundle(_SNIPPET).replace("</script", r"<\/script")
-
-
-def _cached() -> Path | None:
-    """The file of this version's script; None: there is no folder for it."""
-    try:
-        return default_cache() / FOLDER / f"vega-{version('vl-convert-python')}.js"
-    except UsageError:
-        return None
-
-
-def _read(path: Path) -> str | None:
-    """The script of a file; None: there is none, or it is damaged."""
-    try:
-        digest, _, script = path.read_text(encoding="utf-8").partition("\n")
-    except (OSError, ValueError):
-        return None
-    return script if digest == _digest(script) else None
-
-
-def _keep(path: Path, script: str) -> None:
-    """Writes the file, where that is possible: without it the next page takes longer."""
-    try:
-        for folder in (path.parent.parent, path.parent):  # private, like all of the cache
-            folder.mkdir(0o700, parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(f"{_digest(script)}\n{script}".encode())
-    except OSError:
-        return
-
-
-def _digest(script: str) -> str:
-    return f"// {hashlib.sha256(script.encode()).hexdigest()}"
 
 
 def write(path: Path, content: bytes) -> Path:

@@ -27,8 +27,8 @@ class Theme:
     """Colours by role.
 
     Attributes:
-        ink, quiet, faint: Of texts, of explanations and labels, of lines that must not distract.
-        good, bad: Of outcomes that went well or badly.
+        ink, quiet, faint: Colours of texts, of explanations and labels, of lines that must not distract.
+        good, bad: Colours of outcomes that went well or badly.
         fuzzy: Behind tokens that were accepted only because of their divergence.
     """
 

@@ -62,7 +62,7 @@ class Waiting:
         self._noted = False
 
     def still(self) -> None:
-        """To be called again and again while nothing happens."""
+        """Notes the wait once it is long; to be called again and again while nothing happens."""
         if not self._noted and time.monotonic() - self._started > _SECONDS_BEFORE_NOTE:
             self._noted = True
             self._progress.note(f"waiting for another process, which {self._what}")

@@ -96,6 +96,4 @@ def stderr_progress(quiet: bool = False) -> Progress:
         from fsd_common.progress.bars import Bars
 
         return Bars()
-    from fsd_common.progress.chosen import Lines
-
     return Lines()

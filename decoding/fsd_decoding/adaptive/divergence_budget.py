@@ -118,7 +118,9 @@ class DivergenceBudget(ThresholdPolicy):
 
     def start(self, new: NewRequests) -> None:
         if new.first:
-            self._begin_call(new.rows.device)
+            device, (tokens, spent) = new.rows.device, self._total
+            self.current, self._before = self.current.to(device), (tokens.to(device), spent.to(device))
+            self._call = Tally()
 
     def thresholds(self, state: RoundState) -> Tensor:
         if self._profile_check is not None:
@@ -207,12 +209,6 @@ class DivergenceBudget(ThresholdPolicy):
                 f"per_token is {self.per_token:g}, but no token can spend more than {most:.4g} ({self.measure}); set a "
                 "smaller per_token, or decode with a constant T"
             )
-
-    def _begin_call(self, device: torch.device) -> None:
-        """Begins a call of the decoder on `device`."""
-        tokens, spent = self._total
-        self.current, self._before = self.current.to(device), (tokens.to(device), spent.to(device))
-        self._call = Tally()
 
     @property
     def _total(self) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.budget import ModelsCheck, check_chains, check_criterion
 from fsd_decoding.batch import Request
 from fsd_decoding.policies.threshold import NewRequests, RoundState, ThresholdPolicy
-from fsd_decoding.profile.following import DecodingSetting, warning_of
+from fsd_decoding.profile.following import warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _MEMORY = "threshold"
@@ -47,10 +47,15 @@ class PerDomain(ThresholdPolicy):
         loaded = {tag: _load_domain(tag, value, allow_edited) for tag, value in domains.items()}
         self.profiles = {tag: value for tag, value in loaded.items() if isinstance(value, ThresholdProfile)}
         self.by_tag = {tag: _threshold(tag, value) for tag, value in loaded.items()}
-        self.tags = [_check_tag(tag, i, self.by_tag) for i, tag in enumerate(tags)]
-        self.threshold = max(self.by_tag.values())
+        for prompt, tag in enumerate(tags):
+            if tag not in self.by_tag:
+                raise UsageError(f"the tag of prompt {prompt} is {tag!r:.60}; known: {', '.join(self.by_tag)}")
+        self.tags, self.threshold = list(tags), max(self.by_tag.values())
         self._checks = {tag: ModelsCheck(profile) for tag, profile in self.profiles.items()}
-        self._check_agreement()
+        for tag, profile in self.profiles.items():
+            first, other = next(iter(self.profiles.items()))
+            for name in _SHARED:
+                _check_equal(name, tag, getattr(profile, name), f"that of {first!r}", getattr(other, name))
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
         for tag, profile in self.profiles.items():
@@ -59,12 +64,12 @@ class PerDomain(ThresholdPolicy):
             self._checks[tag].compare(models, tokenizer)
 
     def departures(self, settings: Sequence[Any]) -> list[str]:
-        found = {tag: self._departure(tag, settings) for tag in self.profiles if tag in self.tags}
+        found = {}
+        for tag, profile in self.profiles.items():
+            if tag in self.tags:  # whose prompts' draft length is checked, others may have another
+                own = [replace(each, draft_length=profile.followed.draft_length) for each in settings]
+                found[tag] = self._checks[tag].departure(own)
         return [f"domain {tag!r}: {departure}" for tag, departure in found.items() if departure is not None]
-
-    def _departure(self, tag: str, settings: Sequence[DecodingSetting]) -> str | None:
-        own = self.profiles[tag].effective_draft_length  # that of its prompts is checked, others may have another
-        return self._checks[tag].departure([replace(each, draft_length=own) for each in settings])
 
     def doubts(self) -> list[str]:
         doubts = [(tag, doubt) for tag, check in self._checks.items()
@@ -79,13 +84,6 @@ class PerDomain(ThresholdPolicy):
         for tag, profile in self.profiles.items():
             check_criterion(repr(tag), profile, state.proposal.criterion)
         return state.memory.column(_MEMORY)
-
-    def _check_agreement(self) -> None:
-        """Raises UsageError if profiles differ in a field that decides what T means."""
-        for tag, profile in self.profiles.items():
-            first, other = next(iter(self.profiles.items()))
-            for name in _SHARED:
-                _check_equal(name, tag, getattr(profile, name), f"that of {first!r}", getattr(other, name))
 
     def _threshold_of(self, request: Request) -> float:
         if request.index >= len(self.tags):
@@ -120,12 +118,6 @@ def _threshold(tag: str, domain: ThresholdProfile | float) -> float:
             )
         return -1.0 if domain.threshold is None else domain.threshold
     return domain
-
-
-def _check_tag(tag: str, prompt: int, known: Mapping[str, float]) -> str:
-    if tag not in known:
-        raise UsageError(f"the tag of prompt {prompt} is {tag!r:.60}; known: {', '.join(known)}")
-    return tag
 
 
 def _check_equal(name: str, tag: str, profile: object, whose: str, other: object) -> None:

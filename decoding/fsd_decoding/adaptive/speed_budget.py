@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,53 +15,54 @@ from fsd_common.argument_checks import amount, check_count
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.budget import MOSTLY, ProfileCheck, Tally, learned_from, state_of
 from fsd_decoding.policies.threshold import NewRequests, RoundOutcome, RoundState, ThresholdPolicy
-from fsd_decoding.profile.content import CurvePoint, arm_of
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.selection import corrected
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _LOSSLESS = -1e-9  # T: accepts nothing, as D is never negative
 _STEP = 1e-3  # tokens a round, added between two T that measured the same, so that the curve can be inverted
 
 
-@dataclass(frozen=True)
 class TokensCurve:
-    """Tokens per round as a function of T: linear between the points that a profile measured, strictly rising."""
+    """Tokens per round as a function of T: linear between the points that a profile measured, strictly rising.
 
-    thresholds: tuple[float, ...]
-    tokens: tuple[float, ...]  # per round, of one stream
+    It begins at the lossless rule. Where measurements fall while T rises, isotonic regression evens them out, weighted
+    by numbers of problems.
 
-    @classmethod
-    def of(cls, profile: ThresholdProfile, beyond: bool) -> TokensCurve:
-        """Builds the curve from the lossless rule up to the profile's T or, with `beyond`, to the largest T measured.
+    Args:
+        profile: whose measurements.
+        beyond: go on to the largest T measured; else it ends at the profile's T.
 
-        Where measurements fall while T rises, isotonic regression evens them out, weighted by numbers of problems.
+    Attributes:
+        thresholds: T of the points.
+        tokens: tokens per round of one stream there.
 
-        Raises:
-            UsageError: the profile has no such T.
-        """
+    Raises:
+        UsageError: the profile has no such T.
+    """
+
+    def __init__(self, profile: ThresholdProfile, beyond: bool) -> None:
         from scipy.optimize import isotonic_regression
 
         points = reachable_points(profile, beyond)
         tokens = [_lossless_tokens(profile), *(p.tokens_per_round for p in points)]
         weights = [max(p.problems for p in points), *(p.problems for p in points)]
         rising = isotonic_regression(np.array(tokens), weights=np.array(weights)).x
-        steps = _STEP * np.arange(len(rising))
-        return cls((_LOSSLESS, *(p.threshold or 0.0 for p in points)), tuple((rising + steps).tolist()))
+        self.thresholds = (_LOSSLESS, *(p.setting.threshold or 0.0 for p in points))
+        self.tokens: tuple[float, ...] = tuple((rising + _STEP * np.arange(len(rising))).tolist())
+        self.to(torch.device("cpu"))
 
-
-class InverseCurve:
-    """T as a function of tokens per round, on a device."""
-
-    def __init__(self, curve: TokensCurve, device: torch.device) -> None:
-        shape = torch.tensor([curve.thresholds, curve.tokens], dtype=torch.float64).to(device)
+    def to(self, device: torch.device) -> None:
+        """Moves what `inverse` reads to a device."""
+        shape = torch.tensor([self.thresholds, self.tokens], dtype=torch.float64).to(device)
         rise, self._widths = shape.diff()
         self._starts, self._slopes = shape[1, :-1], rise / self._widths
-        self._lowest = curve.thresholds[0]
 
-    def __call__(self, tokens: Tensor) -> Tensor:
+    def inverse(self, tokens: Tensor) -> Tensor:
         """Returns T () for `tokens` () per round, clamped to the ends of the curve."""
         along = (tokens - self._starts).clamp_min(0.0).minimum(self._widths)  # part of each line's width covered
-        threshold: Tensor = (along * self._slopes).sum() + self._lowest
+        threshold: Tensor = (along * self._slopes).sum() + self.thresholds[0]
         return threshold
 
 
@@ -72,8 +72,9 @@ def reachable_points(profile: ThresholdProfile, beyond: bool) -> Sequence[CurveP
     Raises:
         UsageError: there are none.
     """
-    arm = arm_of(profile.rule, profile.divergence, profile.draft_length, policy=None)
-    by_threshold = {p.threshold: p for p in corrected(profile.curve) if p.arm == arm and p.threshold is not None}
+    arm = Setting(profile.rule, profile.divergence, profile.draft_length)
+    own = [p for p in corrected(profile.curve) if p.setting.arm == arm]
+    by_threshold = {p.setting.threshold: p for p in own if p.setting.threshold is not None}
     most = math.inf if beyond else profile.threshold
     if most is None:
         raise UsageError(
@@ -92,8 +93,7 @@ def _lossless_tokens(profile: ThresholdProfile) -> float:
     """Returns tokens per round where T accepts nothing. `fsd` then makes one token a round, like the target alone."""
     if profile.rule == "fsd":
         return 1.0
-    own = [p for p in corrected(profile.curve) if p.draft is None]
-    sd = [p for p in own if p.rule == "sd" and p.draft_length == profile.draft_length and p.tree is None]
+    sd = [p for p in corrected(profile.curve) if p.setting == Setting("sd", p.setting.divergence, profile.draft_length)]
     return sd[0].tokens_per_round if sd else profile.tokens_per_round.sd
 
 
@@ -156,7 +156,7 @@ class SpeedBudget(ThresholdPolicy):
             raise UsageError("SpeedBudget needs profile=, which says how far T may move")
         self.profile, self.beyond, self.rounds = profile, beyond, rounds
         self._profile_check = ProfileCheck(profile, allow_edited)
-        self._curve = TokensCurve.of(profile, beyond)
+        self._curve = TokensCurve(profile, beyond)
         self._check_reach()
         self._settings = {
             "tokens_per_second": self.tokens_per_second,
@@ -216,11 +216,11 @@ class SpeedBudget(ThresholdPolicy):
         """Sets T for the next round."""
         self._wanted = self._expected / self._tokens * (self.tokens_per_second * self._seconds)
         self._reached = self._wanted.clamp(self._curve.tokens[0], self._curve.tokens[-1])
-        self.current = self._inverse(self._reached)
+        self.current = self._curve.inverse(self._reached)
 
     def _begin_call(self, device: torch.device) -> None:
         """Begins a call of the decoder on `device`."""
-        self._inverse = InverseCurve(self._curve, device)
+        self._curve.to(device)
         self._tokens, self._expected = self._tokens.to(device), self._expected.to(device)
         self._call = Tally()  # of tokens of one stream; seconds are what is spent
         self._set_threshold()

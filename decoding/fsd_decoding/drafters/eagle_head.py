@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import weakref
 from abc import ABC, abstractmethod
@@ -16,9 +14,10 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from fsd_common.digests import facts_digest
 from fsd_decoding.drafters.base import Frontier
-from fsd_decoding.models.kv_cache import Branches, SlotCache, attend, fold_mask
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner
+from fsd_decoding.models.slot_cache import Branches, SlotCache, attend, fold_mask
 from fsd_decoding.models.weights_digest import known_weights_digest
 
 _POWERS = {  # of a configuration's entries, in what logits are multiplied by
@@ -150,8 +149,8 @@ class EagleHead(nn.Module, ABC):
     @property
     def fingerprint(self) -> str:
         """A digest of everything that q depends on beside the target and the dtype."""
-        facts = [type(self).__name__, self.target_layers, *(str(getattr(self.config, name)) for name in _COMPUTED_WITH)]
-        return hashlib.sha256((json.dumps(facts) + known_weights_digest(self)).encode()).hexdigest()
+        computed = [str(getattr(self.config, name)) for name in _COMPUTED_WITH]
+        return facts_digest([type(self).__name__, self.target_layers, *computed, known_weights_digest(self)])
 
     def __repr__(self) -> str:
         """Tells heads apart, in cache keys and traces."""

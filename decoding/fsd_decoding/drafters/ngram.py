@@ -141,7 +141,7 @@ class NGramCorpus:
         """Looks up contexts.
 
         Args:
-            length: of the contexts.
+            length: the number of tokens in a context.
             hashes: (B,) of `context_hash`.
 
         Returns:

@@ -17,9 +17,9 @@ from fsd_common.errors import NumericalError, ThresholdError, UnfinishedError
 from fsd_decoding.acceptance import Path, Proposal, Verdict, as_chain, walk
 from fsd_decoding.batch import Batch, FinishReason, Request, Row
 from fsd_decoding.drafters.base import ReadsTarget
-from fsd_decoding.engine.kv_pool import PooledCaches
+from fsd_decoding.engine.cache_pool import PooledCaches
 from fsd_decoding.engine.rounds import Decided, Draft, EngineSettings, Rounds
-from fsd_decoding.observers.round_record import JudgedTrees, RoundRecord
+from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.threshold import (
     NewRequests,
     RoundOutcome,
@@ -189,7 +189,7 @@ class Engine:
         """Drafts, verifies and judges one round for all rows, with one copy to the host at its end."""
         rounds = self._rounds
         draft_length = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
-        kv_length = self._call.size(max(row.length for row in self._rows if row) + rounds.scratch(draft_length))
+        kv_length = self._call.size(max(row.length for row in self._rows if row) + self._settings.scratch(draft_length))
         began = time.perf_counter()
         self._batch.gumbel = rounds.gumbel_noise(draft_length)
         draft = rounds.draft(self._rows, draft_length, kv_length)
@@ -219,13 +219,12 @@ class Engine:
     def _record(
         self, proposal: Proposal, verdict: Verdict, drafted: Tensor, path: Path, seconds: tuple[float, float]
     ) -> RoundRecord:
+        settings, trees = self._settings, None if proposal.tree is None else proposal
         requests = [row.request if row else None for row in self._rows]
-        trees = None
-        if proposal.tree is not None and path.nodes is not None:
-            trees = JudgedTrees(proposal, path.nodes)
-            proposal, verdict, drafted = as_chain(proposal, verdict, path)  # the rest is of the path alone
+        if trees is not None:
+            proposal, verdict, drafted = as_chain(proposal, verdict, path)  # the record is of the path alone
         outcome = (proposal, verdict, drafted, path.accepted)
-        return RoundRecord(requests, *outcome, *seconds, self._settings.rule, self._settings.threshold_policy, trees)
+        return RoundRecord(requests, *outcome, *seconds, settings.rule, settings.threshold_policy, trees, path.nodes)
 
     def _emit(self, decided: Decided) -> list[UnfinishedError]:
         """Emits every row's tokens and frees finished rows. Returns the errors of rows that failed."""
@@ -259,8 +258,8 @@ class Engine:
         row.drafted += drafted
         row.accepted += min(accepted, kept)
         row.bonus += decided.whole[i] and 0 < accepted < kept
-        spared, refused = decided.interval(i, kept)  # other decisions could not have changed the text
-        row.lo, row.hi = max(row.lo, spared), min(row.hi, refused)
+        accepting, rejecting = decided.interval(i, kept)  # other decisions could not have changed the text
+        row.lo, row.hi = max(row.lo, accepting), min(row.hi, rejecting)
         if self._settings.stop_policy is not None:
             row.memory = self._settings.stop_policy.remember(row.memory, decided.verified(i))
         return kept

@@ -18,17 +18,17 @@ from torch.nn.functional import pad
 from fsd_decoding.acceptance import Criterion, Path, Proposal, Rule, walk
 from fsd_decoding.batch import Batch, Request, Row
 from fsd_decoding.drafters.base import Drafter, TreeDrafter
+from fsd_decoding.engine.cache_pool import PooledCaches
 from fsd_decoding.engine.draft import Steps, StepsAhead, draft_until
-from fsd_decoding.engine.kv_pool import PooledCaches
 from fsd_decoding.graphs.callers import EagerCaller, GraphKey
-from fsd_decoding.models.kv_cache import Branches, move_path
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner
+from fsd_decoding.models.slot_cache import Branches, move_path
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, Verified
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
-from fsd_decoding.trees import Growth, Tree, draft_tree
+from fsd_decoding.trees import Tree, draft_tree
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ class EngineSettings:
     observer: Observer | None = None
     tree: TreeShape | None = None
     """The shape of the drafted trees; None: chains are drafted."""
+
+    def scratch(self, draft_length: int) -> int:
+        """Returns the number of slots that a round needs behind each text, at draft lengths of up to this one."""
+        return draft_length if self.tree is None else self.tree.scratch(draft_length)
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,6 @@ class Rounds:
         self._pending_prompt_tokens = longest if longest <= PREFILL_CHUNK and self._settings.tree is None else 0
         return self._pending_prompt_tokens > 0
 
-    def scratch(self, draft_length: int) -> int:
-        """Returns the number of slots that a round needs behind each text, at draft lengths of up to this one."""
-        return draft_length if self._settings.tree is None else self._settings.tree.scratch(draft_length)
-
     def gumbel_noise(self, draft_length: int) -> Tensor | None:
         """Returns the noise by which draft and target draw tokens, for all positions of a round at once.
 
@@ -120,9 +120,9 @@ class Rounds:
         if drafter is None:
             return Draft([], torch.zeros_like(batch.lengths))
         if settings.tree is not None:
-            growth = Growth(settings.tree, draft_length, settings.rule.fixes_trees(sampling))
+            growth = settings.tree, draft_length, settings.rule.fixes_trees(sampling)
             key = GraphKey((self._kind, growth), (sampling, kv_length))
-            *listed, logits = self._call(key, draft_tree, drafter, batch, sampling, growth, kv_length)
+            *listed, logits = self._call(key, draft_tree, drafter, batch, sampling, *growth, kv_length)
             tree = Tree.of(listed, draft_length)
             return Draft([logits], tree.proposed, tree)
         if policy is None:
@@ -289,8 +289,8 @@ def emit(
     finite_logits, valid_bounds = proposal.finite_and_valid(drafted)
     facts = [drafted, path.accepted, path.whole, finite_logits, valid_bounds]
     parts = [path.emitted, torch.stack(facts, 1)]
-    if path.spared is not None and path.refused is not None:
-        parts += [path.spared, path.refused]
+    if path.largest_accepted is not None and path.rejecting is not None:
+        parts += [path.largest_accepted, path.rejecting]
     return torch.cat([part.double() for part in parts], 1)  # token ids are exact in fp64
 
 
@@ -323,8 +323,8 @@ class Decided:
     whole: list[bool]  # nothing was rejected
     finite_logits: list[bool]  # no logits of the row are NaN or +inf
     valid_bounds: list[bool]  # no T of the row is NaN, and no scale negative
-    spared: list[list[float]]  # by position, the largest score up to it that accepted a token; -inf where none did
-    refused: list[list[float]]  # by position, the score that rejected a token; inf where none did
+    largest_accepted: list[list[float]]  # by position, the largest score up to it that accepted a token; -inf: none
+    rejecting: list[list[float]]  # by position, the score that rejected its token; inf: none
 
     @classmethod
     def of(cls, packed: Tensor, drafts: int) -> Decided:
@@ -344,21 +344,18 @@ class Decided:
             whole=[bool(row[n + 2]) for row in rows],
             finite_logits=[bool(row[n + 3]) for row in rows],
             valid_bounds=[bool(row[n + 4]) for row in rows],
-            spared=[row[scores : scores + drafts] for row in rows],
-            refused=[row[scores + drafts :] for row in rows],
+            largest_accepted=[row[scores : scores + drafts] for row in rows],
+            rejecting=[row[scores + drafts :] for row in rows],
         )
 
     def interval(self, row: int, kept: int) -> tuple[float, float]:
         """The largest score that accepted one of a row's first `kept` tokens, and the smallest that rejected one."""
         decisions = min(kept, self.accepted[row] + (not self.whole[row]))  # a bonus token is no decision
-        spared, refused = self.spared[row][:decisions], self.refused[row][:decisions]
-        return spared[-1] if spared else -math.inf, min(refused, default=math.inf)
+        largest, rejecting = self.largest_accepted[row][:decisions], self.rejecting[row][:decisions]
+        return largest[-1] if largest else -math.inf, min(rejecting, default=math.inf)
 
     def verified(self, row: int) -> Verified:
         """The outcome of a row's round, as passed to a stop policy."""
-        drafted, accepted = self.drafted[row], self.accepted[row]
-        spared = self.spared[row][accepted - 1] if accepted and self.spared[row] else -math.inf
-        refused = self.refused[row][accepted] if accepted < drafted and self.refused[row] else math.inf
-        return Verified(
-            drafted, accepted, None if spared == -math.inf else spared, None if refused == math.inf else refused
-        )
+        largest, smallest = self.interval(row, self.drafted[row])
+        scores = (score if math.isfinite(score) else None for score in (largest, smallest))
+        return Verified(self.drafted[row], self.accepted[row], *scores)

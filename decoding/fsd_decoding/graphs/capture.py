@@ -113,7 +113,11 @@ class CapturingCaller:
         if step == "once":
             step = self._capture_step(key, function, args) or "never"
         if isinstance(step, _Step):
-            result = self._replay(step, key, function, args)
+            for captured, passed in zip(step.inputs, _tensors(args), strict=True):
+                if captured is not passed:
+                    captured.copy_(passed)
+            step.replay()
+            result = self._results[function, key.shape]
         elif step == "new":
             step, result = self._call_first(key, function, args)
         else:
@@ -135,13 +139,6 @@ class CapturingCaller:
             return "once", result
         _warn(function, f"{detector.at} waits for a value")
         return "never", result
-
-    def _replay(self, step: _Step, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        for captured, passed in zip(step.inputs, _tensors(args), strict=True):
-            if captured is not passed:
-                captured.copy_(passed)
-        step.replay()
-        return self._results[function, key.shape]
 
     def _capture_step(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> _Step | None:
         """Captures a step; None, after a warning, where that fails."""

@@ -6,11 +6,12 @@ fingerprints, and refuses models and tokenizers with others.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from fsd_common.digests import facts_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,14 +35,14 @@ def model_fingerprint(model: Any) -> str:
     """
     from fsd_decoding.models.weights_digest import known_weights_digest
 
-    parts = _described(model) + _quantised(model.config) + known_weights_digest(model).encode()
-    return hashlib.sha256(parts).hexdigest()
+    quantised = model.config.to_diff_dict().get("quantization_config")  # of which `_architecture` may leave out a part
+    return facts_digest([*_described(model), quantised, known_weights_digest(model)])
 
 
 def architecture_digest(config: Any) -> str:
     """Returns the SHA-256 (hex) of a model's configuration, whatever quantises its weights."""
     described = _architecture(config.to_diff_dict())
-    return hashlib.sha256(_json({k: v for k, v in described.items() if k != "quantization_config"})).hexdigest()
+    return facts_digest({k: v for k, v in described.items() if k != "quantization_config"})
 
 
 def family_id(model: Any) -> str:
@@ -52,7 +53,7 @@ def family_id(model: Any) -> str:
     """
     from fsd_decoding.models.weights_digest import while_unchanged
 
-    return hashlib.sha256(_described(model) + bytes.fromhex(while_unchanged(model, _samples))).hexdigest()
+    return facts_digest([*_described(model), while_unchanged(model, _samples)])
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -73,7 +74,7 @@ def _read_tokenizer(tokenizer: Any) -> str:
     if backend is not None:
         description = json.loads(backend.to_str())
         parts.append({k: v for k, v in description.items() if k not in ("padding", "truncation")})
-    return hashlib.sha256(_json(parts)).hexdigest()
+    return facts_digest(parts)
 
 
 def tokenizer_difference(a: Any, b: Any, names: tuple[str, str] = ("target", "draft")) -> str | None:
@@ -82,7 +83,7 @@ def tokenizer_difference(a: Any, b: Any, names: tuple[str, str] = ("target", "dr
     Added and special tokens count like all others. The choice of EOS may differ (a draft from a base model with an
     instruction-tuned target), because decoding uses the target's tokenizer alone.
     """
-    ours, theirs = _strings(a), _strings(b)
+    ours, theirs = ({i: string for string, i in one.get_vocab().items()} for one in (a, b))
     for i in sorted(ours.keys() | theirs.keys()):
         if ours.get(i) != theirs.get(i):
             strings = (repr(v[i]) if i in v else "no token" for v in (ours, theirs))
@@ -91,8 +92,8 @@ def tokenizer_difference(a: Any, b: Any, names: tuple[str, str] = ("target", "dr
     return None
 
 
-def _described(model: Any) -> bytes:
-    return _json([type(model).__name__, _architecture(model.config.to_diff_dict())])
+def _described(model: Any) -> list[Any]:
+    return [type(model).__name__, _architecture(model.config.to_diff_dict())]
 
 
 def _architecture(config: Any) -> Any:
@@ -106,21 +107,15 @@ def _architecture(config: Any) -> Any:
     }
 
 
-def _quantised(config: Any) -> bytes:
-    """How weights are quantised and computed with, if `_architecture` leaves out a part of it, as torchao names it."""
-    described = config.to_diff_dict().get("quantization_config")
-    return b"" if described == _architecture(described) else _json(described)
-
-
 def _samples(model: Any) -> str:
-    """Names, shapes and samples of all tensors of a model's state (hex)."""
+    """A digest of names, shapes and samples of all tensors of a model's state."""
     from fsd_decoding.models.weights_digest import plain_tensors, values_of
 
-    read = bytearray()
+    read = []
     for name, tensor in sorted(model.state_dict().items()):
         with values_of(model, name, tensor) as values:
-            read += _json([name, list(values.shape)]) + b"".join(map(_sample, plain_tensors(values)))
-    return read.hex()
+            read.append([name, list(values.shape), *(_sample(plain).hex() for plain in plain_tensors(values))])
+    return facts_digest(read)
 
 
 def _sample(tensor: Tensor) -> bytes:
@@ -132,14 +127,6 @@ def _sample(tensor: Tensor) -> bytes:
     at = torch.arange(count, device=flat.device) * flat.numel() // max(count, 1)
     elements = flat[at].to("cpu", torch.float32).to(torch.bfloat16)
     return elements.view(torch.int16).numpy().tobytes()
-
-
-def _strings(tokenizer: Any) -> dict[int, str]:
-    return {i: string for string, i in tokenizer.get_vocab().items()}
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, default=str).encode()
 
 
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a fast tokenizer

@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fsd_common.errors import UsageError
-from fsd_decoding.models.kv_cache import SlotCache, attend, fold_mask
+from fsd_decoding.models.slot_cache import SlotCache, attend, fold_mask
 
 _KNOWN = sorted({"default", *ROPE_INIT_FUNCTIONS})
 
@@ -57,8 +57,7 @@ def check_model(model: Any, slots: int) -> None:
     Raises:
         UsageError: it cannot; the message says why, and what to use instead.
     """
-    changeable = chain(_in_training(model), _too_long(model, slots))
-    for obstacle in changeable if model in _checked else chain(_obstacles(model), changeable):
+    for obstacle in chain(() if model in _checked else _obstacles(model), _changeable_obstacles(model, slots)):
         raise UsageError(f"{model.config.model_type} {obstacle}")
     _checked.add(model)
 
@@ -79,7 +78,8 @@ def _obstacles(model: Any) -> Iterator[str]:
     """Reasons why the model can never run on a `SlotCache`, as the rest of a sentence about it."""
     if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         yield "attends to an encoder; use a decoder-only model"
-    if _keeps_a_state(model):
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    if model._is_stateful and set(kinds) != {"full_attention"}:  # hybrid classes say so even if no layer is recurrent
         yield "keeps a state that cannot be rolled back; use a model whose layers are full or sliding attention"
     required = ("position_ids", cache_argument(model), "attention_mask", "logits_to_keep")
     if missing := [name for name in required if name not in _arguments(model)]:
@@ -99,23 +99,20 @@ def _obstacles(model: Any) -> Iterator[str]:
         yield "numbers positions from its padding token's id; use a model that numbers them from 0"
 
 
-def _keeps_a_state(model: Any) -> bool:
-    """Whether a layer is recurrent; hybrid classes declare themselves stateful even if all layers are attention."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
-    return model._is_stateful and set(kinds) != {"full_attention"}
-
-
-def _in_training(model: Any) -> Iterator[str]:
+def _changeable_obstacles(model: Any, slots: int) -> Iterator[str]:
+    """Reasons why the model cannot run as it is now, or in rows of so many slots."""
     if model.training:
         yield "is in training mode, in which dropout randomises its outputs; call .eval() on it"
-
-
-def _too_long(model: Any, slots: int) -> Iterator[str]:
     config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer = [entry for entry in rope.values() if isinstance(entry, dict)] or [rope]
+    unscaled = [r["original_max_position_embeddings"] for r in by_layer if r.get("rope_type") == "longrope"]
     limits = {
-        "rescales all positions in texts of more than {} tokens (longrope)": _unscaled_length(config),
+        "rescales all positions in texts of more than {} tokens (longrope)": min(unscaled, default=None),
         # The ranking is of values alone, without positions: equal tokens tie in the first layer, and rounding decides.
-        "attends to its {} best ranked tokens in longer texts, where equal tokens tie": _unranked_length(config),
+        "attends to its {} best ranked tokens in longer texts, where equal tokens tie": (
+            config.keep_window_size if config.model_type == "doge" else None
+        ),
     }
     for what, longest in limits.items():
         if longest is not None and slots > longest:
@@ -123,19 +120,6 @@ def _too_long(model: Any, slots: int) -> Iterator[str]:
                 f"{what.format(longest)}, and {slots} are requested; "
                 f"keep prompt, new tokens and draft within {longest} tokens"
             )
-
-
-def _unranked_length(config: Any) -> int | None:
-    """Length up to which Doge's dynamic mask keeps every token; None for all other models."""
-    return config.keep_window_size if config.model_type == "doge" else None
-
-
-def _unscaled_length(config: Any) -> int | None:
-    """Length up to which the encoding of positions does not depend on the length of the text; None for any length."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    by_layer = [entry for entry in rope.values() if isinstance(entry, dict)] or [rope]
-    lengths = [r["original_max_position_embeddings"] for r in by_layer if r.get("rope_type") == "longrope"]
-    return min(lengths, default=None)
 
 
 NAME = "fsd_grouped"

@@ -10,9 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import platform
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, count
 from pathlib import Path
@@ -28,7 +26,7 @@ from transformers.utils import output_capturing
 
 from fsd_decoding.graphs.callers import in_graph
 from fsd_decoding.models.forward import Forward, ModuleForward, attention_kind
-from fsd_decoding.models.kv_cache import Masks, SlotCache, attend, fold_mask
+from fsd_decoding.models.slot_cache import Masks, SlotCache, attend, fold_mask
 
 _LARGE = 1 << 20
 """Multiplications from which oneDNN gains more than its call costs, which is about 10 µs above MKL's."""
@@ -82,33 +80,23 @@ def _is_amd() -> bool:
     return "AuthenticAMD" in about
 
 
-class Linears(ABC):
-    """Linear layers with one input, whose outputs are joined."""
+class Linears:
+    """Linear layers with one input, whose outputs are joined.
 
-    @staticmethod
-    def of(modules: Sequence[Any], packed: bool) -> Linears:
-        return Packed(modules) if packed else Separate(modules)
-
-    @abstractmethod
-    def __call__(self, states: Tensor) -> Tensor:
-        """(N, inputs) -> (N, outputs)."""
-
-    @abstractmethod
-    def plus(self, residual: Tensor, states: Tensor) -> Tensor:
-        """Returns `residual` (N, outputs) plus the outputs."""
-
-
-class Separate(Linears):
-    """Calls the modules, whatever they are: quantised ones too."""
+    Args:
+        modules: the layers, which are called, whatever they are: quantised ones too.
+    """
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._modules = modules
 
     def __call__(self, states: Tensor) -> Tensor:
+        """(N, inputs) -> (N, outputs)."""
         outputs = [module(states) for module in self._modules]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
     def plus(self, residual: Tensor, states: Tensor) -> Tensor:
+        """Returns `residual` (N, outputs) plus the outputs."""
         return residual + self(states)
 
 
@@ -120,7 +108,7 @@ class Packed(Linears):
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
-        self._modules = modules
+        super().__init__(modules)
         weight, self._bias = self._joined()
         self._product = Product(weight)
 
@@ -194,12 +182,12 @@ class LeanModel:
 
     def __init__(self, model: Any, packed: bool) -> None:
         self.packed, self.number = packed, next(_made)
-        norms, decoder = ARCHITECTURES[type(model).__name__], model.model
-        self.layers = [_Layer(layer, norms, packed) for layer in decoder.layers]
+        norms, decoder, linears = ARCHITECTURES[type(model).__name__], model.model, Packed if packed else Linears
+        self.layers = [_Layer(layer, norms, linears) for layer in decoder.layers]
         self.embeddings, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, _norm(decoder.norm)
-        self._head, self._logits = model.lm_head, Linears.of([model.lm_head], packed)
+        self._head, self._logits = model.lm_head, linears([model.lm_head])
         weights = [self._logits, *(weights for layer in self.layers for weights in layer.weights)]
-        self._copied = [linears for linears in weights if isinstance(linears, Packed)]
+        self._copied = [each for each in weights if isinstance(each, Packed)]
         self._copied_sums = self._sums() if self._copied else torch.empty(0)
 
     def refresh(self) -> None:
@@ -280,13 +268,13 @@ class _Pass(NamedTuple):
 class _Layer:
     """A decoder layer with norms before attention and before the gated MLP."""
 
-    def __init__(self, layer: Any, norms: tuple[str, ...], packed: bool) -> None:
-        self.attention = _Attention(layer.self_attn, norms, packed)
+    def __init__(self, layer: Any, norms: tuple[str, ...], linears: type[Linears]) -> None:
+        self.attention = _Attention(layer.self_attn, norms, linears)
         self._norm, self._second_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         mlp = layer.mlp
         self._activation = mlp.act_fn.forward  # hooks, which a module's call looks for, keep a model from being lean
-        self._gate_up = Linears.of([mlp.gate_proj, mlp.up_proj], packed)
-        self._down = Linears.of([mlp.down_proj], packed)
+        self._gate_up = linears([mlp.gate_proj, mlp.up_proj])
+        self._down = linears([mlp.down_proj])
 
     @property
     def weights(self) -> Sequence[Linears]:
@@ -302,15 +290,15 @@ class _Layer:
 class _Attention:
     """Grouped-query attention with rotary positions."""
 
-    def __init__(self, attention: Any, norms: tuple[str, ...], packed: bool) -> None:
+    def __init__(self, attention: Any, norms: tuple[str, ...], linears: type[Linears]) -> None:
         size = attention.head_dim
         self._size, self._scaling = size, attention.scaling
         self.groups = attention.num_key_value_groups
         self._heads, self._key_heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
         self._kind: str | None = getattr(attention, "layer_type", None)
         self._norms = [_norm(getattr(attention, name)) for name in norms]
-        self.projections = Linears.of([attention.q_proj, attention.k_proj, attention.v_proj], packed)
-        self.output = Linears.of([attention.o_proj], packed)
+        self.projections = linears([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.output = linears([attention.o_proj])
 
     def __call__(self, residual: Tensor, hidden: Tensor, step: _Pass, number: int) -> Tensor:
         """(B·Q, H), (B·Q, H) -> (B·Q, H)."""
@@ -372,20 +360,7 @@ _NUMBERS = ("variance_epsilon", "scaling", "head_dim", "num_key_value_groups", "
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.sparse")  # of the layers, and the embeddings
 
 
-@dataclass(frozen=True)
-class RunBy:
-    """What runs a model.
-
-    Args:
-        lean: its weights for the lean forward pass; None: transformers' modules run it.
-        reason: why they do.
-    """
-
-    lean: LeanModel | None
-    reason: str | None = None
-
-
-_probed: WeakKeyDictionary[Any, tuple[RunBy, tuple[Any, ...]]] = WeakKeyDictionary()
+_probed: WeakKeyDictionary[Any, tuple[LeanModel | str, tuple[Any, ...]]] = WeakKeyDictionary()
 """By model: what runs it, and what that was chosen for."""
 _lock = Lock()
 
@@ -396,19 +371,19 @@ def forward_of(model: Any, length: int, lean: bool) -> Forward:
     Args:
         lean: whether the lean one may be taken.
     """
-    weights = choose(model).lean if lean else None
-    return ModuleForward(model) if weights is None else LeanForward(weights, length)
+    weights = choose(model) if lean else None
+    return LeanForward(weights, length) if isinstance(weights, LeanModel) else ModuleForward(model)
 
 
-def choose(model: Any) -> RunBy:
-    """Returns what runs a model as it is now; packed weights are brought up to date."""
+def choose(model: Any) -> LeanModel | str:
+    """Returns what runs a model as it is now: its weights, up to date, for the lean forward pass, or why none does."""
     if obstacle := next(_obstacles(model), None):
-        return RunBy(None, obstacle)
+        return obstacle
     made_for = _read(model)
     with _lock:
         if model not in _probed or _probed[model][1] != made_for:
             _probed[model] = (_probe(model), made_for)
-        elif (lean := _probed[model][0].lean) is not None:
+        elif isinstance(lean := _probed[model][0], LeanModel):
             lean.refresh()
         return _probed[model][0]
 
@@ -430,7 +405,7 @@ def packed_bytes(model: Any) -> int:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _probe(model: Any) -> RunBy:
+def _probe(model: Any) -> LeanModel | str:
     """Builds the lean weights and compares logits of two random texts."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.get_input_embeddings().num_embeddings, (2, _PROBED), generator=generator)
@@ -442,13 +417,13 @@ def _probe(model: Any) -> RunBy:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a model that was changed, such as by pruning heads, leads to
-        return RunBy(None, f"its layers do not fit the lean forward pass ({str(error).partition(chr(10))[0]:.80})")
+        return f"its layers do not fit the lean forward pass ({str(error).partition(chr(10))[0]:.80})"
     difference = float((own - theirs).abs().max() / theirs.abs().max())
     if difference <= _TOLERANCE[model.dtype]:
-        return RunBy(lean)
+        return lean
     if math.isnan(difference):
-        return RunBy(None, "its logits on two short texts are not finite, or all zero")
-    return RunBy(None, f"its logits would differ from transformers' by {difference:.2g} of the largest")
+        return "its logits on two short texts are not finite, or all zero"
+    return f"its logits would differ from transformers' by {difference:.2g} of the largest"
 
 
 def _logits(model: Any, forward: Forward, tokens: Tensor) -> Tensor:
@@ -525,15 +500,14 @@ def _is_changed(module: nn.Module, hooks: bool) -> bool:
 
 
 def _can_pack(model: Any) -> bool:
-    """Whether all linear layers are plain ones of one dtype, and small together."""
-    linears = [module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))]
-    weights = list(model.parameters())
-    return (
-        all(type(module) is nn.Linear and _is_plain(module.weight, model.dtype) for module in linears)
-        and sum(weight.nbytes for weight in weights) <= PACKED_BYTES
-    )
+    """Whether all linear layers are plain ones of one dtype, and small together.
 
-
-def _is_plain(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a weight is PyTorch's own kind of tensor: torchao puts quantised ones into unchanged layers."""
-    return type(weight) is nn.Parameter and type(weight.data) is Tensor and weight.dtype == dtype
+    Their weights must be PyTorch's own kind of tensor: torchao puts quantised ones into unchanged layers.
+    """
+    for name, module in model.named_modules():
+        if name.endswith(("_proj", "lm_head")):
+            weight = module.weight if type(module) is nn.Linear else None
+            if type(weight) is not nn.Parameter or type(weight.data) is not Tensor or weight.dtype != model.dtype:
+                return False
+    size: int = sum(weight.nbytes for weight in model.parameters())
+    return size <= PACKED_BYTES

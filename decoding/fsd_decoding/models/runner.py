@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.models.forward import check_model
-from fsd_decoding.models.kv_cache import Branches, Masks, SlotCache, move_path
 from fsd_decoding.models.lean import forward_of
+from fsd_decoding.models.slot_cache import Branches, Masks, SlotCache, move_path
 
 if TYPE_CHECKING:
     from fsd_decoding.drafters.base import Frontier

@@ -6,7 +6,6 @@ computed again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,9 +24,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
-from fsd_common.files import atomic_write
-from fsd_common.user_folders import default_cache
+from fsd_common.user_folders import keep, kept
 
 DIGEST_VERSION = 1  # of what is kept by the files of checkpoints; raised when equal weights get another digest
 
@@ -143,7 +141,6 @@ def values_of(model: nn.Module, name: str, tensor: Tensor) -> Iterator[Tensor]:
 
 _COARSEST_CLOCK = 2 * 10**9  # ns: a file system may give files written within this time the same time stamp
 _BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # how the hub's cache names a file: by a hash of its content
-_DIGEST = re.compile("[0-9a-f]{64}")
 
 _Identities = list[list[Any]]
 
@@ -156,7 +153,7 @@ class CheckpointFiles:
     changed past its file system is not noticed.
 
     Args:
-        folder: of the checkpoint; of a hub id, the folder of its commit in the hub's cache.
+        folder: where they are; of a hub id, the folder of its commit in the hub's cache.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -171,34 +168,14 @@ class CheckpointFiles:
         """
         facts = _identities(self._folder)
         faults = [name for name, found in loading_info.items() if found and name != "unexpected_keys"]
-        if facts is None or facts != self._before or faults or _transformed(model):
+        quantised = getattr(model, "hf_quantizer", None) or getattr(model.config, "quantization_config", None)
+        if facts is None or facts != self._before or faults or quantised:
+            return None
+        if getattr(model, "_hf_peft_config_loaded", False):
             return None
         tensors = [[name, list(t.shape), str(t.dtype)] for name, t in sorted(model.state_dict().items())]
         versions = [DIGEST_VERSION, transformers.__version__]
-        return hashlib.sha256(json.dumps([versions, type(model).__name__, facts, tensors]).encode()).hexdigest()
-
-
-def read_digest(key: str) -> str | None:
-    """Returns the digest kept under a key; None: there is none, or it is damaged."""
-    try:
-        digest, check = (default_cache() / "fingerprints" / key).read_text("ascii").split()
-    except (OSError, ValueError):  # ValueError: damaged, or there is no home for the folder
-        return None
-    return digest if _DIGEST.fullmatch(digest) and check == _check(key, digest) else None
-
-
-def write_digest(key: str, digest: str) -> None:
-    """Keeps a digest under a key, if the folder can be written."""
-    with contextlib.suppress(OSError, ValueError):
-        folder = default_cache() / "fingerprints"
-        for path in (folder.parent, folder):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with atomic_write(folder / key) as file:
-            file.write(f"{digest} {_check(key, digest)}\n".encode())
-
-
-def _check(key: str, digest: str) -> str:
-    return hashlib.sha256(f"{key} {digest}".encode()).hexdigest()
+        return facts_digest([versions, type(model).__name__, facts, tensors])
 
 
 def _identities(folder: Path, now: int | None = None) -> _Identities | None:
@@ -230,31 +207,17 @@ def _blob(path: Path) -> str | None:
 
 def _names_other_files(path: Path) -> bool:
     """Whether the file says that weights are in another folder."""
-    if path.name == "adapter_config.json":
-        return True
-    return path.name.endswith(".index.json") and "/" in "".join(_shards(path))
-
-
-def _shards(path: Path) -> list[str]:
+    if not path.name.endswith(".index.json"):
+        return path.name == "adapter_config.json"
     try:
-        return [str(name) for name in json.loads(path.read_bytes())["weight_map"].values()]
+        return any("/" in str(name) for name in json.loads(path.read_bytes())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ["/"]
-
-
-def _transformed(model: Any) -> bool:
-    """Whether loading made other weights than the files hold."""
-    return bool(
-        getattr(model, "hf_quantizer", None) or getattr(model, "_hf_peft_config_loaded", False)
-        or getattr(model.config, "quantization_config", None)
-    )  # fmt: skip
+        return True
 
 
 _ELEMENTS = 16  # elements of every tensor
 
 State = tuple[Any, ...]
-
-
 _Read = Callable[[nn.Module], str]
 
 _known: WeakKeyDictionary[nn.Module, dict[_Read, tuple[State, str]]] = WeakKeyDictionary()
@@ -297,10 +260,11 @@ def _of_checkpoint(model: nn.Module) -> str:
     loaded = _checkpoints.get(model)
     if loaded is None or loaded[0] != state_of(model):
         return weights_digest(model)
-    kept = read_digest(loaded[1])
-    if kept is None:
-        write_digest(loaded[1], kept := weights_digest(model))
-    return kept
+    name = f"fingerprints/{loaded[1]}"
+    digest = kept(name)
+    if digest is None:
+        keep(name, digest := weights_digest(model))
+    return digest
 
 
 def state_of(model: nn.Module) -> State | None:
@@ -327,12 +291,10 @@ def _count_step(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
 
 def _samples(tensors: Iterable[Tensor]) -> Iterator[bytes]:
     """Yields evenly spaced elements of all tensors, with one copy from each device for each dtype."""
-    flat = [t.view(-1) for t in tensors if t.is_contiguous() and t.numel() and not t.is_meta]
-    flat = [t.view(torch.uint8) if t.dtype.itemsize == 1 else t for t in flat]
-    for _, group in groupby(sorted(flat, key=_kind), key=_kind):
-        elements = torch.cat([t[:: -(-len(t) // _ELEMENTS)] for t in group])
-        yield elements.view(torch.uint8).cpu().numpy().tobytes()
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.device} {tensor.dtype}"
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_contiguous() and tensor.numel() and not tensor.is_meta:
+            flat = tensor.view(-1) if tensor.dtype.itemsize > 1 else tensor.view(-1).view(torch.uint8)
+            groups.setdefault((flat.device, flat.dtype), []).append(flat[:: -(-len(flat) // _ELEMENTS)])
+    for group in groups.values():
+        yield torch.cat(group).view(torch.uint8).cpu().numpy().tobytes()

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Self
 
 import torch
@@ -27,7 +26,7 @@ class Recorder:
     """Records divergences: pass it to `generate` as `observer`, then read `columns`.
 
     Args:
-        names: of the divergences to record.
+        names: the divergences to record.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -132,7 +131,10 @@ def _to_scalar(value: float | Tensor, device: torch.device) -> Tensor:
 def reduce_rounds(rounds: Sequence[RoundSnapshot]) -> dict[str, Tensor]:
     """Returns the columns of R rounds of one kind, (R,) float64 each, on their device. `RoundLog.columns` describes
     them."""
-    stack = partial(_stack, device=rounds[0].accepted.device)
+
+    def stack(parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts)).to(rounds[0].accepted.device, non_blocking=True)
+
     active, divergences = stack([r.active for r in rounds]), stack([r.divergences for r in rounds]).double()
     drafted = stack([r.drafted for r in rounds]) * active  # (R, B)
     accepted = stack([r.accepted for r in rounds]) * active
@@ -158,10 +160,6 @@ def reduce_rounds(rounds: Sequence[RoundSnapshot]) -> dict[str, Tensor]:
         **{FACT_PREFIX + name: stack([r.facts[name] for r in rounds]) for name in rounds[0].facts},
     }
     return {name: number.double() for name, number in numbers.items()}
-
-
-def _stack(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    return torch.stack(list(parts)).to(device, non_blocking=True)
 
 
 def _stack_or(fill: float, parts: Sequence[Tensor | None], shape: Tensor) -> Tensor:
@@ -249,16 +247,15 @@ class RoundLog:
         for kind in list(self._pending):
             self._reduce(kind)
         names = dict.fromkeys(name for block in self._blocks for name in block)
-        columns = {name: torch.cat([_column(name, block) for block in self._blocks]) for name in names}
-        if not columns:
+        if not names:
             return {}
+        missing = [torch.full_like(block["round"], math.nan) for block in self._blocks]
+        columns = {
+            name: torch.cat([block.get(name, nan).cpu() for block, nan in zip(self._blocks, missing, strict=True)])
+            for name in names
+        }
         order = columns.pop("round").argsort()
         return {name: column[order] for name, column in columns.items()}
 
     def _reduce(self, kind: Hashable) -> None:
         self._blocks.append(reduce_rounds(self._pending.pop(kind)))
-
-
-def _column(name: str, block: dict[str, Tensor]) -> Tensor:
-    missing = torch.full_like(block["round"], math.nan)
-    return block.get(name, missing).cpu()

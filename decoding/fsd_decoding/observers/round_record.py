@@ -16,26 +16,6 @@ from fsd_decoding.batch import Request
 from fsd_decoding.divergence import entropy, log_softmax, unchecked_divergences
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.tensors import lazy, to_device
-from fsd_decoding.trees import Tree
-
-
-@dataclass(frozen=True)
-class JudgedTrees:
-    """A round of trees, with all nodes.
-
-    Args:
-        proposal: of all nodes, with their tree.
-        nodes: (B, L + 1) the nodes of each path; see `acceptance.Path`.
-    """
-
-    proposal: Proposal
-    nodes: Tensor
-
-    @property
-    def tree(self) -> Tree:
-        """What was drafted."""
-        assert self.proposal.tree is not None
-        return self.proposal.tree
 
 
 @dataclass
@@ -51,7 +31,8 @@ class RoundRecord:
     verify_seconds: float  # includes prefill if all rows are new
     rule: Rule
     adaptive: ThresholdPolicy | None  # the policy that sets T
-    trees: JudgedTrees | None = None  # what was drafted, of which the rest is the path; None: chains
+    trees: Proposal | None = None  # of all drafted nodes, where the rest is of the path alone; None: chains
+    nodes: Tensor | None = None  # (B, L + 1) the nodes of each path, see `acceptance.Path`
 
     @property
     def thresholds(self) -> Tensor:
@@ -114,7 +95,8 @@ class RoundRecord:
 
 Observer = Callable[[RoundRecord], None]
 """Called once a round, before the host reads its results. Logits, drafted tokens and values computed from them belong
-to the round and may be kept; `proposal.tokens`, `keys`, `thresholds` and `trees` are overwritten in the next round."""
+to the round and may be kept; the next round overwrites `trees`, `nodes` and the proposal's `tokens`, `keys` and
+`thresholds`."""
 
 
 def together(*observers: Observer) -> Observer:

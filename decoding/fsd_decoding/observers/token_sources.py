@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fsd_common.errors import UsageError
+from fsd_common.formatting import threshold
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.text import text_pieces, token_name
 
@@ -60,6 +61,27 @@ class SourcedToken:
     threshold: float | None = None
     alternative: int | None = None
     alternative_name: str | None = None
+
+
+_SEEN = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣", "\r": "␍"})
+
+
+def name_of(name: str) -> str:
+    """Returns a token's name with visible spaces and line ends."""
+    return name.translate(_SEEN)
+
+
+def token_line(token: SourcedToken) -> str:
+    """Returns what is known of a token, in one line."""
+    parts = [f"{name_of(token.name)}: {token.source}"]
+    if token.alternative_name is not None:
+        relation = "instead of" if token.source is TokenSource.FUZZY else "the draft had"
+        parts.append(f"{relation} {name_of(token.alternative_name)}")
+    if token.divergence is not None:
+        parts.append(f"D = {threshold(token.divergence)}")
+        if token.threshold is not None:
+            parts[-1] += f" {'≤' if token.divergence <= token.threshold else '>'} T = {threshold(token.threshold)}"
+    return " · ".join([*parts, f"round {token.round + 1}"])
 
 
 class FinishedText(Protocol):
@@ -123,7 +145,7 @@ class TokenSources:
         The joined `text` of the tokens is the result's.
 
         Args:
-            result: of the observed call.
+            result: one that the observed call returned.
             prompt: the index of its prompt in that call.
 
         Raises:
@@ -195,14 +217,6 @@ DraftedTree = tuple[DraftedNode, ...]
 """The nodes of a round, each after its parent."""
 
 
-class _TreeRound(NamedTuple):
-    prompts: list[int | None]  # by row: the index of its prompt; None: the row is empty
-    tokens: Tensor  # (B, N)
-    parents: Tensor  # (B, N)
-    depths: Tensor  # (B, N)
-    nodes: Tensor  # (B, L + 1) the passed ones, from 1, padded with 0
-
-
 class DraftedTrees:
     """Keeps all drafted trees: pass it to one call of `generate` as `observer`, then call `trees`.
 
@@ -212,14 +226,19 @@ class DraftedTrees:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._rounds: list[_TreeRound] = []
+        # By round: the index of each row's prompt, and the tokens, parents and depths (B, N) of its tree's nodes, with
+        # those that were passed (B, L + 1), from 1, padded with 0.
+        self._rounds: list[tuple[list[int | None], tuple[Tensor, ...]]] = []
 
     def __call__(self, record: RoundRecord) -> None:
-        if record.trees is not None:
-            tree, nodes = record.trees.tree, record.trees.nodes  # which the next round overwrites
+        tree, nodes = (
+            None if record.trees is None else record.trees.tree,
+            record.nodes,
+        )  # the next round overwrites them
+        if tree is not None and nodes is not None:
             kept = (tree.tokens.clone(), tree.parents.clone(), tree.depths.clone(), nodes.clone())
             prompts = [request.index if request else None for request in record.requests]
-            self._rounds.append(_TreeRound(prompts, *kept))
+            self._rounds.append((prompts, kept))
 
     def trees(self, prompt: int = 0) -> list[DraftedTree]:
         """Returns the trees of a text by round; none where chains were drafted. Waits for the device.
@@ -227,13 +246,10 @@ class DraftedTrees:
         Args:
             prompt: the index of its prompt in the observed call.
         """
-        rounds = [each for each in self._rounds if prompt in each.prompts]
-        return [self._tree(each, each.prompts.index(prompt)) for each in rounds]
+        return [self._tree(kept, prompts.index(prompt)) for prompts, kept in self._rounds if prompt in prompts]
 
-    def _tree(self, round: _TreeRound, row: int) -> DraftedTree:
-        tokens, parents, depths, nodes = (
-            column[row].tolist() for column in (round.tokens, round.parents, round.depths, round.nodes)
-        )
+    def _tree(self, kept: tuple[Tensor, ...], row: int) -> DraftedTree:
+        tokens, parents, depths, nodes = (column[row].tolist() for column in kept)
         numbered = zip(range(1, len(tokens) + 1), tokens, parents, depths, strict=True)
         proposed = [each for each in numbered if each[-1] > 0]
         places = {number: place for place, (number, *_) in enumerate(proposed)}

@@ -266,8 +266,11 @@ class PerPrompt(Shape):
     def scales(self, state: RoundState) -> Tensor:
         scale = state.memory.column(_SCALE, math.nan)
         if state.proposal.drafted.shape[1]:
-            begins = scale.isnan() & state.proposed[:, 0]
-            scale.copy_(torch.where(begins, self._scale_of_first(state), scale))
+            first, begins = state.proposal.draft_logits[:, 0], scale.isnan() & state.proposed[:, 0]
+            terms = state.memory.column(_PROMPT)
+            scale.copy_(
+                torch.where(begins, self._scale(terms, entropy(first), log_softmax(first).amax(-1).exp()), scale)
+            )
         return scale.nan_to_num(1.0)  # texts for which nothing was drafted so far
 
     def traced(self, columns: Mapping[str, Array]) -> Array:
@@ -277,11 +280,6 @@ class PerPrompt(Shape):
         drafts = (torch.from_numpy(columns[name][begins]) for name in ("draft_entropy", "draft_top1"))
         scales = self._scale(torch.tensor(prompts, dtype=torch.float64), *drafts).numpy()
         return np.asarray(np.repeat(scales, np.diff(begins, append=len(columns["position"]))))
-
-    def _scale_of_first(self, state: RoundState) -> Tensor:
-        """Returns the scales (B,) of rows that have just drafted their first token."""
-        first = state.proposal.draft_logits[:, 0]
-        return self._scale(state.memory.column(_PROMPT), entropy(first), log_softmax(first).amax(-1).exp())
 
     def _scale(self, prompt_terms: Tensor, first_entropy: Tensor, first_top: Tensor) -> Tensor:
         total, first = prompt_terms, len(PROMPT_FACTS)

@@ -44,14 +44,14 @@ class Verified:
 
     Attributes:
         drafted, accepted: numbers of tokens.
-        spared: the largest divergence of a token that was accepted only because D <= T; None: there was none.
-        refused: the divergence of the token that was rejected because D > T; None: there was none.
+        largest_accepted: the largest divergence of a token that was accepted only because D <= T; None: there was none.
+        smallest_rejected: the divergence of the token that was rejected because D > T; None: there was none.
     """
 
     drafted: int
     accepted: int
-    spared: float | None
-    refused: float | None
+    largest_accepted: float | None
+    smallest_rejected: float | None
 
 
 class StopPolicy:

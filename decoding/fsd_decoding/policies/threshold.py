@@ -193,7 +193,7 @@ class ThresholdPolicy:
         """Returns warnings where a call decodes otherwise than the policy's profiles certified, T apart.
 
         Args:
-            settings: the different `profile.following.DecodingSetting`s of the call's requests, after `check`.
+            settings: the different `setting.DecodingSetting`s of the call's requests, after `check`.
         """
         return []
 
@@ -290,7 +290,7 @@ class Shape(ScalePolicy):
     """A scale policy that can be calibrated, cached and stored in profiles. `composed.policy_named` rebuilds it.
 
     Attributes:
-        name: of the kind of shape, as identities have it.
+        name: the kind of shape, as identities have it.
         version: raised when the same parameters come to mean other scales.
     """
 

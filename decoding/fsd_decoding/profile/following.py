@@ -13,19 +13,18 @@ from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Criterion, Rule, rule_named
+from fsd_decoding.acceptance import rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.config_resolution import resolve
+from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.profile.content import MET
-from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, PromptInfo, brief, moved
+from fsd_decoding.profile.fields import MET
+from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, PromptInfo, brief
 from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.sampling import SETTINGS, Sampling
-from fsd_decoding.settings import Settings
-from fsd_decoding.tree_shape import CHAIN, TreeShape
+from fsd_decoding.sampling import Sampling
+from fsd_decoding.tree_shape import TreeShape
 
 
 class Drafts(NamedTuple):
@@ -45,10 +44,11 @@ class DraftsByRule:
     @classmethod
     def of(cls, profile: ThresholdProfile) -> DraftsByRule:
         """Where `sd` was timed with another shape of the same draft, lossless rules take that, as deep as it was."""
-        own = Drafts(profile.effective_draft_length, profile.effective_tree)
-        if profile.sd_draft_length is None or profile.sd_draft is not None or profile.sd_tree == own.tree:
+        followed, sd = profile.followed, profile.sd
+        own = Drafts(followed.draft_length, followed.tree)
+        if sd is None or sd.draft is not None or sd.tree == own.tree:
             return cls(own, own)
-        return cls(own, Drafts(profile.sd_draft_length, profile.sd_tree))
+        return cls(own, Drafts(sd.draft_length, sd.tree))
 
     def followed(self, kept: Drafts, before: str, rule: str) -> Drafts:
         """Returns what a decoder drafts under another rule: the profile's own goes with the rule, another tree stays.
@@ -74,47 +74,6 @@ class DraftsByRule:
 
 
 _LONGEST = 60  # characters of a value that are shown
-
-
-@dataclass(frozen=True)
-class DecodingSetting:
-    """How a text is decoded: all that a certificate is for, besides the models. A seed is not part of it."""
-
-    rule: Rule
-    criterion: Criterion
-    sampling: Sampling
-    threshold: float
-    draft_length: int
-    stop_policy: StopPolicy | None = None
-    threshold_policy: ThresholdPolicy | None = None
-    tree: TreeShape | None = None
-
-    @classmethod
-    def of(cls, settings: Settings, threshold: float, draft_length: int) -> DecodingSetting:
-        """Describes decoding by these settings with this T and L."""
-        return cls(settings.rule, settings.criterion, settings.sampling, threshold, draft_length,
-                   settings.stop_policy, settings.threshold_policy, settings.tree)  # fmt: skip
-
-    @property
-    def lossless(self) -> bool:
-        """Whether decoding keeps the target's distribution, so that it costs nothing and needs no certificate."""
-        return not self.rule.fuzzy or (self.threshold_policy is None and self.rule.lossless_at(self.threshold))
-
-    def values(self) -> dict[str, Any]:
-        """The setting by the names of arguments. Without a threshold, what would move or bound it does not count."""
-        moving = self.threshold_policy if self.rule.fuzzy else None
-        return {
-            "rule": self.rule.name,
-            "divergence": self.criterion.divergence if self.rule.bounds_divergence else None,
-            "on": self.criterion.on if self.rule.bounds_divergence else None,
-            "within_support": self.criterion.within_support and self.rule.fuzzy,
-            "threshold": self.threshold if self.rule.fuzzy else None,
-            "threshold_policy": _key(moving),
-            "draft_length": self.draft_length if self.rule.drafts else None,
-            "stop_policy": _key(self.stop_policy) if self.rule.drafts else None,
-            "tree": (self.tree or CHAIN) if self.rule.drafts else None,
-            **{name: getattr(self.sampling, name) for name in (*SETTINGS, "processors")},
-        }
 
 
 @dataclass(frozen=True)
@@ -180,11 +139,6 @@ class Coverage:
         return f"{', '.join(changed)}: " + (f"the certificate of {whose} does not apply" if self.certified else none)
 
 
-def _key(policy: StopPolicy | ThresholdPolicy | None) -> Any:
-    """Returns a value that is equal for policies that do the same."""
-    return policy if policy is None or policy.identity is None else policy.identity
-
-
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, StopPolicy | ThresholdPolicy):
         return type(value).__name__
@@ -237,9 +191,10 @@ class Drift:
     _texts: int = 0
     _sum: float = 0.0
 
-    def applies_to(self, settings: Settings, request: Request) -> bool:
-        """Returns whether a text is decoded as the profile says."""
-        return self.coverage.covers(DecodingSetting.of(settings, request.threshold, request.draft_length))
+    def applies_to(self, setting: DecodingSetting, request: Request) -> bool:
+        """Returns whether a text is decoded as the profile says; T and L are the request's."""
+        own = replace(setting, threshold=request.threshold, draft_length=request.draft_length)
+        return self.coverage.covers(own)
 
     def add(self, text: Finished) -> str | None:
         """Returns a warning if this text completes a window outside the range, and None ever after."""
@@ -265,7 +220,7 @@ class Drift:
 
 def watch(
     drift: Drift | None,
-    settings: Settings,
+    setting: DecodingSetting,
     requests: Iterable[Request],
     finished: Iterable[Finished],
     stacklevel: int,
@@ -278,7 +233,7 @@ def watch(
     if drift is None:
         return
     for request, text in zip(requests, finished, strict=True):
-        if drift.applies_to(settings, request) and (message := drift.add(text)) is not None:
+        if drift.applies_to(setting, request) and (message := drift.add(text)) is not None:
             warnings.warn(message, stacklevel=stacklevel)
 
 
@@ -398,12 +353,13 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
     Raises:
         UsageError: this version does not know its threshold policy.
     """
+    followed = profile.followed
+    moved = followed.moved
     return DecodingConfig(
-        rule=profile.effective_rule, divergence=profile.divergence,
-        threshold=-1.0 if profile.threshold is None else moved(profile.threshold, profile.policy),
-        draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
+        rule=followed.rule, divergence=followed.divergence, threshold=-1.0 if moved is None else moved,
+        draft_length=followed.draft_length, sampling=Sampling(**profile.sampling.model_dump()),
         seed=profile.seed, on=profile.logits, within_support=profile.within_support,
-        tree=profile.effective_tree,
+        tree=followed.tree,
     )  # fmt: skip
 
 
@@ -418,17 +374,12 @@ def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer
 
 def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
     certified = profile.certificate.certified and profile.bound and profile.threshold is not None
-    return Coverage(_setting(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt)
-
-
-def _setting(config: DecodingConfig) -> DecodingSetting:
-    resolved = resolve(config)
-    return DecodingSetting.of(resolved, resolved.threshold, resolved.draft_length)
+    return Coverage(DecodingSetting.of(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt)
 
 
 def warning_of(profile: ThresholdProfile) -> str | None:
     """Returns a warning for decoding with this profile if its threshold is missing or untested, else None."""
-    runs = f"decoding runs the lossless rule {profile.effective_rule!r}"
+    runs = f"decoding runs the lossless rule {profile.followed.rule!r}"
     if profile.outcome == "untested":
         return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
     if profile.outcome == "front":
@@ -442,7 +393,7 @@ def _drift(profile: ThresholdProfile, target: Any, config: DecodingConfig, cover
     """Returns one detector per target and profile, however often it is loaded: `generate` loads it at every call."""
     if profile.acceptance is None:
         return None
-    plain = config.rule, profile.configuration, config.draft_length, config.sampling, profile.early_stop
+    plain = profile.followed, config.draft_length, config.sampling, profile.early_stop
     name = f"{profile.created} {profile.acceptance} {plain}"
     mine = _drifts.setdefault(target, {})
     if name not in mine:

@@ -1,6 +1,6 @@
 """The parts of a profile: records that check that their numbers agree.
 
-Speeds, costs, effort and points of the curve are in `content.py`, which has the whole.
+Speeds, costs, effort and points of the curve are in `fields.py`, which has the whole.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -18,6 +20,8 @@ from pydantic import (
     JsonValue,
     model_validator,
 )
+
+from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
     from fsd_decoding.policies.threshold import ScalePolicy
@@ -138,11 +142,17 @@ class SamplingInfo(Part):
     """What the logits of tokens that occurred already are divided or, if negative, multiplied by."""
 
 
-class Counts(Part):
-    """Paired outcomes of the target alone and of the fuzzy rule on the same (problem, seed) pairs."""
+@dataclass(frozen=True)
+class OutcomeCounts:
+    """Counts of (problem, seed) pairs by whether the target alone and the fuzzy rule solved them."""
+
+    __pydantic_config__ = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True,
+        json_schema_extra={"description": "Paired outcomes of the target alone and of the fuzzy rule."},
+    )  # fmt: skip
 
     both_right: Count
-    """Number of pairs in which both were right."""
+    """Number of (problem, seed) pairs in which both were right."""
     lost: Count
     """Number of pairs in which only the target alone was right."""
     gained: Count
@@ -150,14 +160,58 @@ class Counts(Part):
     both_wrong: Count
     """Number of pairs in which both were wrong."""
 
+    def __post_init__(self) -> None:
+        if min(astuple(self)) < 0:
+            raise ValueError(f"{self} has a negative count")
+
+    @classmethod
+    def of(cls, target: Iterable[Any], fuzzy: Iterable[Any]) -> Self:
+        """Returns the counts of grades in the same order."""
+        pairs = Counter((bool(t), bool(f)) for t, f in zip(target, fuzzy, strict=True))
+        return cls(pairs[True, True], pairs[True, False], pairs[False, True], pairs[False, False])
+
     @property
     def total(self) -> int:
         return self.both_right + self.lost + self.gained + self.both_wrong
 
+    @property
+    def right(self) -> int:
+        """Right answers of the target alone."""
+        return self.both_right + self.lost
 
-class Certificate(Counts):
+    @property
+    def solved(self) -> int:
+        """Right answers of the fuzzy rule."""
+        return self.both_right + self.gained
+
+    @property
+    def retention(self) -> float:
+        """Accuracy of the fuzzy rule over the target's. UsageError: the target solved nothing."""
+        self.require_solved()
+        return self.solved / self.right
+
+    @property
+    def churn(self) -> float:
+        """Share of outcomes that flipped, lost or gained."""
+        return (self.lost + self.gained) / self.total if self.total else 0.0
+
+    def __str__(self) -> str:
+        return f"both right {self.both_right}, lost {self.lost}, gained {self.gained}, both wrong {self.both_wrong}"
+
+    def require_solved(self) -> None:
+        """Raises UsageError where retention is not defined, since the target solved nothing."""
+        if not self.right:
+            raise UsageError(
+                f"the target solved none of {self.total} problems, so retention is undefined; check its prompts and "
+                "answers, or use another target"
+            )
+
+
+class Certificate(Part):
     """Results on the certification part for one configuration: the chosen one, or the safest one if none passed."""
 
+    counts: OutcomeCounts
+    """What was counted."""
     certified: bool
     """Whether what was wanted is certified."""
     wanted: Annotated[float, Field(gt=0)] | None
@@ -208,13 +262,13 @@ class Certificate(Counts):
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:
-        check_total(self, self.problems, self.seeds)
-        solved, right = self.both_right + self.gained, self.both_right + self.lost
+        c = self.counts
+        check_total(c, self.problems, self.seeds)
         for name, count, whole in (
-            ("retention", solved, right),
-            ("accuracy", solved, self.total),
-            ("harm", self.lost, right),
-            ("difference", solved - right, self.total),
+            ("retention", c.solved, c.right),
+            ("accuracy", c.solved, c.total),
+            ("harm", c.lost, c.right),
+            ("difference", c.solved - c.right, c.total),
         ):
             value, counted = getattr(self, name), count / whole if whole else None
             if value is not None and (counted is None or abs(value - counted) > _ROUNDING):
@@ -378,7 +432,7 @@ class EarlyStopInfo(Part):
     """Tokens per second λ, by divergence."""
 
 
-def check_total(counts: Counts, problems: int, seeds: int) -> None:
+def check_total(counts: OutcomeCounts, problems: int, seeds: int) -> None:
     """Raises ValueError if the counts are not of `problems` times `seeds` pairs."""
     if counts.total != problems * seeds:
         times = f" with {seeds} seeds each" if seeds > 1 else ""
@@ -402,6 +456,9 @@ class PolicyInfo(Part):
     def of(cls, identity: str) -> Self:
         parameters = json.loads(identity)
         return cls(name=parameters.pop("name"), version=parameters.pop("version"), parameters=parameters)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.version))  # parameters are a dict, and few policies differ in them alone
 
     @property
     def identity(self) -> str:

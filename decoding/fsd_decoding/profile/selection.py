@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.content import Configuration, CurvePoint
-from fsd_decoding.profile.parts import Certificate, PolicyInfo, moved
+from fsd_decoding.profile.fields import CurvePoint
+from fsd_decoding.profile.parts import Certificate
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape
 
 if TYPE_CHECKING:
@@ -26,27 +27,40 @@ class Choice:
             certification part.
         lower_bound: the certified retention; None: none is.
         forecast: tokens/s of one stream.
-        policy: scales T; None: T is constant.
-        draft: the id of what to draft with, see `profile.drafts.draft_of`; None: the profile's own.
-        tree: the shape of the trees to draft, or "chain", as decoders take it.
     """
 
-    rule: str
-    divergence: str
-    threshold: float
-    draft_length: int
+    setting: Setting
     certified: bool
     retention: float
     lower_bound: float | None
     forecast: float | None
-    policy: PolicyInfo | None = None
-    draft: str | None = None
-    tree: TreeShape | Chain = CHAIN
+
+    @property
+    def threshold(self) -> float:
+        """T alone; see `moved`."""
+        assert self.setting.threshold is not None
+        return self.setting.threshold
 
     @property
     def moved(self) -> float | ScalePolicy:
         """T in the form that `generate` takes: a number, or the policy at this T."""
-        return moved(self.threshold, self.policy)
+        moved = self.setting.moved
+        assert moved is not None
+        return moved
+
+    @property
+    def draft_length(self) -> int:
+        return self.setting.draft_length
+
+    @property
+    def draft(self) -> str | None:
+        """The id of what to draft with, see `profile.drafts.draft_of`; None: the profile's own."""
+        return self.setting.draft
+
+    @property
+    def tree(self) -> TreeShape | Chain:
+        """The shape of the trees to draft, or "chain", as decoders take it."""
+        return self.setting.tree or CHAIN
 
 
 @dataclass(frozen=True)
@@ -62,13 +76,13 @@ class PointSelector:
 
     Attributes:
         certificate: of the profile.
-        chosen: the profile's own choice, as the `configuration` of a point.
+        chosen: the profile's own choice.
         divergence: the only one that bounds apply to, since an early stop changes decoding with any other; None: all.
     """
 
     curve: Sequence[CurvePoint]
     certificate: Certificate
-    chosen: Configuration
+    chosen: Setting
     certified: bool = True
     divergence: str | None = None
 
@@ -96,11 +110,7 @@ class PointSelector:
         return self._choice(point, self._guarantee(point) is not None)
 
     def _choice(self, point: CurvePoint, certified: bool) -> Choice:
-        assert point.threshold is not None
-        return Choice(
-            point.rule, point.divergence, point.threshold, point.draft_length, certified, self._measured(point),
-            self._guarantee(point), point.forecast, point.policy, point.draft, point.tree or CHAIN,
-        )  # fmt: skip
+        return Choice(point.setting, certified, self._measured(point), self._guarantee(point), point.forecast)
 
     def _instead(self, superlative: str, best: tuple[CurvePoint, float] | None, name: str) -> str:
         """Returns the rest of a message: the best point there is, and the way out."""
@@ -122,18 +132,18 @@ class PointSelector:
         retained on the certification part, since anything above that was chance."""
         stricter = [
             p.retention for p in self._lossy()
-            if p.source == "certification" and p.arm == point.arm and (p.threshold or 0.0) <= (point.threshold or 0.0)
+            if p.source == "certification" and p.setting.arm == point.setting.arm and _threshold(p) <= _threshold(point)
         ]  # fmt: skip
         return point.retention if point.source == "certification" else min([point.retention, *stricter])
 
     def _guarantee(self, point: CurvePoint) -> float | None:
         """Returns the retention that is certified for a point even if it is chosen after the fact; None: none is."""
         bounded = self._bounded()
-        if point not in bounded or self.divergence not in (None, point.divergence):
+        if point not in bounded or self.divergence not in (None, point.setting.divergence):
             return None
         if point.simultaneous or len(bounded) == 1:
             return point.lower_bound
-        own = point.configuration == self.chosen and self.certificate.certified
+        own = point.setting == self.chosen and self.certificate.certified
         return self.certificate.wanted if own and self.certificate.acc == "retention" else None
 
     def _lossy(self) -> list[CurvePoint]:
@@ -141,7 +151,7 @@ class PointSelector:
         most = max((p.problems for p in self.curve if p.source == "tuning"), default=0)
         return [
             p for p in corrected(self.curve)
-            if p.threshold is not None and (p.source == "certification" or 2 * p.problems >= most)
+            if p.setting.threshold is not None and (p.source == "certification" or 2 * p.problems >= most)
         ]  # fmt: skip
 
     def _bounded(self) -> list[CurvePoint]:
@@ -153,9 +163,7 @@ class PointSelector:
 def _described(p: CurvePoint, retention: float) -> str:
     """Describes a point with numbers rounded down, so that a request for them succeeds."""
     pace = "" if p.forecast is None else f", {_down(p.forecast, 1)} tokens/s"
-    shape = "" if p.tree is None else f", trees of {p.tree}"
-    named = f"{p.rule} {p.divergence} <= {p.threshold:.4g} at L = {p.draft_length}{shape}"
-    return f"{named} (retention {_down(retention, 4)}{pace})"
+    return f"{p.setting} (retention {_down(retention, 4)}{pace})"
 
 
 def _down(value: float, digits: int) -> str:
@@ -166,9 +174,13 @@ def _down(value: float, digits: int) -> str:
 
 
 def corrected(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Returns the curve without points of the tuning part whose configuration has one of the certification part."""
-    certified = {p.configuration for p in curve if p.source == "certification"}
-    return [p for p in curve if p.source == "certification" or p.configuration not in certified]
+    """Returns the curve without points of the tuning part whose setting has one of the certification part."""
+    certified = {p.setting for p in curve if p.source == "certification"}
+    return [p for p in curve if p.source == "certification" or p.setting not in certified]
+
+
+def _threshold(point: CurvePoint) -> float:
+    return point.setting.threshold or 0.0
 
 
 def _pace(point: CurvePoint) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from pydantic import PrivateAttr, ValidationError
 from fsd_common.errors import UsageError
 from fsd_common.notebook import html_of
 from fsd_decoding.model_options import UNQUANTISED
-from fsd_decoding.profile.content import MET, ProfileContent
+from fsd_decoding.profile.fields import MET, ProfileContent
 from fsd_decoding.profile.io import digest_of, edited_message, file_of, first_problem, read, write_atomically
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
@@ -297,7 +297,7 @@ class ThresholdProfile(ProfileContent):
             raise UsageError("at() takes exactly one of min_acc and min_speed")
         divergence = self.divergence if self.early_stop is not None else None  # an early stop is for one divergence
         certificate = self.certificate if self.bound else self.certificate.model_copy(update={"guarantee": "none"})
-        selector = PointSelector(self.curve, certificate, self.configuration, certified, divergence)
+        selector = PointSelector(self.curve, certificate, self.chosen, certified, divergence)
         return selector.by_accuracy(min_acc) if min_acc is not None else selector.by_speed(min_speed or 0.0)
 
 

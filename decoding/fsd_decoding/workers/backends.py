@@ -35,7 +35,7 @@ def connected(address: str) -> Iterator[Any]:
     """Yields the module `ray`, connected to a cluster. A connection that was not there before is closed afterwards.
 
     Args:
-        address: of the cluster, as `ray.init` takes it.
+        address: where the cluster is, as `ray.init` takes it.
 
     Raises:
         UsageError: Ray is not installed, there is no cluster at the address, or this process is connected to another.

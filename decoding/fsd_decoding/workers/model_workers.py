@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
@@ -119,7 +119,12 @@ def workers_for(given: int | None, sources: Sources, capacity: Capacity) -> int:
     gpus = len(gpu_ids(sources))
     if given is not None:
         sources.check_loadable(f"workers is {given}", "a worker process", "leave workers out")
-        _check_gpus_left(given, sources, capacity)
+        each = capacity.gpus_each
+        if gpus and each and given > (left := len(worker_gpus(sources, capacity))):
+            raise UsageError(
+                f"workers is {given}, and each process takes {each} of the {gpus} GPUs for itself, this one too, which "
+                f"leaves room for {left}; {f'give {left}' if left > 1 else 'leave workers out, as one is no faster'}"
+            )
         if not capacity.fits(given, gpus):
             most = _most_that_fit(given, capacity, gpus)
             raise UsageError(
@@ -131,30 +136,13 @@ def workers_for(given: int | None, sources: Sources, capacity: Capacity) -> int:
     return max(_most_that_fit(min(helpful, capacity.problems // capacity.rows), capacity, gpus), 1)
 
 
-def _check_gpus_left(given: int, sources: Sources, capacity: Capacity) -> None:
-    """UsageError: processes do not share GPUs, and fewer are left than so many workers take."""
-    gpus, each = len(gpu_ids(sources)), capacity.gpus_each
-    if gpus and each and given > (left := len(worker_gpus(sources, capacity))):
-        raise UsageError(
-            f"workers is {given}, and each process takes {each} of the {gpus} GPUs for itself, this one too, which "
-            f"leaves room for {left}; {f'give {left}' if left > 1 else 'leave workers out, as one is no faster'}"
-        )
-
-
-class ClusterShare(NamedTuple):
-    """The workers on a cluster, and what each requests."""
-
-    workers: int
-    cpus: int
-    gpus: int
-
-
 def cluster_share(
     given: int | None, nodes: Sequence[tuple[int, int]], device: str | None, gpus_each: int = 1
-) -> ClusterShare:
-    """Returns the workers on a cluster: those given, else as many as its GPUs, or CPUs where models are on CPUs, give.
+) -> tuple[int, int, int]:
+    """Returns the number of workers on a cluster, and how many CPUs and GPUs each requests.
 
-    On GPUs each requests `gpus_each` of them and a CPU, else as many CPUs as let all of them find a place at once.
+    There are as many as are given, else as its GPUs, or CPUs where models are on CPUs, give. On GPUs each requests
+    `gpus_each` of them and a CPU, else as many CPUs as let all of them find a place at once.
 
     Args:
         nodes: CPUs and GPUs of each machine.
@@ -166,11 +154,13 @@ def cluster_share(
     cpus, gpus = (sum(node[kind] for node in nodes) for kind in (0, 1))
     on_gpus = _device(device) == "cuda"
     if on_gpus and not gpus:
-        raise UsageError(f"the device is {device or 'cuda'}, and the Ray cluster has no GPUs; give --device cpu")
+        raise UsageError(
+            f"the device is {device or 'cuda'}, and the Ray cluster has no GPUs; give {named('device')} cpu"
+        )
     if device is None and gpus and not on_gpus:
         raise UsageError(
             f"the Ray cluster has {gpus} GPUs and this process none, though it decodes and measures speeds, too: start "
-            "it on a machine with a GPU, or give --device cpu"
+            f"it on a machine with a GPU, or give {named('device')} cpu"
         )
     places = sum(node // gpus_each for _, node in nodes) if on_gpus else cpus
     count = given or places
@@ -178,9 +168,9 @@ def cluster_share(
         kind = "CPUs" if not on_gpus else "GPUs" if gpus_each == 1 else f"times {gpus_each} GPUs on one machine"
         raise UsageError(f"workers is {count}, and the Ray cluster has {places} {kind}; give at most as many workers")
     if on_gpus:
-        return ClusterShare(count, 1, gpus_each)
+        return count, 1, gpus_each
     most = max(size for size in range(1, cpus + 1) if sum(node // size for node, _ in nodes) >= count)
-    return ClusterShare(count, most, 0)
+    return count, most, 0
 
 
 def cores() -> int:
@@ -320,6 +310,6 @@ def _on_cluster(
             "leave one of the two out"
         )
     with connected(ray) as module:
-        share = cluster_share(given, cluster_nodes(module), sources.device, max(capacity.gpus_each, 1))
-        with WorkerPool(share.workers, RayWorkers(module, share.cpus, share.gpus), note) as pool:
-            yield ModelWorkers(pool, sources, gpus=share.workers * share.gpus)
+        count, cpus, gpus = cluster_share(given, cluster_nodes(module), sources.device, max(capacity.gpus_each, 1))
+        with WorkerPool(count, RayWorkers(module, cpus, gpus), note) as pool:
+            yield ModelWorkers(pool, sources, gpus=count * gpus)

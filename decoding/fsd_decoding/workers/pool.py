@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.workers.backends import Backend, Worker
 from fsd_decoding.workers.serving import Served
@@ -86,7 +87,7 @@ class _Waiting(Generic[Piece]):
             raise UsageError(
                 f"{handed.piece} ended {_DEATHS} worker processes in a row, which were killed (out of memory, for "
                 f"instance) or could not start ({_reason(handed.death)}); what is finished is kept: free memory, or "
-                "use fewer --workers or a smaller --batch-size"
+                f"use fewer {named('workers')} or a smaller {named('batch_size')}"
             ) from handed.death
 
 

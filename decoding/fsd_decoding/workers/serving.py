@@ -66,8 +66,13 @@ def prepare(parent: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _keep_process()
-    _share_no_lock()
+    from joblib.externals.loky import process_executor
+    from tqdm import tqdm
+
+    # Else loky replaces a process whose memory has grown by 300 MB, and with it the models: KV caches grow.
+    process_executor._MAX_MEMORY_LEAK_SIZE = math.inf
+    # Else tqdm makes a semaphore of the system's: a killed process leaves it, which its parent warns of.
+    tqdm.set_lock(threading.RLock())
 
 
 def open_standard_streams() -> None:
@@ -84,17 +89,3 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK)
     os._exit(1)
-
-
-def _keep_process() -> None:
-    """Keeps loky from replacing a process whose memory has grown by 300 MB, and with it the models: KV caches grow."""
-    from joblib.externals.loky import process_executor
-
-    process_executor._MAX_MEMORY_LEAK_SIZE = math.inf
-
-
-def _share_no_lock() -> None:
-    """Keeps tqdm from making a semaphore of the system's: a killed process leaves it, which its parent warns of."""
-    from tqdm import tqdm
-
-    tqdm.set_lock(threading.RLock())

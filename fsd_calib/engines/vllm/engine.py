@@ -27,11 +27,10 @@ from fsd_calib.engines.base import (
     fit,
 )
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.vllm.loading import Checkpoints, EngineArguments, Room, load, read_checkpoints, versions
 from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of
-from fsd_calib.vllm_plugin.engine_checks import RULES
-from fsd_calib.vllm_plugin.followed import MeasuredSetting
+from fsd_calib.vllm_plugin import RULES
+from fsd_calib.vllm_plugin.settings import MeasuredSetting
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
@@ -43,6 +42,7 @@ from fsd_decoding.batch import FinishReason, Request
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.requests import requests_for
 from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
@@ -185,7 +185,7 @@ _CHECKED, _FEW = 32, 3  # such texts, decoded in usual batches and so many at a 
 class VllmEngine(Engine):
     """Decodes in vLLM, in this process.
 
-    An engine that was loaded for L drafted tokens drafts fewer, or none, where a configuration says so. `sd` and
+    An engine that was loaded for L drafted tokens drafts fewer, or none, where a setting says so. `sd` and
     `coupled` are vLLM's own exact rule. The step that reads a prompt emits a token, but is no round.
 
     Args:
@@ -218,16 +218,16 @@ class VllmEngine(Engine):
         self, request: DecodingRequest, on_finish: OnFinish | None = None, begin: Begin | None = None
     ) -> list[Result]:
         """See `Engine.decode`."""
-        configuration = request.configuration
-        self.follow(self._setting_of(configuration))
+        setting = request.setting
+        self.follow(self._setting_of(setting))
         results: dict[int, Result] = {}
         for done in self._requests(request.prompts, request.seed, request.batch_size).results(begin):
-            results[done.place] = self._result(done, configuration)
+            results[done.place] = self._result(done, setting)
             if on_finish is not None:
                 on_finish(done.place, results[done.place])
         return [results[index] for index in sorted(results)]
 
-    def key(self, configuration: Configuration, seed: int) -> CacheKey:
+    def key(self, setting: Setting, seed: int) -> CacheKey:
         checkpoints, pair = self._checkpoints, self.pair
         models = {
             "target": _keyed(pair.target), "draft": _keyed(pair.draft), "tokenizer": pair.tokenizer,
@@ -235,9 +235,9 @@ class VllmEngine(Engine):
         }  # fmt: skip
         engine = {
             **self._versions, "fsd_plugin": PLUGIN_VERSION, "device": self.device, "args": self._arguments.decisive,
-            "intervals": self.intervals_hold and configuration.threshold is not None,
+            "intervals": self.intervals_hold and setting.threshold is not None,
         }  # fmt: skip
-        return key_of(configuration, seed, self.decoding, self.limits, models=models, engine=engine)
+        return key_of(setting, seed, self.decoding, self.limits, models=models, engine=engine)
 
     def costs(
         self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
@@ -261,7 +261,7 @@ class VllmEngine(Engine):
         def trace(prompts: Sequence[KeyedPrompt]) -> list[Traced]:
             self.follow(self._exact(1).model_copy(update={"traced": tuple(wanted.divergences)}))
             done = sorted(self._requests(prompts, self.decoding.seed, wanted.batch_size).results(), key=_index)
-            return [Traced(self._result(one, Configuration("target", self.divergence, 1)), one.facts) for one in done]
+            return [Traced(self._result(one, Setting("target", self.divergence, 1)), one.facts) for one in done]
 
         return collect(wanted, self.manifest(wanted), trace, folder, progress)
 
@@ -275,7 +275,7 @@ class VllmEngine(Engine):
         if not self.decoding.sampling.greedy:
             return
         checked, rows = prompts[:_CHECKED], min(_CHECKED, self._room.rows)
-        self.follow(self._setting_of(Configuration(self.rule, self.divergence, self._room.longest, _CHECKED_AT)))
+        self.follow(self._setting_of(Setting(self.rule, self.divergence, self._room.longest, _CHECKED_AT)))
         large, small = (self._counted(checked, size) for size in (rows, min(_FEW, max(rows - 1, 1))))
         changed = sum(large[place] != small[place] for place in large)
         self.intervals_hold = not changed
@@ -361,19 +361,19 @@ class VllmEngine(Engine):
             task=self._task, divergence=self.divergence, draft_length=draft_length, sampling=sampling
         )
 
-    def _setting_of(self, configuration: Configuration) -> MeasuredSetting:
-        if configuration.rule not in _RULES:
-            raise UsageError(f"rule is {configuration.rule!r}; engine 'vllm' can follow {', '.join(_RULES)}")
-        rule, longest = rule_named(configuration.rule), self._room.longest
+    def _setting_of(self, setting: Setting) -> MeasuredSetting:
+        if setting.rule not in _RULES:
+            raise UsageError(f"rule is {setting.rule!r}; engine 'vllm' can follow {', '.join(_RULES)}")
+        rule, longest = rule_named(setting.rule), self._room.longest
         if not rule.drafts:
             return self._exact(0)
-        if configuration.draft_length > longest:
-            raise UsageError(f"draft_length is {configuration.draft_length}; the engine was loaded for {longest}")
-        return self._exact(configuration.draft_length).model_copy(
+        if setting.draft_length > longest:
+            raise UsageError(f"draft_length is {setting.draft_length}; the engine was loaded for {longest}")
+        return self._exact(setting.draft_length).model_copy(
             update={
-                "divergence": configuration.divergence,
-                "threshold": configuration.threshold,
-                "policy": configuration.info,
+                "divergence": setting.divergence,
+                "threshold": setting.threshold,
+                "policy": setting.policy,
             }
         )
 
@@ -397,19 +397,19 @@ class VllmEngine(Engine):
             max_tokens=limit, stop=list(self.limits.stop), **drawn,
         )  # fmt: skip
 
-    def _result(self, done: Finished, configuration: Configuration) -> Result:
+    def _result(self, done: Finished, setting: Setting) -> Result:
         facts, output = done.facts, done.output
         stopped: FinishReason = "stop" if isinstance(output.stop_reason, str) else "eos"
         reason: FinishReason = "length" if output.finish_reason == "length" else stopped
         tokens = facts["tokens"][:-1] if reason == "eos" else facts["tokens"]
         counts = (facts["rounds"], facts["drafted"], facts["accepted"], facts["bonus"])
-        return Result(output.text, tokens, *counts, self._interval(facts, configuration), reason)
+        return Result(output.text, tokens, *counts, self._interval(facts, setting), reason)
 
-    def _interval(self, facts: dict[str, Any], configuration: Configuration) -> tuple[float, float]:
-        threshold = configuration.threshold
+    def _interval(self, facts: dict[str, Any], setting: Setting) -> tuple[float, float]:
+        threshold = setting.threshold
         if threshold is None:
             return -math.inf, math.inf
-        if self.intervals_hold and configuration.policy is None:
+        if self.intervals_hold and setting.policy is None:
             return facts["lo"], facts["hi"]
         return threshold, threshold  # holds no threshold: the text is reused at its own alone
 
@@ -430,7 +430,7 @@ def _request_seed(seed: int, key: int) -> int:
 
 @dataclass(frozen=True)
 class VllmEngineSource:
-    """Checkpoints, and all settings of decoding that no configuration holds. Implements `EngineSource`.
+    """Checkpoints, and all of decoding that no setting holds. Implements `EngineSource`.
 
     Attributes:
         target, draft: Paths or hub ids.

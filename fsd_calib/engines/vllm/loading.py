@@ -7,30 +7,31 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from fsd_calib.engines.base import Pair, short_name
 from fsd_calib.vllm_plugin import KEY, plugin
-from fsd_calib.vllm_plugin.followed import CALIBRATION, MeasuredSetting
 from fsd_calib.vllm_plugin.model_checks import too_large
+from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.loading import load_model, shared_tokenizer
 from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.profile.parts import ModelInfo
 
-_OURS = {
-    "model": "give it as --target",
+_OURS = {  # by name; the way out, in which names of settings stand in braces
+    "model": "give it as {target}",
     "tokenizer": "it is the target's",
-    "dtype": "give it as --dtype",
-    "speculative_config": "give the draft as --draft and its lengths as --draft-length",
+    "dtype": "give it as {dtype}",
+    "speculative_config": "give the draft as {draft} and its lengths as {draft_length}",
     "additional_config": "the calibration gives its own to the plugin",
     "async_scheduling": "the calibration changes the draft length from step to step, which that would plan ahead",
     "enable_prefix_caching": "it would keep prompts that the draft has not read, where the target decodes alone",
-    "data_parallel_size": "--workers starts replicas, each with an engine of its own",
+    "data_parallel_size": "{workers} starts replicas, each with an engine of its own",
     **dict.fromkeys(
         ("revision", "code_revision", "tokenizer_revision"),
-        "the fingerprint is of what --target and --draft name: download that revision and give its folder",
+        "the fingerprint is of what {target} and {draft} name: download that revision and give its folder",
     ),
     "load_format": "the fingerprint is of the checkpoint's own weights",
     "hf_overrides": "the fingerprint is of the checkpoint's own configuration",
@@ -57,11 +58,14 @@ class EngineArguments:
         """Returns the arguments that a user gave."""
         for name, way_out in _OURS.items():
             if name in given:
-                raise UsageError(f"engine_args sets {name!r}, which cannot be set: {way_out}")
+                settings = {each: named(each) for each in ("target", "draft", "draft_length", "dtype", "workers")}
+                raise UsageError(
+                    f"{named('engine_args')} sets {name!r}, which cannot be set: {way_out.format(**settings)}"
+                )
         try:
             return cls(json.dumps(dict(given), sort_keys=True))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"engine_args is {given!r:.80}; it must be a JSON object: {error}") from error
+            raise UsageError(f"{named('engine_args')} is {given!r:.80}; it must be a JSON object: {error}") from error
 
     @property
     def values(self) -> dict[str, Any]:
@@ -86,11 +90,16 @@ class EngineArguments:
         """
         for name, least, what, way_out in (
             ("max_model_len", context, "the longest prompt and its text take", "give at least that"),
-            ("max_num_seqs", rows, "up to so many problems are decoded at once:", "use a smaller --batch-size"),
+            (
+                "max_num_seqs",
+                rows,
+                "up to so many problems are decoded at once:",
+                f"use a smaller {named('batch_size')}",
+            ),
         ):
             given = self.values.get(name)
             if isinstance(given, int) and given < least:
-                raise UsageError(f"engine_args sets {name!r} to {given}, and {what} {least}; {way_out}")
+                raise UsageError(f"{named('engine_args')} sets {name!r} to {given}, and {what} {least}; {way_out}")
 
     @property
     def decisive(self) -> dict[str, Any]:
@@ -127,29 +136,19 @@ def read_checkpoints(target: str, draft: str, dtype: str | None) -> Checkpoints:
         UsageError: A model cannot be loaded, or does not fit into memory, or the tokenizers differ.
     """
     tokenizer = shared_tokenizer(target, draft, None)
-    large = _load("target", target, dtype)
-    own = str(large.dtype).removeprefix("torch.")
-    of_target, family = _Model.of(large), family_id(large)
-    del large
-    of_draft = _Model.of(_load("draft", draft, own))
-    contexts = [model.context for model in (of_target, of_draft) if model.context is not None]
+    infos, names, vocabularies, contexts, family = [], [], [], [], ""
+    for role, source in (("target", target), ("draft", draft)):
+        model = _load(role, source, dtype)
+        infos.append(ModelInfo.of(model))
+        names.append(short_name(model))
+        vocabularies.append(vocabulary_size(model))
+        contexts.append(context_length(model))
+        dtype, family = infos[0].dtype, family or family_id(model)  # the draft is run as the target is
+        del model
     return Checkpoints(
-        Pair(of_target.info, of_draft.info, tokenizer_fingerprint(tokenizer)), tokenizer, family,
-        (of_target.name, of_draft.name), min(of_target.vocabulary, of_draft.vocabulary), min(contexts, default=None),
+        Pair(infos[0], infos[1], tokenizer_fingerprint(tokenizer)), tokenizer, family, (names[0], names[1]),
+        min(vocabularies), min((context for context in contexts if context is not None), default=None),
     )  # fmt: skip
-
-
-class _Model(NamedTuple):
-    """Facts of one loaded model."""
-
-    info: ModelInfo
-    name: str
-    vocabulary: int
-    context: int | None
-
-    @classmethod
-    def of(cls, model: Any) -> Self:
-        return cls(ModelInfo.of(model), short_name(model), vocabulary_size(model), context_length(model))
 
 
 def _load(role: str, source: str, dtype: str | None) -> Any:

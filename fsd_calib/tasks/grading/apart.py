@@ -20,7 +20,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from fsd_common.errors import UsageError
 
@@ -31,13 +31,6 @@ _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from fsd_calib.tasks.grading.apart_child import serve; serve()"
 )
-
-
-class _Verdict(NamedTuple):
-    """What a grader said; `broken` is why it said nothing."""
-
-    value: Any = None
-    broken: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,11 +55,11 @@ class Apart:
         Raises:
             UsageError: There is no such grader here.
         """
-        return _verdict(self, texts).value
+        return _verdict(self, texts)
 
     def broken_by(self, *texts: str) -> str:
         """Returns why texts break the grader, without counting them; empty: they do not. UsageError: there is none."""
-        return _PROCESS.ask(self, texts).broken
+        return _PROCESS.ask(self, texts)[1]
 
 
 def renew() -> None:
@@ -75,29 +68,25 @@ def renew() -> None:
     _verdict.cache_clear()
 
 
-class _Broken:
-    """How many texts broke a grader in this process."""
-
-    count = 0
+_broken: list[str] = []  # of each text that broke a grader in this process, why
 
 
 def broken_texts() -> int:
     """Returns how many texts broke a grader in this process; they count as wrong."""
-    return _Broken.count
+    return len(_broken)
 
 
 @lru_cache(maxsize=1 << 16)  # grades are asked for again and again
-def _verdict(grader: Apart, texts: tuple[str, ...]) -> _Verdict:
-    verdict = _PROCESS.ask(grader, texts)
-    if verdict.broken:
-        _Broken.count += 1
-        if _Broken.count == 1:
+def _verdict(grader: Apart, texts: tuple[str, ...]) -> Any:
+    value, why = _PROCESS.ask(grader, texts)
+    if why:
+        _broken.append(why)
+        if len(_broken) == 1:
             warnings.warn(
-                f"a text broke its grader ({verdict.broken}) and counts as wrong, as do others that do so: "
-                f"{texts[-1][-60:]!r}",
+                f"a text broke its grader ({why}) and counts as wrong, as do others that do so: {texts[-1][-60:]!r}",
                 stacklevel=4,
             )
-    return verdict
+    return value
 
 
 class _Process:
@@ -108,15 +97,15 @@ class _Process:
         self._child: subprocess.Popen[bytes] | None = None
         self._made: set[Apart] = set()  # graders that the child has made
 
-    def ask(self, grader: Apart, texts: tuple[str, ...]) -> _Verdict:
-        """Returns a grader's verdict. UsageError: there is no such grader."""
+    def ask(self, grader: Apart, texts: tuple[str, ...]) -> tuple[Any, str]:
+        """Returns what a grader says, and where it says nothing why. UsageError: there is no such grader."""
         with self._lock:
             used = self._make(grader)
             reply = self._reply(grader, texts)
             if "ended" in reply and used:  # by what others left in it, or by somebody else: a new one has none of that
                 self._make(grader)
                 reply = self._reply(grader, texts)
-        return _Verdict(reply.get("value"), "".join(reply.get(how, "") for how in ("raised", "late", "ended")))
+        return reply.get("value"), "".join(reply.get(how, "") for how in ("raised", "late", "ended"))
 
     def _make(self, grader: Apart) -> bool:
         """Has the child make a grader; returns whether it had. UsageError: it cannot."""

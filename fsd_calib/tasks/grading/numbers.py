@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
 from fractions import Fraction
 
 from fsd_calib.tasks.grading.phrases import answers, last_box
@@ -101,13 +100,7 @@ def same_answer(reference: str, text: str) -> bool:
 
 def numbers(text: str) -> list[Fraction]:
     """Returns all numbers of a text, in order."""
-    return list(_numbers(_plain(text)))
-
-
-def _numbers(plain: str) -> Iterator[Fraction]:
-    for found in _NUMBER.finditer(plain):
-        if (number := _value(found)) is not None:
-            yield number
+    return [number for found in _NUMBER.finditer(_plain(text)) if (number := _value(found)) is not None]
 
 
 def _last_number(text: str) -> Fraction | None:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsd_calib.tasks.asking import Asking, instructed
-from fsd_calib.tasks.base import Example, Grader, Kind, Task, pick, problem_of, prompt_of, task_of
+from fsd_calib.tasks.base import Example, Kind, Task, pick, problem_of, prompt_of, task_of
 from fsd_calib.tasks.grading.graders import same_text, similar
 from fsd_calib.tasks.rows import Row, examples_of, read_rows, shown
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import QUESTION, PromptForm, PromptInfo
 
@@ -32,12 +33,8 @@ NAME = "agreement"
 
 def agreement(similarity: str) -> Kind:
     """Returns the task; `similarity` is empty for equal texts, or the least edit similarity."""
-    return Agreement(_least(similarity))
-
-
-def _least(similarity: str) -> float | None:
     if not similarity:
-        return None
+        return Agreement(None)
     try:
         least = float(similarity)
     except ValueError:
@@ -47,7 +44,7 @@ def _least(similarity: str) -> float | None:
             f"task {NAME}:{similarity}: the similarity must be a number above 0 and up to 1, such as {NAME}:0.9; "
             f"{NAME} alone asks for equal texts"
         )
-    return least
+    return Agreement(least)
 
 
 @dataclass(frozen=True)
@@ -65,31 +62,29 @@ class Agreement:
     def name(self) -> str:
         return NAME if self.least is None else f"{NAME}:{self.least:g}"
 
-    def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
-        """See `Kind.load`."""
+    def read(self, seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
+        """See `TaskKind`. UsageError: there is no file, or it is malformed."""
         if data is None:
             raise UsageError(
-                f"task {self.name}: it has no prompts of its own; give --data prompts.jsonl or prompts.txt"
+                f"task {self.name}: it has no prompts of its own; give {named('data')}, such as prompts.jsonl or "
+                "prompts.txt"
             )
+        return pick(examples_of(read_rows(data, lines="prompt"), _example), seed, limit), str(data)
+
+    def load(self, seed: int, limit: int | None, data: Path | None, asking: Asking) -> Task:
+        """See `Kind.load`."""
+        examples, source = self.read(seed, limit, data)
         info = self.prompts(asking)
         renderer = asking.renderer(info, f"prompts of task {self.name}")
-        problems = [problem_of(each, _prompt(renderer, each)) for each in pick(_examples(data), seed, limit)]
+        problems = [problem_of(each, _prompt(renderer, each)) for each in examples]
+        grader = same_text if self.least is None else similar(self.least)
         return task_of(
-            self.name, problems, info, str(data), self._grader, by_agreement=True, keys_are_texts=False,
-            grading=self.name,
-        )  # fmt: skip
+            self.name, problems, info, source, grader, by_agreement=True, keys_are_texts=False, grading=self.name
+        )
 
     def prompts(self, asking: Asking) -> PromptInfo:
         """See `Kind.prompts`. A prompt is a user's message of a chat model, and text to continue of another."""
         return asking.info(instructed("") if asking.chats else PromptForm(text=QUESTION), (), self.max_new_tokens)
-
-    @property
-    def _grader(self) -> Grader:
-        return same_text if self.least is None else similar(self.least)
-
-
-def _examples(data: Path) -> Sequence[Example]:
-    return examples_of(read_rows(data, lines="prompt"), _example)
 
 
 def _example(row: Row) -> Example:

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsd_calib.tasks.asking import Asking, instructed
-from fsd_calib.tasks.base import Example, TaskKind, pick
+from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.python_tests import COLUMNS, STOP, passes_tests
-from fsd_calib.tasks.rows import HubData, Row, examples_of, read_rows
+from fsd_calib.tasks.rows import HubData, Row, read_or_fetch
 from fsd_calib.tasks.sandbox.run import checked_bwrap
 from fsd_decoding.profile.parts import QUESTION, PromptForm
 
 _HUB = HubData(
     "openai/openai_humaneval", {"test": None}, files=("README.md", "openai_humaneval/*"),
-    instead="--data HumanEval.jsonl.gz takes the original file",
+    instead="the original file, HumanEval.jsonl.gz",
 )  # fmt: skip
 _SOLUTION = "canonical_solution"
 _INSTRUCTION = (
@@ -30,8 +30,7 @@ _INSTRUCTION = (
 
 def _read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
     checked_bwrap()  # before anything is decoded that could not be graded
-    rows = [row for row, _ in _HUB.rows("humaneval")] if data is None else read_rows(data)
-    return pick(examples_of(rows, _example), seed, limit), str(_HUB if data is None else data)
+    return read_or_fetch("humaneval", _HUB, _example)(seed, limit, data)
 
 
 def _example(row: Row) -> Example:

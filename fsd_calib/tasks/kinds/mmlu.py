@@ -3,26 +3,27 @@
 MMLU: Hendrycks et al. 2021, arXiv 2009.03300. From the Hugging Face hub its validation part is used for tuning and its
 test part for certification; files have no parts. A file has the hub's columns; a folder has one CSV file a subject, as
 the original repository does, with or without a header. A limited choice of problems has every subject in proportion.
-`mmlu:astronomy,anatomy` takes these subjects alone. The worked examples below were written for this project.
+`mmlu:astronomy,anatomy` takes these subjects alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fsd_calib.tasks.asking import WorkedExamples
-from fsd_calib.tasks.base import Example, Kind, TaskKind, pick
+from fsd_calib.tasks.base import Example, Kind, Read, TaskKind, pick
 from fsd_calib.tasks.grading.graders import same_choice
-from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, Options, choice_example, worked_choice
+from fsd_calib.tasks.kinds import worked
+from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, choice_example
 from fsd_calib.tasks.rows import HubData, Row, read_rows
 from fsd_common.errors import UsageError
 
 _HUB = HubData(
     "cais/mmlu", {"validation": "tuning", "test": "certification"}, "all", ("README.md", "all/*"),
-    "--data takes a file with the hub's columns, or a folder with a CSV file for each subject",
+    "a file with the hub's columns, or a folder with a CSV file for each subject",
 )  # fmt: skip
 _PLAIN = ("question", "A", "B", "C", "D", "answer")  # the columns of the original files, which have no header
 _OPTIONS = (("choice0", "choice1", "choice2", "choice3"), _PLAIN[1:5])
@@ -33,14 +34,11 @@ def mmlu(subjects: str) -> Kind:
     """Returns the task with these subjects, separated by commas, or with all where there are none."""
     wanted = tuple(dict.fromkeys(filter(None, (_subject(name) for name in subjects.split(",")))))
     name = f"mmlu:{','.join(wanted)}" if wanted else "mmlu"
-    return TaskKind(name, _reader(wanted), WorkedExamples(lambda asking: _WORKED, BEST_OPTION), 512, same_choice)
+    return TaskKind(name, _reader(wanted), WorkedExamples(worked("mmlu"), BEST_OPTION), 512, same_choice)
 
 
 def _subject(name: str) -> str:
     return name.strip().casefold().replace(" ", "_")
-
-
-Read = Callable[[int, int | None, Path | None], tuple[Sequence[Example], str]]
 
 
 def _reader(subjects: Sequence[str]) -> Read:
@@ -84,47 +82,8 @@ def _example(row: Row) -> Example:
     return choice_example(row, row.text("question"), _options(row), row["answer"], _subject(stratum))
 
 
-def _options(row: Row) -> Options:
+def _options(row: Row) -> object:
     for names in _OPTIONS:
         if names[0] in row.columns:
-            return Options([row[name] for name in names])
-    return Options.of(row, row["choices"])
-
-
-_WORKED = (
-    worked_choice(
-        "A stone is dropped from rest and falls without air resistance. How does its speed change in each second?",
-        ["It stays the same.", "It doubles.", "It grows by the same amount.", "It grows by less and less."],
-        "Without air resistance the acceleration of a falling stone is constant. A constant acceleration adds the same "
-        "speed in each second.\n"
-        "The answer is (C).",
-    ),
-    worked_choice(
-        "Which of these does a central bank usually do to slow inflation?",
-        ["raise interest rates", "lower interest rates", "buy bonds", "cut taxes"],
-        "Inflation slows when less is borrowed and spent. Higher interest rates make borrowing dearer. Lower rates and "
-        "buying bonds do the opposite, and taxes are set by parliaments.\n"
-        "The answer is (A).",
-    ),
-    worked_choice(
-        "What is the remainder of 7^100 divided by 6?",
-        ["0", "1", "5", "6"],
-        "7 leaves the remainder 1 when divided by 6. So every power of 7 leaves the remainder of a power of 1: "
-        "it is 1.\n"
-        "The answer is (B).",
-    ),
-    worked_choice(
-        "In which organ of the human body is bile produced?",
-        ["stomach", "pancreas", "gallbladder", "liver"],
-        "The gallbladder stores bile but does not make it. It is made by cells of the liver. The pancreas and the "
-        "stomach make other digestive juices.\n"
-        "The answer is (D).",
-    ),
-    worked_choice(
-        "All ravens in a garden are black, and one bird in it is white. What follows?",
-        ["No bird is black.", "The white bird is no raven.", "All birds are ravens.", "Some ravens are white."],
-        "If the white bird were a raven, it would be black, and it is not. So it is no raven. Nothing is said about "
-        "birds outside the garden, or about what other birds there are.\n"
-        "The answer is (B).",
-    ),
-)
+            return [row[name] for name in names]
+    return row["choices"]

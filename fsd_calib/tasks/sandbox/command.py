@@ -137,6 +137,7 @@ def sandbox_command(
     python = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     prefix = Path(os.path.realpath(sys.base_prefix))
     folders = dict.fromkeys([f"{prefix}/lib", f"{prefix}/lib64", *_LIBRARIES])
+    inside = (files("fsd_calib.tasks.sandbox") / "inside.py").read_text(encoding="utf-8")
     threads = limits.threads if system_calls is not None else 1  # without the filter new threads may be processes
     return [
         str(bwrap), "--unshare-all", "--unshare-user",  # the latter: never go on without a user namespace
@@ -150,7 +151,7 @@ def sandbox_command(
         "--ro-bind", str(python), str(python), "--dev-bind", "/dev/null", "/dev/null",
         "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/",
         *(() if system_calls is None else ("--seccomp", str(system_calls))),
-        "--", str(python), "-s", "-P", "-S", "-B", "-u", "-X", "utf8", "-c", _inside(),
+        "--", str(python), "-s", "-P", "-S", "-B", "-u", "-X", "utf8", "-c", inside,
         *map(str, (report, limits.cpu, limits.memory, limits.disk, limits.names, threads, limits.files, *pipes)),
     ]  # fmt: skip
 
@@ -159,7 +160,3 @@ def _installed(folders: Iterable[str]) -> list[str]:
     """The folders of packages that someone installed, which no program sees."""
     found = {Path(os.path.realpath(folder)) for folder in folders if os.path.isdir(folder)}
     return sorted({str(each) for folder in found for each in folder.glob("python3*/*-packages") if each.is_dir()})
-
-
-def _inside() -> str:
-    return (files("fsd_calib.tasks.sandbox") / "inside.py").read_text(encoding="utf-8")

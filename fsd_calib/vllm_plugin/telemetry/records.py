@@ -28,39 +28,34 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 PORTION = 50  # texts of a shard, at most
 
 
-@dataclass(frozen=True)
-class EngineFacts:
-    """What vLLM's engine serves with."""
-
-    draft_length: int  # L
-    batch_size: int  # largest number of running requests
-    context: int  # the most tokens of a prompt and its text together
-    eos: Iterable[int]  # tokens that end a text
-    device: str
-    version: str  # of vLLM
-
-
-def manifest_of(profile: ThresholdProfile, texts: int, engine: EngineFacts) -> Manifest:
+def manifest_of(
+    profile: ThresholdProfile, texts: int, *, draft_length: int, batch_size: int, context: int, eos: Iterable[int],
+    device: str, version: str,
+) -> Manifest:  # fmt: skip
     """Returns the manifest of texts that are decoded as a profile says.
 
     Args:
         profile: which is followed.
         texts: number of texts after which recording ends.
-        engine: which serves.
+        draft_length: L, which the engine serves with.
+        batch_size: largest number of running requests.
+        context: the most tokens of a prompt and its text together.
+        eos: tokens that end a text.
+        version: of vLLM.
     """
     return Manifest(
         way="serving",
         policy=Policy(
-            rule=profile.effective_rule, divergence=profile.divergence,
+            rule=profile.followed.rule, divergence=profile.divergence,
             threshold="none" if profile.threshold is None else repr(profile.threshold),
-            draft_length=engine.draft_length, within_support=profile.within_support,
+            draft_length=draft_length, within_support=profile.within_support,
         ),
         target=profile.target,
         draft=profile.draft,
         tokenizer=profile.tokenizer,
-        eos=tuple(sorted(engine.eos)),
+        eos=tuple(sorted(eos)),
         task=TaskInfo(
-            name=profile.task, source="requests to vLLM", prompts="", problems=texts, max_new_tokens=engine.context,
+            name=profile.task, source="requests to vLLM", prompts="", problems=texts, max_new_tokens=context,
             fingerprint=hashlib.sha256(profile.model_dump_json().encode()).hexdigest(), stop=(),
         ),
         sampling=profile.sampling,
@@ -69,10 +64,10 @@ def manifest_of(profile: ThresholdProfile, texts: int, engine: EngineFacts) -> M
         on=profile.logits,
         hidden=0,
         projected=False,
-        batch_size=engine.batch_size,
+        batch_size=batch_size,
         portion=min(PORTION, texts),
-        device=engine.device,
-        versions=versions(f"vllm {engine.version}"),
+        device=device,
+        versions=versions(f"vllm {version}"),
     )  # fmt: skip
 
 
@@ -129,16 +124,12 @@ def tables_of(manifest: Manifest, measured: Sequence[str], texts: Sequence[Serve
     facts = [np.empty((len(columns), 0), np.float32), *(part.facts for text in texts for part in text.parts)]
     first_tokens = np.cumsum(drafts.proposed) - drafts.proposed
     drafted = DraftedTokens.of(drafts.proposed, first_tokens, np.concatenate(facts, 1), None)
-    named = _columns(manifest, dict(zip(columns, drafted.measured, strict=True)))
+    named = dict(zip(columns, drafted.measured, strict=True))
+    assert manifest.policy is not None
+    named[manifest.policy.divergence] = named["judged"]  # the D that decided, which may differ in the last digit
     sampled = ~np.array([text.greedy for text in texts], bool)[drafts.owner[drafted.round_]]
     named |= {name: np.ma.masked_array(named[name], sampled) for name in _OF_NOISE}
     return {"tokens": done.on_policy(drafts, drafted, named), "completions": done.table()}
-
-
-def _columns(manifest: Manifest, facts: dict[str, Array]) -> dict[str, Array]:
-    """Returns the facts with the D that decided in its own column, which may differ in the last digit."""
-    assert manifest.policy is not None
-    return facts | {manifest.policy.divergence: facts["judged"]}
 
 
 def _drafts(texts: Sequence[Served]) -> Drafts:

@@ -123,7 +123,7 @@ class StepLog:
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
-        self._sent: deque[_Sent | _Finished] = deque()
+        self._sent: deque[_Sent | tuple[str, ...]] = deque()  # steps, and ids of requests that finished between them
 
     def add(
         self, ids: Sequence[str], requests: Sequence[RunningRequest], judged: Judged | None, emitted: Emitted
@@ -131,33 +131,30 @@ class StepLog:
         """Takes a step of B requests; `judged` None: no drafted token's D is known."""
         self._sent.append(_Sent(tuple(ids), requests, judged, emitted))
         if len(self._sent) >= _TOGETHER:
-            self._hand_on_arrived()
+            self._hand_on(wait=False)
 
     def finish(self, ids: Iterable[str]) -> None:
         """Takes the ids of requests that have finished, all of whose steps were added."""
-        self._sent.append(_Finished(tuple(ids)))
-        self._hand_on_arrived()
+        self._sent.append(tuple(ids))
+        self._hand_on(wait=False)
 
     def flush(self) -> None:
         """Hands on all steps that were added."""
+        self._hand_on(wait=True)
+
+    def _hand_on(self, wait: bool) -> None:
         while self._sent:
-            self._sent.popleft().hand_on(self._listeners)
-
-    def _hand_on_arrived(self) -> None:
-        while self._sent and self._sent[0].arrived:
-            self._sent.popleft().hand_on(self._listeners)
-
-
-@dataclass(frozen=True)
-class _Finished:
-    """Ids of requests that finished between two steps."""
-
-    ids: Sequence[str]
-    arrived = True
-
-    def hand_on(self, listeners: Sequence[Listener]) -> None:
-        for listener in listeners:
-            listener.finish(self.ids)
+            sent = self._sent[0]
+            if isinstance(sent, _Sent) and not (wait or sent.arrived):
+                return
+            self._sent.popleft()
+            if isinstance(sent, _Sent):
+                step = sent.step()
+                for listener in self._listeners:
+                    listener.add(step)
+            else:
+                for listener in self._listeners:
+                    listener.finish(sent)
 
 
 class _Sent:
@@ -179,13 +176,8 @@ class _Sent:
     def arrived(self) -> bool:
         return self._event is None or self._event.query()
 
-    def hand_on(self, listeners: Sequence[Listener]) -> None:
-        step = self._step()
-        for listener in listeners:
-            listener.add(step)
-
-    def _step(self) -> Step:
-        """The step, for which it waits if it has not arrived."""
+    def step(self) -> Step:
+        """Returns the step, for which it waits if it has not arrived."""
         if self._event is not None:
             self._event.synchronize()
         facts, sampled, ends = (np.asarray(each) for each in (self._facts, self._sampled, self._ends))
@@ -193,7 +185,7 @@ class _Sent:
         drafted = np.asarray(self._drafted, ends.dtype)
         return Step(
             self._ids, self._requests, self._layout, accepted, sampled, facts, drafted, ends - drafted, self._emits
-        )  # fmt: skip
+        )
 
 
 def _on_host(facts: Array | Sequence[Tensor]) -> Array | Tensor:

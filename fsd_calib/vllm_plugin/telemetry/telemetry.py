@@ -13,7 +13,7 @@ from vllm.version import __version__ as vllm_version
 
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN, Acceptance, Counters
-from fsd_calib.vllm_plugin.telemetry.records import EngineFacts, Records, manifest_of
+from fsd_calib.vllm_plugin.telemetry.records import Records, manifest_of
 from fsd_calib.vllm_plugin.telemetry.steps import Listener, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import TextListener, Texts
 from fsd_collectors.collection.measures import Measures
@@ -54,7 +54,7 @@ class Telemetry:
         tokenizer = cached_tokenizer_from_config(config.model_config)
         of_texts: list[TextListener] = []
         length = config.speculative_config.num_speculative_tokens
-        if profile.acceptance is not None and length == profile.effective_draft_length:  # of another L it is another
+        if profile.acceptance is not None and length == profile.followed.draft_length:  # of another L it is another
             drift = Drift(profile.acceptance, coverage_of(profile, (None, None), None))
             of_texts.append(Acceptance(drift, counters, functools.partial(logger.warning, "fsd: %s")))
         if settings.records is not None:
@@ -88,11 +88,7 @@ def _manifest(profile: ThresholdProfile, settings: ServeSettings, config: Any) -
     model = config.model_config
     ends = (model.try_get_generation_config() or {}).get("eos_token_id") or ()
     return manifest_of(
-        profile, settings.record_texts,
-        EngineFacts(
-            draft_length=config.speculative_config.num_speculative_tokens,
-            batch_size=config.scheduler_config.max_num_seqs, context=model.max_model_len,
-            eos=[ends] if isinstance(ends, int) else ends, device=config.device_config.device_type,
-            version=vllm_version,
-        ),
+        profile, settings.record_texts, draft_length=config.speculative_config.num_speculative_tokens,
+        batch_size=config.scheduler_config.max_num_seqs, context=model.max_model_len,
+        eos=[ends] if isinstance(ends, int) else ends, device=config.device_config.device_type, version=vllm_version,
     )  # fmt: skip

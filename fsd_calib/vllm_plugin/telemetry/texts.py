@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,28 +21,25 @@ class Round:
     """What a step did for one request: drafted tokens verified, and tokens emitted."""
 
     begin: int  # tokens of the text before it
-    accepted: int  # drafted tokens that vLLM accepted
-    emitted: tuple[int, ...]  # the accepted tokens and the target's own
-    facts: Array  # (facts, n) of the n drafted tokens: `Step.facts`
-
-
-class Emission(NamedTuple):
-    """A step that emitted tokens of a text."""
-
-    begin: int  # tokens of the text before it
     drafted: int  # tokens that it verified
+    accepted: int  # of these, by vLLM
+    facts: Array  # (facts, n) of those n whose logits were compared: `Step.facts`
 
 
 @dataclass
 class ServedText:
-    """The tokens of a request, and those rounds that brought some of them; the prompt brings the first token."""
+    """The tokens of a request, and the steps that brought them."""
 
     request: RunningRequest
-    rounds: list[Round] = field(default_factory=list)
-    emissions: list[Emission] = field(default_factory=list)  # the first is the prompt's
+    steps: list[Round] = field(default_factory=list)  # the first is the prompt's
     tokens: list[int] = field(default_factory=list)  # with those beyond its end, until it has finished
     whole: bool = True  # whether all tokens are known
     reason: Reason = "abort"  # why it ended; abort: none of the others, so the request was given up
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The steps in which drafted tokens were compared."""
+        return [each for each in self.steps if each.facts.shape[1]]
 
     @property
     def drafted(self) -> int:
@@ -57,21 +54,16 @@ class ServedText:
         """Adds what a step emitted from `begin` on. What is known from there on vLLM has discarded."""
         self.whole = self.whole and 0 <= begin <= len(self.tokens)
         del self.tokens[max(begin, 0) :]
-        while self.rounds and self.rounds[-1].begin >= begin:
-            self.rounds.pop()
-        while self.emissions and self.emissions[-1].begin >= begin:
-            self.emissions.pop()
-        self.emissions.append(Emission(begin, drafted))
-        if facts.shape[1]:
-            self.rounds.append(Round(begin, accepted, tuple(emitted), facts))
+        while self.steps and self.steps[-1].begin >= begin:
+            self.steps.pop()
+        self.steps.append(Round(begin, drafted, accepted, facts))
         self.tokens += emitted
 
     def end(self, length: int, reason: Reason) -> None:
         """Ends it behind `length` tokens. A step that begins there was under way before the end was known."""
         self.reason = reason
         del self.tokens[length:]
-        self.rounds = [each for each in self.rounds if each.begin < length]
-        self.emissions = [each for each in self.emissions if each.begin < length]
+        self.steps = [each for each in self.steps if each.begin < length]
 
 
 class TextListener(Protocol):

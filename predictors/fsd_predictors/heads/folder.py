@@ -4,13 +4,15 @@ config.json, model.safetensors   the head, once it is finished
 training.json, card.md           how it was trained, and how well it drafts
 unfinished/facts.json            what the training is of
 unfinished/texts.jsonl           the target's texts so far, one a line, each with a digest of it and its place
-unfinished/checkpoint.pt         head and optimiser after the last whole epoch
+unfinished/checkpoint.pt         head and optimiser after the last whole epoch, after a digest of them
 unfinished/.lock                 held by the process that trains
 unfinished.tmp                   the same, about to be removed, once the head is finished
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +23,14 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fsd_common.digests import facts_digest
+from fsd_common.argument_checks import named
+from fsd_common.digests import difference, facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write, foreign_name, leftovers, open_to_append, sync
 
 UNFINISHED, DISCARDED, FACTS, TEXTS = "unfinished", "unfinished.tmp", "facts.json", "texts.jsonl"
 CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
+_DIGEST_SIZE = hashlib.sha256().digest_size
 CARD, TRAINING = "card.md", "training.json"
 _OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished(\.tmp)?"
 _OURS_UNFINISHED = r"facts\.json|texts\.jsonl|checkpoint\.pt|\.lock"
@@ -70,7 +74,7 @@ class HeadFolder:
             UsageError: they are damaged.
         """
         path = self._unfinished / TEXTS
-        with self.reading(TEXTS):
+        with self._reading(TEXTS):
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
             if len(whole) < len(lines):
@@ -86,13 +90,25 @@ class HeadFolder:
             sync(file)
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """Returns the state after the last whole epoch, on the CPU; None: there is none. Use it within `reading`."""
+        """Returns the state after the last whole epoch, on the CPU; None: there is none.
+
+        Raises:
+            UsageError: it is damaged.
+        """
         path = self._unfinished / CHECKPOINT
-        return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+        with self._reading(CHECKPOINT):
+            if not path.exists():
+                return None
+            content = path.read_bytes()
+            digest, state = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
+            if digest != hashlib.sha256(state).digest():
+                raise ValueError("it was changed")
+            kept: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+            return kept
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[None]:
-        """Inside, an unfinished training's file is read and used.
+    def _reading(self, name: str) -> Iterator[None]:
+        """Inside, an unfinished training's file is read.
 
         Raises:
             UsageError: it is damaged.
@@ -112,8 +128,10 @@ class HeadFolder:
 
     def keep(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the state after an epoch."""
+        torch.save(checkpoint, state := io.BytesIO())
         with atomic_write(self._unfinished / CHECKPOINT) as file:
-            torch.save(checkpoint, file)
+            file.write(hashlib.sha256(state.getbuffer()).digest())
+            file.write(state.getbuffer())
 
     def finish(self, files: Mapping[str, bytes]) -> None:
         """Writes the head, replacing an earlier one, and removes what continued its training."""
@@ -136,21 +154,23 @@ class HeadFolder:
             self._check_facts()
         except Timeout as error:
             raise UsageError(
-                f"--out {str(self.path)!r} is in use by another training; wait, or choose another"
+                f"{named('out')} {str(self.path)!r} is in use by another training; wait, or choose another"
             ) from error
         except OSError as error:
-            raise UsageError(f"--out {str(self.path)!r} cannot be written: {error.strerror}; choose another") from error
+            raise UsageError(
+                f"{named('out')} {str(self.path)!r} cannot be written: {error.strerror}; choose another"
+            ) from error
 
     def _check_place(self) -> None:
         """Raises UsageError where the folder is not one that a training wrote to, unless it is empty or missing."""
         for folder, ours in ((self.path, _OURS), (self._unfinished, _OURS_UNFINISHED)):
             if other := foreign_name(folder, ours):
-                raise UsageError(f"--out {str(folder)!r} holds {other!r}, which is no head's; choose another")
+                raise UsageError(f"{named('out')} {str(folder)!r} holds {other!r}, which is no head's; choose another")
         names = {path.name for path in self.path.glob("*")}
         if names and not names & {TRAINING, UNFINISHED}:
             raise UsageError(
-                f"--out {str(self.path)!r} holds {min(names)!r} and no {TRAINING}, so it is no head that was trained "
-                "here; choose another"
+                f"{named('out')} {str(self.path)!r} holds {min(names)!r} and no {TRAINING}, so it is no head that was "
+                "trained here; choose another"
             )
 
     def _check_facts(self) -> None:
@@ -162,12 +182,12 @@ class HeadFolder:
             with atomic_write(path) as file:
                 file.write(json.dumps(self._facts, indent=2).encode())
             return
-        with self.reading(FACTS):
-            differing = _difference(json.loads(path.read_text()), self._facts)
+        with self._reading(FACTS):
+            differing = difference(self._facts, json.loads(path.read_text()))
         if differing:
-            name, found, own = differing
+            name, own, found = differing
             raise UsageError(
-                f"--out {str(self.path)!r} holds an unfinished training whose {name} is {found!r:.80}, not "
+                f"{named('out')} {str(self.path)!r} holds an unfinished training whose {name} is {found!r:.80}, not "
                 f"{own!r:.80}; choose another folder, or remove {str(self._unfinished)!r}"
             )
 
@@ -182,14 +202,3 @@ def _text_of(number: int, line: str) -> Text:
     if digest != _digest(number, (prompt, completion)):
         raise ValueError(f"line {number + 1} was changed")
     return prompt, completion
-
-
-def _difference(found: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """Returns name and both values of the first entry of `own`, the innermost, that was found to be another."""
-    for name, value in own.items():
-        if isinstance(value, dict) and isinstance(found.get(name), dict):
-            if inner := _difference(found[name], value):
-                return f"{name}.{inner[0]}", *inner[1:]
-        elif found.get(name) != value:
-            return name, found.get(name), value
-    return None

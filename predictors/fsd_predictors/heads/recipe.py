@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fsd_common.argument_checks import check_count, check_whole
+from fsd_common.argument_checks import check_count, check_whole, named
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 
@@ -65,10 +65,10 @@ class HeadRecipe:
     def __post_init__(self) -> None:
         for name in ("epochs", "steps", "batch_size", "vocabulary"):
             if getattr(self, name) is not None:
-                check_count(f"--{name.replace('_', '-')}", getattr(self, name))
-        check_whole("--seed", self.seed)
+                check_count(named(name), getattr(self, name))
+        check_whole(named("seed"), self.seed)
         if self.learning_rate is not None and not 0 < self.learning_rate < 1:
-            raise UsageError(f"--learning-rate is {self.learning_rate!r}; it must be a number between 0 and 1")
+            raise UsageError(f"{named('learning_rate')} is {self.learning_rate!r}; it must be a number between 0 and 1")
 
     def rate(self, width: int) -> float:
         """Returns the highest learning rate for hidden states of `width` components."""
@@ -79,11 +79,11 @@ class HeadRecipe:
         count = target.config.get_text_config().num_hidden_layers
         if self.layers is None:
             if count < _FEWEST_LAYERS:
-                raise UsageError(f"the target has {count} layers, and a head reads three; give --layers")
+                raise UsageError(f"the target has {count} layers, and a head reads three; give {named('layers')}")
             return (2, count // 2, count - 3) if count >= 6 else (0, count // 2, count - 1)
         if not self.layers or not all(0 <= layer < count for layer in self.layers):
             given = ",".join(map(str, self.layers))
-            raise UsageError(f"--layers is {given!r}; the target's are numbered from 0 to {count - 1}")
+            raise UsageError(f"{named('layers')} is {given!r}; the target's are numbered from 0 to {count - 1}")
         return self.layers
 
     def check_vocabulary(self, target: Any) -> None:
@@ -91,4 +91,4 @@ class HeadRecipe:
         from fsd_decoding.models.runner import vocabulary_size  # which imports torch
 
         if self.vocabulary is not None and self.vocabulary > (most := vocabulary_size(target)):
-            raise UsageError(f"--vocabulary is {self.vocabulary}; the target has {most} tokens")
+            raise UsageError(f"{named('vocabulary')} is {self.vocabulary}; the target has {most} tokens")

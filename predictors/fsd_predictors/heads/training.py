@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError, in_one_line
 from fsd_common.pages.blocks import Sheet
 from fsd_common.pages.markdown import table
@@ -31,7 +32,7 @@ from fsd_decoding.drafters.eagle_head import Eagle3Head, Rotation
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_decoding.tree_shape import TreeShape
-from fsd_predictors.heads.folder import CARD, CHECKPOINT, TRAINING, HeadFolder, Text
+from fsd_predictors.heads.folder import CARD, TRAINING, HeadFolder, Text
 from fsd_predictors.heads.recipe import HeadRecipe, Source
 
 _DRAFTS = {"chain of 3": (3, None), "chain of 5": (5, None), "tree 5 deep, 16 nodes": (5, TreeShape(4, 16))}
@@ -282,13 +283,13 @@ def _new_head(target: Any, recipe: HeadRecipe) -> Eagle3Head:
     if (width := getattr(embeddings, "embedding_dim", own.hidden_size)) != own.hidden_size:
         raise UsageError(
             f"the target's embeddings have {width} components and its hidden states {own.hidden_size}; a head needs as "
-            "many of both; give another --target"
+            "many of both; give another target"
         )
     try:
         config = _config(own, size)
     except Exception as error:  # what transformers' own checks raise differs by version
         raise UsageError(
-            f"the target's sizes are not those of a head: {in_one_line(error)}; give another --target"
+            f"the target's sizes are not those of a head: {in_one_line(error)}; give another target"
         ) from error
     return Eagle3Head(config, recipe.layers_of(target), recipe.vocabulary or size, embeddings, size)
 
@@ -362,8 +363,8 @@ class _Training:
     def _check_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise UsageError(
-                f"--learning-rate is {self._recipe.rate(self._head.config.hidden_size):g}, and the loss became {loss}; "
-                "give a lower one, and another --out"
+                f"{named('learning_rate')} is {self._recipe.rate(self._head.config.hidden_size):g}, and the loss "
+                f"became {loss}; give a lower one, and another {named('out')}"
             )
 
     @torch.no_grad()
@@ -398,15 +399,14 @@ class _Training:
         return Texts.read(self._target, self._head.target_layers, tokens, begins, ends)
 
     def _continued(self) -> list[dict[str, Any]]:
-        with self._folder.reading(CHECKPOINT):
-            kept = self._folder.checkpoint()
-            if kept is None:
-                return []
-            self._head.load_state_dict(kept["head"])
-            self._optimiser.load_state_dict(kept["optimiser"])
-            self._schedule.load_state_dict(kept["schedule"])
-            history: list[dict[str, Any]] = kept["history"]
-            return history
+        kept = self._folder.checkpoint()
+        if kept is None:
+            return []
+        self._head.load_state_dict(kept["head"])
+        self._optimiser.load_state_dict(kept["optimiser"])
+        self._schedule.load_state_dict(kept["schedule"])
+        history: list[dict[str, Any]] = kept["history"]
+        return history
 
     def _keep(self, history: list[dict[str, Any]]) -> None:
         self._folder.keep({

@@ -1,4 +1,4 @@
-"""The models of acceptance by their kind, as `--kind` names them, and the calibration of a fitted one.
+"""The models of acceptance by their kind, and the calibration of a fitted one.
 
 Calibration keeps probabilities non-decreasing in T. The calibrated logit is a non-decreasing piecewise linear function
 of the model's logit plus one of the share, found by maximum likelihood on rows the model was not fitted on (Platt 1999,
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from fsd_predictors.models.base import AcceptanceModel, Array, Parts
 from fsd_predictors.models.boosted import Boosted
@@ -22,20 +21,6 @@ from fsd_predictors.models.monotone import Ramp, fit_weights, knots_of, pieces
 MODELS: dict[str, type[AcceptanceModel]] = {model.kind: model for model in (Logistic, Boosted, MLP)}
 
 
-def fit_calibration(model: AcceptanceModel, X: npt.ArrayLike, y: npt.ArrayLike) -> Calibrated:  # noqa: N803
-    """Calibrates a fitted model.
-
-    Args:
-        model: fitted model; it is not changed.
-        X: (n, features) rows that the model was not fitted on.
-        y: (n,) whether the row's token was accepted.
-
-    Raises:
-        UsageError: as `AcceptanceModel.fit`.
-    """
-    return Calibrated(model).fit(X, y)
-
-
 def restore_model(parts: Parts) -> AcceptanceModel:
     """Restores a model of any kind, calibrated or not, from its parts."""
     kinds: dict[str, type[AcceptanceModel]] = {**MODELS, Calibrated.kind: Calibrated}
@@ -43,7 +28,7 @@ def restore_model(parts: Parts) -> AcceptanceModel:
 
 
 class Calibrated(AcceptanceModel):
-    """A fitted model with a calibration of its logits; `fit` fits the calibration alone.
+    """A fitted model with a calibration of its logits; `fit` fits the calibration alone, on rows new to the model.
 
     Args:
         model: the fitted model.

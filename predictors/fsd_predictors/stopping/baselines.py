@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fsd_common.argument_checks import amount, check_count, number
 from fsd_common.errors import UsageError
 from fsd_predictors.stopping.rule import Answer, Kept, Round, StoppingRule, numbers
 
@@ -19,7 +20,8 @@ class FixedLength(StoppingRule):
     name = "fixed"
 
     def __init__(self, length: int) -> None:
-        self._length = whole_number("length", length)
+        check_count("length", length)
+        self._length = length
 
     @property
     def identity(self) -> str:
@@ -40,7 +42,7 @@ class Confidence(StoppingRule):
     name = "confidence"
 
     def __init__(self, threshold: float = 0.4) -> None:
-        self._threshold = finite("threshold", threshold)
+        self._threshold = _finite("threshold", threshold)
 
     @property
     def identity(self) -> str:
@@ -61,7 +63,8 @@ class Svip(StoppingRule):
     name = "svip"
 
     def __init__(self, threshold: float = 0.3, factor: float = 0.15) -> None:
-        self._threshold, self._factor = positive("threshold", threshold), positive("factor", factor)
+        self._threshold = amount("threshold", threshold, zero=False)
+        self._factor = amount("factor", factor, zero=False)
         self._most = self._threshold**2 / self._factor  # largest entropy, in nats
 
     @property
@@ -93,8 +96,9 @@ class AdaEdl(StoppingRule):
     _TARGET, _STEP, _RATE_DECAY, _BAR_DECAY = 0.9, 0.01, 0.5, 0.9  # of Algorithm 1
 
     def __init__(self, start: float, most: int, factor: float = 0.2) -> None:
-        self._start, self._most = finite("start", start), whole_number("most", most)
-        self._factor = positive("factor", factor)
+        check_count("most", most)
+        self._start, self._most = _finite("start", start), most
+        self._factor = amount("factor", factor, zero=False)
         self.kept = (self._TARGET, self._start)
 
     @property
@@ -103,9 +107,8 @@ class AdaEdl(StoppingRule):
 
     def wants_more(self, drafting: Round) -> Answer:
         room: Any = 1.0 - drafting.kept[1]
-        sure: Answer = self._factor * drafting.steps[-1].entropy <= room * abs(
-            room
-        )  # the square with its sign: at λ > 1 nothing is sure
+        square = room * abs(room)  # with its sign: at λ > 1 nothing is sure
+        sure: Answer = self._factor * drafting.steps[-1].entropy <= square
         return sure
 
     def remembers(self, kept: Kept, drafted: Any, accepted: Any) -> Kept:
@@ -132,7 +135,9 @@ class Heuristic(StoppingRule):
     name = "heuristic"
 
     def __init__(self, first: int, most: int) -> None:
-        self._first, self._most = whole_number("first", first), whole_number("most", most)
+        check_count("first", first)
+        check_count("most", most)
+        self._first, self._most = first, most
         self.kept = (float(min(self._first, self._most)),)
 
     @property
@@ -149,19 +154,7 @@ class Heuristic(StoppingRule):
         return (changed - (changed - self._most) * (changed > self._most),)
 
 
-def finite(name: str, value: float) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UsageError(f"{name} is {value!r:.80}; it must be a finite number")
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(number(name, value, "it must be a finite number")):
+        raise UsageError(f"{name} is {value!r}; it must be a finite number")
     return float(value)
-
-
-def positive(name: str, value: float) -> float:
-    if not finite(name, value) > 0.0:
-        raise UsageError(f"{name} is {value!r:.80}; it must be above 0")
-    return float(value)
-
-
-def whole_number(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name} is {value!r:.80}; it must be a whole number, 1 or more")
-    return value

@@ -131,9 +131,9 @@ class EarlyStop(StopPolicy):
 
     def remember(self, memory: Any, verified: Verified) -> Any:
         history, kept = _parts(memory or self._new)
-        accepted, spared, refused = float(verified.accepted), verified.spared or 0.0, verified.refused or 0.0
+        accepted, largest = float(verified.accepted), verified.largest_accepted or 0.0
         return (
-            *history_after(history, accepted, spared, refused),
+            *history_after(history, accepted, largest, verified.smallest_rejected or 0.0),
             *self._rule.remembers(kept, float(verified.drafted), accepted),
         )
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from fsd_collectors.replay.blocks import Traces
-from fsd_collectors.replay.cases import REPLAYABLE, check_rule
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.rounds import RoundPolicy, RoundStarts, Verified
 from fsd_collectors.replay.simulation import replay
@@ -134,53 +133,8 @@ def rates_on(
 
         def reached(rate: float, threshold: float = threshold, share: float = share) -> float:
             stopping = InReplay(throughput(Rates((share,), (rate,), costs)), kinds, scale)
-            return tokens_per_second(traces, stopping, rule, divergence, threshold, costs, most, where)
+            found = replay(traces, rule, divergence, threshold, most, stopping.policy, where)
+            return found.tokens_per_second(costs)
 
         rates[share] = climb(reached, lowest)[-1]
     return Rates(tuple(rates), tuple(rates.values()), costs)
-
-
-def tokens_per_second(
-    traces: Traces,
-    stopping: InReplay,
-    rule: str,
-    divergence: str,
-    threshold: float,
-    costs: CostModel,
-    most: int,
-    where: Any = None,
-) -> float:
-    """Returns the tokens per second of one stream under a stopping rule, by replay and the cost model."""
-    return replay(traces, rule, divergence, threshold, most, stopping.policy, where).tokens_per_second(costs)
-
-
-def oracle(rule: str) -> RoundPolicy:
-    """Returns a policy that drafts just the tokens that `rule` will accept, for replay only.
-
-    It drafts at least one token, since the draft model reads the last token of the round anyway.
-
-    Raises:
-        UsageError: the rule cannot be replayed.
-    """
-    check_rule(rule)
-    exact, fuzzy = REPLAYABLE[rule].exact, REPLAYABLE[rule].fuzzy
-
-    def accepts(starts: RoundStarts, lanes: Array, rows: Array) -> Array:
-        alike = np.zeros(len(rows), bool) if exact is None else starts.columns[exact][rows]
-        if not fuzzy or starts.divergence is None:
-            return alike
-        d = starts.columns[starts.divergence][rows]
-        return alike | (np.isfinite(d) & (d <= starts.lanes.thresholds[lanes]))
-
-    def lengths(starts: RoundStarts) -> Array:
-        run, most = np.zeros(len(starts.rows), np.int64), starts.lanes.most
-        lanes = np.arange(len(run))
-        while len(lanes):
-            rows = starts.rows[lanes] + run[lanes]
-            within = (rows < starts.lanes.ends[lanes]) & (run[lanes] < most[lanes])
-            lanes, rows = lanes[within], rows[within]
-            lanes = lanes[accepts(starts, lanes, rows)]
-            run[lanes] += 1
-        return np.maximum(run, 1)
-
-    return RoundPolicy((exact,) if exact else (), lengths)

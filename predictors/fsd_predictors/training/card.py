@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from sklearn.metrics import log_loss
@@ -13,28 +12,13 @@ from fsd_collectors.report.description import model_line, number, sampling_line
 from fsd_common.pages.blocks import Sheet
 from fsd_common.pages.markdown import table
 from fsd_predictors.facts import PredictorFacts, Quality
-from fsd_predictors.features import Array
+from fsd_predictors.features import Array, Forecast
 from fsd_predictors.models.base import AcceptanceModel
 from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.registry import Calibrated
 from fsd_predictors.training.evaluation import Evaluation, StepQuality, reliability
 
 MOST_ROWS = 4000  # a random sample of so many rows is used
-
-
-@dataclass(frozen=True)
-class Importance:
-    """Importance of each feature of a model.
-
-    Args:
-        names: names of the features.
-        shares: (features,) importances, which add up to 1, or are all 0 where no feature moves the forecast.
-        meaning: what is measured, for people.
-    """
-
-    names: tuple[str, ...]
-    shares: Array
-    meaning: str
 
 
 CONTRIBUTIONS = (
@@ -47,14 +31,18 @@ PERMUTATION = (
 )
 
 
-def importance(model: AcceptanceModel, names: tuple[str, ...], rows: Array, accepted: Array, seed: int) -> Importance:
-    """Returns the importance of each named feature.
+def importance(model: AcceptanceModel, count: int, rows: Array, accepted: Array, seed: int) -> tuple[Array, str]:
+    """Returns the importance of each feature, and what was measured, in words.
 
     Args:
         model: fitted model, calibrated or not.
-        names: names of the columns; the last one stands for all remaining columns together.
-        rows: (n, features).
+        count: number of features; the last one stands for all remaining columns together.
+        rows: (n, columns).
         accepted: (n,) bool.
+        seed: of the sample of rows, and of permutations.
+
+    Returns:
+        (count,) shares, which add up to 1, or are all 0 where no feature moves the forecast; and their meaning.
     """
     random = np.random.default_rng(seed)
     chosen = random.permutation(len(rows))[:MOST_ROWS]
@@ -62,8 +50,8 @@ def importance(model: AcceptanceModel, names: tuple[str, ...], rows: Array, acce
     if isinstance(inner, Boosted):
         sizes, meaning = _contributions(inner, rows[chosen]), CONTRIBUTIONS
     else:
-        sizes, meaning = _permuted(model, len(names), rows[chosen], accepted[chosen], random), PERMUTATION
-    return Importance(names, sizes / max(sizes.sum(), np.finfo(float).tiny), meaning)
+        sizes, meaning = _permuted(model, count, rows[chosen], accepted[chosen], random), PERMUTATION
+    return sizes / max(sizes.sum(), np.finfo(float).tiny), meaning
 
 
 def _contributions(model: Boosted, rows: Array) -> Array:
@@ -93,17 +81,17 @@ _FORECASTS = {"a": "a: this token is accepted", "b": "b: the next one would be",
 
 
 def card(
-    facts: PredictorFacts, manifest: Manifest, evaluation: Evaluation, importances: Mapping[str, Importance]
+    facts: PredictorFacts, manifest: Manifest, evaluation: Evaluation, importances: Mapping[Forecast, tuple[Array, str]]
 ) -> dict[str, bytes]:
     """Returns the card's files by name: Markdown and a picture.
 
     Args:
         manifest: manifest of the traces the predictor was trained on.
-        importances: feature importances by role of the model.
+        importances: what `importance` returned, by role of the model.
     """
     sheets = [
         _data(facts, manifest), by_threshold(facts), _by_step(evaluation.steps),
-        *(_importances(role, each) for role, each in importances.items()), _parameters(facts),
+        *(_importances(role, facts.features[role], *each) for role, each in importances.items()), _parameters(facts),
     ]  # fmt: skip
     text = _TEXT.format(
         kind=facts.kind, rule=facts.rule, divergences=", ".join(facts.divergences), falling=facts.falling,
@@ -186,13 +174,13 @@ def _by_step(steps: Sequence[StepQuality]) -> Sheet:
     )  # fmt: skip
 
 
-def _importances(role: str, importance: Importance) -> Sheet:
-    ranked = sorted(zip(importance.names, importance.shares, strict=True), key=lambda each: -each[1])
+def _importances(role: str, names: Sequence[str], shares: Array, meaning: str) -> Sheet:
+    ranked = sorted(zip(names, shares, strict=True), key=lambda each: -each[1])
     return Sheet(
         f"Feature importance of the model {role!r}",
         ("feature", "share"),
         tuple((name, f"{share:.1%}") for name, share in ranked),
-        f"{importance.meaning[0].upper()}{importance.meaning[1:]}.",
+        f"{meaning[0].upper()}{meaning[1:]}.",
     )
 
 

@@ -28,6 +28,7 @@ from fsd_predictors.features import (
     STATE,
     Array,
     Drafted,
+    Forecast,
     RoundContext,
     TokenKinds,
     Value,
@@ -99,27 +100,22 @@ _LOWEST, _HIGHEST = 0.005, 0.9995  # ends of the logit scale; most forecasts are
 _TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A reliability curve: (bins,) mean forecasts and (bins,) shares accepted."""
-
-    label: str
-    forecast: Array
-    accepted: Array
+Curves = Mapping[str, tuple[Array, Array]]
+"""Reliability curves by label: (bins,) mean forecasts and (bins,) shares accepted."""
 
 
-def reliability(panels: Mapping[str, Sequence[Curve]]) -> bytes:
+def reliability(panels: Mapping[str, Curves]) -> bytes:
     """Returns a PNG with one panel for each heading; curves of the same label share a colour and a shape."""
-    labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     looks = by_series("color", "label", labels, SERIES) | by_series("shape", "label", labels, SHAPES)
     row = [_panel(heading, curves, looks) for heading, curves in panels.items()]
     return png(Chart("reliability", "", {"hconcat": row, "spacing": 28}))
 
 
-def _panel(heading: str, curves: Sequence[Curve], looks: Spec) -> Spec:
+def _panel(heading: str, curves: Curves, looks: Spec) -> Spec:
     values: list[dict[str, Any]] = [
-        {"label": curve.label, "forecast": _logit(f), "accepted": _logit(a)}
-        for curve in curves for f, a in zip(curve.forecast, curve.accepted, strict=True)
+        {"label": label, "forecast": _logit(f), "accepted": _logit(a)}
+        for label, curve in curves.items() for f, a in zip(*curve, strict=True)
     ]  # fmt: skip
     x, y = _axis("forecast", "forecast"), _axis("accepted", "share accepted")
     ends = [{"forecast": _logit(end), "accepted": _logit(end)} for end in (_LOWEST, _HIGHEST)]
@@ -241,17 +237,19 @@ class Evaluation:
 
     reached: tuple[Quality, ...]
     steps: tuple[StepQuality, ...]
-    curves: Mapping[Name, Sequence[Curve]]
+    curves: Mapping[Name, Curves]
 
 
 def make_forecasts(
-    accepting: AcceptanceModel, following: AcceptanceModel, rows: Mapping[Point, Rows], texts: Texts
+    accepting: AcceptanceModel, following: AcceptanceModel, rows: Mapping[Point, Mapping[Forecast, Rows]], texts: Texts
 ) -> dict[Name, dict[Point, Forecasts]]:
     """Returns the forecasts a (by `accepting`), b (by `following`) and S on the rows of each point."""
     return {
-        "a": {point: _forecasts(accepting, each.accepting, each.accepted, 0) for point, each in rows.items()},
-        "b": {point: _forecasts(following, each.next, each.next_accepted, 1) for point, each in rows.items()},
-        "S": {point: _forecasts_s(accepting, each, point, texts) for point, each in rows.items()},
+        "a": {point: _forecasts(accepting, each["accepting"], 0) for point, each in rows.items()},
+        "b": {point: _forecasts(following, each["next"], 1) for point, each in rows.items()},
+        "S": {
+            point: survival_forecasts(accepting, each["accepting"], point, texts, STEPS) for point, each in rows.items()
+        },
     }
 
 
@@ -260,14 +258,15 @@ def evaluate(forecasts: Mapping[Name, Mapping[Point, Forecasts]]) -> Evaluation:
     return Evaluation(
         tuple(_quality(name, point, each) for name, points in forecasts.items() for point, each in points.items()),
         tuple(quality for name, points in forecasts.items() for quality in _by_step(name, list(points.values()))),
-        {name: [_curve(point, each) for point, each in points.items()] for name, points in forecasts.items()},
+        {
+            name: {_label(point): bins(each.accepted, each.forecast) for point, each in points.items()}
+            for name, points in forecasts.items()
+        },
     )
 
 
-def survival_forecasts(
-    model: AcceptanceModel, first: Array, problem: Array, point: Point, texts: Texts, steps: int
-) -> Forecasts:
-    """Forecasts S at every step of r rounds.
+def survival_forecasts(model: AcceptanceModel, rows: Rows, point: Point, texts: Texts, steps: int) -> Forecasts:
+    """Forecasts S at every step of the r rounds whose first tokens are among the rows.
 
     As in decoding, a draft goes on past its first rejected token, which drafting cannot know. What it would draft
     there is taken from the target's text: traces along the target hold nothing else. So S is evaluated wherever the
@@ -276,9 +275,11 @@ def survival_forecasts(
 
     Args:
         model: forecasts a.
-        first: (r, features) of the rounds' first tokens.
-        problem: (r,) ids.
+        rows: examples of a.
+        steps: tokens of a round, at most.
     """
+    begins = _column(rows.values, "step") == 1
+    first, problem = rows.values[begins], rows.problem[begins]
     base = texts.rows(problem, _column(first, "position"))
     context, end, accepted = _context(first), texts.ends(base), texts.accepted(*point)
     going, alive = np.ones(len(base), bool), np.ones(len(base), bool)
@@ -287,28 +288,24 @@ def survival_forecasts(
     parts: list[tuple[Array, ...]] = []
     for step in range(steps):
         going &= base + step < end
-        rows = np.minimum(base + step, end - 1)
-        drafted.append(now := texts.drafted(rows))
-        values = matrix([*feature_values(drafted, context), *texts.state(rows)])
+        at = np.minimum(base + step, end - 1)
+        drafted.append(now := texts.drafted(at))
+        values = matrix([*feature_values(drafted, context), *texts.state(at)])
         chance = chance * model.predict_proba(values)[:, 1]
         probability, entropy = probability * now.probability, entropy + now.entropy
-        alive &= accepted[rows]
+        alive &= accepted[at]
         columns = (chance, alive, np.full(len(base), step + 1), probability, entropy)
         parts.append(tuple(column[going] for column in columns))
         going &= now.ends == 0
     return Forecasts(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _forecasts(model: AcceptanceModel, values: Array, accepted: Array, ahead: int) -> Forecasts:
+def _forecasts(model: AcceptanceModel, rows: Rows, ahead: int) -> Forecasts:
     """Returns forecasts about the token `ahead` of the last drafted one."""
+    values = rows.values
     probability, entropy = _column(values, "probability"), _column(values, "entropy")
     step = _column(values, "step") + ahead
-    return Forecasts(model.predict_proba(values)[:, 1], accepted, step, probability, entropy)
-
-
-def _forecasts_s(model: AcceptanceModel, rows: Rows, point: Point, texts: Texts) -> Forecasts:
-    first = _column(rows.accepting, "step") == 1
-    return survival_forecasts(model, rows.accepting[first], rows.problem[first], point, texts, STEPS)
+    return Forecasts(model.predict_proba(values)[:, 1], rows.accepted, step, probability, entropy)
 
 
 def _context(first: Array) -> RoundContext:
@@ -345,10 +342,9 @@ def _by_step(name: Name, forecasts: Sequence[Forecasts]) -> Iterator[StepQuality
         )  # fmt: skip
 
 
-def _curve(point: Point, each: Forecasts) -> Curve:
+def _label(point: Point) -> str:
     name, threshold = point
-    label = f"{name}, lossless" if threshold < 0 else f"{name} ≤ {threshold:.3g}"
-    return Curve(label, *bins(each.accepted, each.forecast))
+    return f"{name}, lossless" if threshold < 0 else f"{name} ≤ {threshold:.3g}"
 
 
 def _auc(accepted: Array, score: Array) -> float | None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -29,17 +29,19 @@ from fsd_collectors.replay.rounds import (
     Lanes,
     RoundPolicy,
     Rounds,
-    RoundStarts,
     lanes_of,
     simulate_rounds,
 )
 from fsd_collectors.store import reading
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_predictors.features import (
     COLUMNS,
     FEATURES,
     NO_HISTORY,
+    ROLES,
     STATE,
+    Forecast,
     TokenKinds,
     drafted,
     feature_values,
@@ -75,8 +77,9 @@ def split_problems(traces: reading.Traces, limit: int | None = None) -> ProblemS
     table = traces.to_pandas(["problem"], where=[_TUNING], table="completions")
     ids = [int(each) for each in table["problem"].unique()[:limit]]
     if len(ids) < LEAST:
+        within = "" if limit is None else f" within {named('limit')}"
         raise UsageError(
-            f"the traces hold {len(ids)} problems of the tuning part{'' if limit is None else ' within --limit'}; a "
+            f"the traces hold {len(ids)} problems of the tuning part{within}; a "
             f"predictor needs at least {LEAST}, better 1000: collect more with fsd-collect"
         )
     ids.sort(key=lambda problem: hashlib.sha256(_SALT + str(problem).encode()).digest())
@@ -138,12 +141,6 @@ def _below(columns: Mapping[str, Array], key: float) -> Mapping[str, Array]:
     return columns if kept.all() else {name: column[kept] for name, column in columns.items()}
 
 
-CEILING = ("target_entropy", "target_varentropy", "target_top1", "target_top2")
-"""Features that no draft knows, of the position that is forecast: they bound what better features could gain."""
-
-Forecast = Literal["accepting", "next"]
-
-
 @dataclass(frozen=True)
 class Examples:
     """n examples of one forecast."""
@@ -157,26 +154,26 @@ class Examples:
 
 @dataclass(frozen=True)
 class ExampleMaker:
-    """Makes examples of rounds over a block; with `ceiling`, the columns `CEILING` follow the features."""
+    """Makes examples of rounds over a block."""
 
     case: Case
     block: Block
     scale: ShareScale
     kinds: TokenKinds
-    ceiling: bool = False
 
     def __call__(self, rounds: Rounds, chosen: Array) -> Iterator[Examples]:
         """Yields the examples of the rounds at indices `chosen` (c,), one step of the drafts after another."""
         verified, going, step = rounds.verified, chosen, 0
         while len(going := going[self._has_token(rounds, going, step)]):
             starts, accepted = rounds.starts.select(going), verified.accepted[going] > step
-            values = self._values(starts, step)
+            steps = [drafted(self.block.columns, starts.rows + i, self.kinds) for i in range(step + 1)]
+            values = matrix(feature_values(steps, round_context(starts, self.scale)))
             at, ends = starts.rows + step, values[:, FEATURES.index("ends")] > 0
-            yield self._examples("accepting", values, accepted, at, at, going)
+            yield Examples("accepting", values, accepted, at, going)
             following = np.minimum(at + 1, starts.lanes.ends - 1)
             next_accepted = ~ends & self._verifier.accepts(following, starts.lanes.thresholds)
             kept = np.flatnonzero(accepted & (ends | (at + 1 < starts.lanes.ends)))
-            yield self._examples("next", values[kept], next_accepted[kept], at[kept], following[kept], going[kept])
+            yield Examples("next", values[kept], next_accepted[kept], at[kept], going[kept])
             going, step = going[accepted & ~ends], step + 1
 
     @cached_property
@@ -188,18 +185,6 @@ class ExampleMaker:
         starts = rounds.starts
         return (rounds.verified.drafted[chosen] > step) & (starts.rows[chosen] + step < starts.lanes.ends[chosen])
 
-    def _values(self, starts: RoundStarts, step: int) -> Array:
-        """Returns the features (n, features) of n rounds after this step."""
-        steps = [drafted(self.block.columns, starts.rows + i, self.kinds) for i in range(step + 1)]
-        return matrix(feature_values(steps, round_context(starts, self.scale)))
-
-    def _examples(
-        self, forecast: Forecast, values: Array, accepted: Array, at: Array, about: Array, rounds: Array
-    ) -> Examples:
-        if self.ceiling:
-            values = np.column_stack([values, *(self.block.columns[name][about] for name in CEILING)])
-        return Examples(forecast, values, accepted, at, rounds)
-
 
 _LOSSLESS = -1.0
 _LEAST = math.log(0.1 / 0.9)  # logit of the smallest share drawn: below it D accepts what is accepted anyway
@@ -209,26 +194,16 @@ Thresholds = int | Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Rows:
-    """n examples of a_j, `accepting`, and m of b_{j+1}, `next`.
+    """n examples of one forecast; the threshold's share, the divergence and the step are among the features."""
 
-    The threshold's share, the divergence and the step are among the features.
-    """
-
-    accepting: Array  # (n, features)
-    accepted: Array  # (n,) bool
-    next: Array  # (m, features)
-    next_accepted: Array  # (m,) bool
+    values: Array  # (n, features)
+    accepted: Array  # (n,) bool labels
     problem: Array  # (n,) ids
-    next_problem: Array  # (m,) ids
-    hidden: Array | None  # (n, H) the draft's hidden state that gave the last q
-    next_hidden: Array | None  # (m, H)
+    hidden: Array | None = None  # (n, H) the draft's hidden state that gave the last q
 
     def joined(self) -> Rows:
         """Returns the rows as models read them: with the hidden states, where there are any, after the features."""
-        if self.hidden is None or self.next_hidden is None:
-            return self
-        accepting, following = (self.accepting, self.hidden), (self.next, self.next_hidden)
-        return replace(self, accepting=np.column_stack(accepting), next=np.column_stack(following))
+        return self if self.hidden is None else replace(self, values=np.column_stack([self.values, self.hidden]))
 
 
 def training_rows(
@@ -242,9 +217,8 @@ def training_rows(
     thresholds: Thresholds = 6,
     seed: int = 0,
     limit: int = 300_000,
-    ceiling: bool = False,
     hidden: bool = False,
-) -> Rows:
+) -> dict[Forecast, Rows]:
     """Makes the training rows of the problems (all by default) for every divergence of the scale.
 
     Args:
@@ -258,7 +232,6 @@ def training_rows(
             named there are left out.
         seed: seed of the thresholds, the draft lengths and the sample.
         limit: maximum number of rows of each model; beyond it a random sample of whole rounds is kept.
-        ceiling: adds the features `examples.CEILING`.
         hidden: adds the draft's hidden states, which the traces must hold.
 
     Raises:
@@ -268,18 +241,16 @@ def training_rows(
     where = None if problems is None else pc.field("problem").isin(list(problems))
     selected = _cases(traces, rule, scale, thresholds, where)
     random, sample = np.random.default_rng(seed), Sample(limit)
-    extra = [*(CEILING if ceiling else ()), *([STATE] if hidden else ())]
-    columns = ["problem", *(name for case in selected for name in case.columns), *COLUMNS, *extra]
+    columns = ["problem", *(name for case in selected for name in case.columns), *COLUMNS, *([STATE] if hidden else ())]
     for block in blocks(traces, columns, where, STEPPED_ROWS):
         carried = _carried(block)
         for case in selected:
             lanes = _lanes(case, block, scale, check_lengths([most]), thresholds, random)
-            _add(sample, ExampleMaker(case, block, scale, kinds, ceiling), lanes, carried, random)
-    a, b = sample.columns("accepting"), sample.columns("next")
-    return Rows(
-        a["values"], a["accepted"], b["values"], b["accepted"], a["problem"], b["problem"],
-        a.get("hidden"), b.get("hidden"),
-    )  # fmt: skip
+            _add(sample, ExampleMaker(case, block, scale, kinds), lanes, carried, random)
+    kept = {forecast: sample.columns(forecast) for forecast in ROLES}
+    return {
+        forecast: Rows(of["values"], of["accepted"], of["problem"], of.get("hidden")) for forecast, of in kept.items()
+    }
 
 
 def _cases(traces: Traces, rule: str, scale: ShareScale, thresholds: Thresholds, where: Any) -> list[Case]:

@@ -9,9 +9,9 @@ import pytest
 
 from fsd_calib import RunConfig, SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces, load_traces
 from fsd_calib.cli import calibrate as calibrate_app
-from fsd_calib.cli import collect, generate, profile, traces, train
+from fsd_calib.cli import collect, generate, profile, traces, train_predictor
 from fsd_calib.cli.console import run
-from fsd_calib.search.study import open_journal
+from fsd_calib.search.study_storage import open_journal
 from fsd_calib.tasks import load_task
 from fsd_predictors.predictor import Predictor
 from support.calibration.profiles import profile as made_up
@@ -56,7 +56,7 @@ def test_a_null_character_is_one_line(name: str, tmp_path: Path, monkeypatch: py
         *((calibrate_app, ["--task", "arithmetic", "--min-acc", "0.9", option, BAD])
           for option in ("--out", "--data", "--cache", "--state", "--storage", "--predictor", "--target", "--draft")),
         *((collect, ["--task", "arithmetic", option, BAD]) for option in ("--out", "--data")),
-        (train, ["--traces", BAD, "--out", "x"]), (train, ["--traces", "x", "--out", BAD]),
+        (train_predictor, ["--traces", BAD, "--out", "x"]), (train_predictor, ["--traces", "x", "--out", BAD]),
         (generate, ["--profile", BAD, "text"]), (profile, ["show", BAD]), (profile, ["validate", BAD]),
         (profile, ["diff", BAD, BAD]), (traces, ["verify", BAD]), (traces, ["describe", BAD]),
         (traces, ["plot", "x", "--out", BAD]),

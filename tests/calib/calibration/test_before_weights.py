@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from fsd_calib import calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import memory
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.report.plan import device_time, print_plan
 from fsd_common.errors import UsageError
 from fsd_common.progress.chosen import Lines
@@ -102,6 +102,7 @@ def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
     monkeypatch.setattr(memory, "available", lambda device: free)
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_refused_with_the_arithmetic(
     tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,12 +116,14 @@ def test_too_little_memory_is_refused_with_the_arithmetic(
     assert loaded == []
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("device", ["foo", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_first(device: str, tmp_path: Path, loaded: list[Any]) -> None:
     assert device in refusal(tmp_path, device=device)
     assert loaded == []
 
 
+@pytest.mark.slow
 def test_careful_timing_needs_the_models_twice(
     tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def test_careful_timing_needs_the_models_twice(
     ]
 
 
+@pytest.mark.slow
 def test_the_batch_size_is_the_largest_that_fits(
     tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +143,7 @@ def test_the_batch_size_is_the_largest_that_fits(
     for free, chosen in sizes.items():
         plan = planned(monkeypatch, free, chosen)
         assert plan.batch_size == chosen
-        assert free is None or plan.need.total <= free
+        assert free is None or plan.total <= free
     with_memory(monkeypatch, 40_000_000)
     assert refusal(tmp_path) == "weights are loaded"
 
@@ -163,7 +167,7 @@ def test_a_plan_names_the_memory_and_the_device_hours(tmp_path: Path) -> None:
     ).plan()
     assert plan.memory is not None
     assert (plan.memory.batch_size, plan.devices) == (32, 1)
-    assert plan.memory.need.target == 0  # it is loaded already
+    assert plan.memory.need["target's weights"] == 0  # it is loaded already
     assert plan.device_seconds == plan.seconds
     assert replace(plan, devices=2).device_seconds == 2 * plan.seconds
     print_plan(plan, console := paper(80))
@@ -175,6 +179,7 @@ def test_a_plan_names_the_memory_and_the_device_hours(tmp_path: Path) -> None:
     assert "KV caches" in text
 
 
+@pytest.mark.slow
 def test_what_cannot_be_estimated_is_said_and_no_refusal(tmp_path: Path) -> None:
     target, draft = tiny_calibration.far_apart()
     target.hf_device_map = {"": "cpu"}

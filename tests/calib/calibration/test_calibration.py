@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 
 from fsd_calib import calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.config import Goal, RunConfig, SearchSpace
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
 from fsd_common.progress.chosen import Lines
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import family_id
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -63,9 +63,9 @@ def session(
 
 
 def attempt(state: Path, **changes: Any) -> int:
-    frozen, claim = [Configuration("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
+    frozen, claim = [Setting("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
     with session(state, **changes) as made:
-        return made.holdout.open(frozen, made.configuration("target"), claim, 0.95).attempt.number
+        return made.holdout.open(frozen, made.setting("target"), claim, 0.95).attempt.number
 
 
 def marked(state: Path) -> int:
@@ -131,6 +131,7 @@ def test_drafts_in_turn_are_attempts_in_turn_and_a_name_is_none(tmp_path: Path) 
     assert attempt(tmp_path, name="renamed") == 1
 
 
+@pytest.mark.slow
 def test_a_plan_marks_what_it_decodes_under_a_threshold_and_no_more(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="takes at least"):
         planned(tmp_path, min_acc=0.98, confidence=0.999)
@@ -141,6 +142,7 @@ def test_a_plan_marks_what_it_decodes_under_a_threshold_and_no_more(tmp_path: Pa
         assert len(made.tuning.problems) > 64
 
 
+@pytest.mark.slow
 def test_problems_that_were_tuned_on_are_left_out_and_noted(tmp_path: Path) -> None:
     log, out = StringIO(), mark(tmp_path, 0.2)
     plan = planned(tmp_path, progress=Lines(log))
@@ -176,6 +178,7 @@ def test_enough_problems_are_enough_for_the_test_that_is_used(seeds: int, test: 
             check_enough(claim, 200, 0.0304, seeds=seeds)
 
 
+@pytest.mark.slow
 def test_damaged_traces_are_set_aside(tmp_path: Path) -> None:
     planned(tmp_path)
     (shard,) = tmp_path.glob("traces/*/completions/*.parquet")

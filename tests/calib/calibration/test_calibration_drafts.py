@@ -72,7 +72,7 @@ def test_the_profile_is_of_the_chosen_one_and_names_the_other(made: ThresholdPro
 @pytest.mark.slow
 def test_a_front_has_points_of_both(front: ThresholdProfile) -> None:
     (other,) = front.other_drafts
-    assert {point.draft for point in front.curve if point.threshold is not None} == {None, other.id}
+    assert {point.setting.draft for point in front.curve if point.setting.threshold is not None} == {None, other.id}
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_the_nearer_of_two_equally_fast_drafts_is_chosen(made: ThresholdProfile)
 @pytest.mark.slow
 def test_points_of_another_draft_say_so(front: ThresholdProfile) -> None:
     (other,) = front.other_drafts
-    points = [p for p in front.curve if p.draft == other.id and p.threshold is not None]
+    points = [p for p in front.curve if p.setting.draft == other.id and p.setting.threshold is not None]
     choice = front.model_copy(update={"curve": points}).at(min_acc=0.01, certified=False)
     assert choice.draft == other.id
 

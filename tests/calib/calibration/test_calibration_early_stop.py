@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
+from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces, load_traces
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
+from fsd_calib.calibration import predictor as training
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.config import Goal, RunConfig, SearchSpace
+from fsd_calib.calibration.baseline import TRACED
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
 from fsd_common.progress.chosen import Lines
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
 from support.models import tiny_calibration
@@ -47,7 +49,7 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "predictor"
 
 
-def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], explore: bool = False) -> str:
+def planned(state: Path, predictor: Path | str, problems: tuple[Problem, ...], explore: bool = False) -> str:
     """The notes that the user sees."""
     target, draft = related(seed=1, spread=0.05)
     task, log = replace(tiny_calibration.task(300), problems=problems), StringIO()
@@ -64,9 +66,9 @@ def followed(made: ThresholdProfile, folder: Path) -> CurvePoint:
 
     Whether it is worth choosing is left to chance on models this small.
     """
-    point = max((p for p in made.curve if p.threshold is not None), key=lambda p: p.problems)
-    changes = {"outcome": "untested", "threshold": point.threshold, "lossy": True, "estimate": None,
-               "draft_length": point.draft_length}  # fmt: skip
+    point = max((p for p in made.curve if p.setting.threshold is not None), key=lambda p: p.problems)
+    changes = {"outcome": "untested", "threshold": point.setting.threshold, "lossy": True, "estimate": None,
+               "draft_length": point.setting.draft_length}  # fmt: skip
     made.model_copy(update=changes).sealed().save(folder / "profile.json")
     return point
 
@@ -95,8 +97,8 @@ def test_a_profile_stops_drafts_as_its_calibration_did(predictor: Path, tmp_path
     task = tiny_calibration.task(240)
     prompts, ids = [p.prompt for p in task.problems], [p.id for p in task.problems]
     early = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
-    following.stop_policy = None
-    whole = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
+    to_the_end = following.reconfigured(replace(following.decoding, stop_policy=None))
+    whole = to_the_end.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
     assert sum(r.drafted for r in whole) == 6 * sum(r.rounds for r in whole)
     assert sum(r.drafted for r in early) < 6 * sum(r.rounds for r in early)
     emitted, rounds = sum(r.emitted for r in early), sum(r.rounds for r in early)
@@ -140,6 +142,19 @@ def test_auto_trains_once_on_problems_that_nothing_else_is_measured_on(tmp_path:
 
 
 @pytest.mark.slow
+def test_a_plan_trains_no_predictor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(training, "train", lambda *_, **__: pytest.fail("a plan trains"))
+    problems = tiny_calibration.task(_PROBLEMS).problems
+    notes = planned(tmp_path, "auto", problems)
+    assert "a run trains its predictor first" in notes
+    assert not (tmp_path / "predictors").exists()
+    traced = [load_traces(folder).manifest.task.problems for folder in (tmp_path / "traces").glob("*/")]
+    assert traced == [TRACED]  # and no text that only training reads
+    with pytest.raises(UsageError, match="training a predictor takes at least"):
+        planned(tmp_path, "auto", problems[:300])
+
+
+@pytest.mark.slow
 def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predictor: Path, tmp_path: Path) -> None:
     facts = Predictor.load(predictor).facts
     assert len(facts.trained_ids) == sum(facts.problems.model_dump().values())
@@ -152,6 +167,7 @@ def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predicto
     assert "tuned on before" not in planned(tmp_path, predictor, problems, explore=True)  # nothing is to be certified
 
 
+@pytest.mark.slow
 def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"divergence": "tv"}, "the predictor knows divergences js, not 'tv'"),

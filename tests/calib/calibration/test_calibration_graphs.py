@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib import ThresholdProfile
+from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.graphs import PlannedWork, what_pays
 from fsd_calib.calibration.session import open_session
-from fsd_calib.calibration.timing import Timer, TimingRequest
-from fsd_calib.config import Goal, RunConfig
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.calibration.timing import Timer
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.timing_job import TimingJob, run_job
 from fsd_calib.report.console import usage
@@ -25,6 +24,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.graphs.callers import Compile
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import Sources
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
@@ -76,6 +76,7 @@ def tried(planned: PlannedWork, captured: float, capture: float) -> tuple[str, M
     return way, machine, notes.notes
 
 
+@pytest.mark.slow
 @given(st.floats(0.05, 1.5), st.floats(0.0, 2000.0))
 def test_graphs_are_kept_where_they_save_more_than_capturing_takes(captured: float, capture: float) -> None:
     way, _, (note,) = tried(LONG, captured, capture)
@@ -94,7 +95,7 @@ def test_a_short_calibration_tries_no_graphs() -> None:
 def key_under(compile: Compile) -> str:
     decoder = tiny_decoder()
     decoder.compile = compile
-    return OwnEngine(decoder, tiny_calibration.task(20)).key(Configuration("target", "js", 1), 0).json
+    return OwnEngine(decoder, tiny_calibration.task(20)).key(Setting("target", "js", 1), 0).json
 
 
 def test_compiled_kernels_have_decodings_of_their_own() -> None:
@@ -132,8 +133,9 @@ def test_what_captured_rounds_cost_is_measured_and_recorded(tmp_path: Path) -> N
     assert graphs_made() > 0
     (file,) = (tmp_path / "out").glob("run-*.json")
     facts = json.loads(file.read_text())
-    assert facts["compile"] == found.compile == "capture"
-    assert facts["capture_seconds"] > 20 * facts["seconds_each"]  # beyond doubt: tracing takes seconds
+    assert facts["timings"]["compile"] == found.compile == "capture"
+    pace = facts["timings"]["pace"]
+    assert pace["capture"] > 20 * pace["lossless"]  # beyond doubt: tracing takes seconds
     torch._dynamo.utils.counters.clear()
     alone = calibrated(tmp_path, timing="none")  # another run, which graphs would not pay in
     assert alone.compile == "off"
@@ -148,8 +150,8 @@ def job(folder: Path, compile: Compile) -> TimingJob:
     models = saved(folder)
     decoder = SpeculativeDecoder.from_pretrained(*models, compile=compile)
     with open_session(OwnEngine(decoder, tiny_calibration.task(60)), tiny_calibration.task(60), RunConfig()) as session:
-        timer = Timer(session, Goal(min_acc=0.7), TimingRequest("careful", Sources(models[0], models[1:])))
-        return timer._job([session.configuration("sd", 2)], session.tuning.problems[:4], 1, 1.0)
+        timer = Timer(session, Goal(min_acc=0.7), "careful", Sources(models[0], models[1:]))
+        return timer._job([session.setting("sd", 2)], session.tuning.problems[:4], 1, 1.0)
 
 
 @pytest.mark.slow

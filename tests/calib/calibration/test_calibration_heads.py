@@ -88,7 +88,7 @@ def test_models_heads_and_n_grams_are_compared_in_one_search(
     front = run(tmp_path, drafts, **settings)
     kinds = {info.kind for info in (front.draft, *front.other_drafts)}
     assert kinds == {"model", "eagle", "ngram"}
-    tried = {point.draft or front.draft.id for point in front.curve if point.threshold is not None}
+    tried = {point.setting.draft or front.draft.id for point in front.curve if point.setting.threshold is not None}
     assert len(tried) > 1
     again = run(tmp_path, drafts[::-1], **settings)  # whatever their order
     assert again.effort is not None

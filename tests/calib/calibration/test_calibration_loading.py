@@ -9,23 +9,24 @@ from typing import Any, cast
 import pytest
 
 from fsd_calib import calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.session import open_session
-from fsd_calib.calibration.timing import Timer, TimingRequest
-from fsd_calib.config import Goal, RunConfig
+from fsd_calib.calibration.timing import Timer
 from fsd_calib.engines.cache_key import CacheKey
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine, OwnEngineSource
-from fsd_calib.measuring.timing_job import in_fresh_process, run_job
+from fsd_calib.measuring.fresh_process import in_fresh_process
+from fsd_calib.measuring.timing_job import run_job
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.model_options import Loading
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import Sources
 from support.models import tiny_calibration
 from support.models.tiny_pair import saved
 
 TASK = tiny_calibration.task(60)
 EAGER = {"attn": "eager"}
-FUZZY = Configuration("fsd-coupled", "js", 2, 0.1)
+FUZZY = Setting("fsd-coupled", "js", 2, 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return saved(tmp_path_factory.mktemp("pair"))
 
 
-def key(models: tuple[Path, Path], configuration: Configuration = FUZZY, **options: Any) -> CacheKey:
-    return OwnEngine(SpeculativeDecoder.from_pretrained(*models, **options), TASK).key(configuration, 0)
+def key(models: tuple[Path, Path], setting: Setting = FUZZY, **options: Any) -> CacheKey:
+    return OwnEngine(SpeculativeDecoder.from_pretrained(*models, **options), TASK).key(setting, 0)
 
 
 def test_what_changes_texts_has_a_key_of_its_own(models: tuple[Path, Path]) -> None:
@@ -45,7 +46,7 @@ def test_what_changes_texts_has_a_key_of_its_own(models: tuple[Path, Path]) -> N
 
 
 def test_how_the_draft_is_run_is_no_part_of_the_targets_own_texts(models: tuple[Path, Path]) -> None:
-    alone = Configuration("target", "js", 1)
+    alone = Setting("target", "js", 1)
     assert key(models, alone, draft_model_kwargs=EAGER) == key(models, alone)
     assert key(models, alone, model_kwargs=EAGER) != key(models, alone)
 
@@ -67,10 +68,10 @@ def test_fresh_processes_load_models_in_the_same_way(models: tuple[Path, Path]) 
     """Keys of what was chosen tell that they do; without the options they refuse the job."""
     loading = Loading.of(EAGER, {"attn": "sdpa"})
     decoder = SpeculativeDecoder.from_pretrained(*models, model_kwargs=loading.target, draft_model_kwargs=loading.draft)
-    request = TimingRequest("careful", Sources(models[0], models[1:], loading=loading))
+    sources = Sources(models[0], models[1:], loading=loading)
     with open_session(OwnEngine(decoder, TASK), TASK, RunConfig()) as session:
-        timer = Timer(session, Goal(min_acc=0.7), request)
-        job = timer._job([session.configuration("sd", 2), FUZZY], session.tuning.problems[:12], 1, 1.0)
+        timer = Timer(session, Goal(min_acc=0.7), "careful", sources)
+        job = timer._job([session.setting("sd", 2), FUZZY], session.tuning.problems[:12], 1, 1.0)
     assert in_fresh_process(run_job, job).of(FUZZY).value > 0
     with pytest.raises(UsageError, match="the models or library versions have changed since the calibration"):
         run_job(replace(job, source=replace(cast(OwnEngineSource, job.source), sources=Sources(models[0], models[1:]))))

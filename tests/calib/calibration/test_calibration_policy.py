@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
+from fsd_calib.calibrate_options import Goal, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.policy_families import check_policies, shapes
-from fsd_calib.config import Goal, SearchSpace
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
+from fsd_decoding.profile.setting import Setting
 from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
@@ -83,8 +83,8 @@ def test_a_shape_is_certified_and_saved(made: ThresholdProfile, folder: Path) ->
     assert made.policy is not None
     assert made.policy.name == "schedule"
     assert made.certificate.certified
-    assert made.policy.identity in {p.policy.identity for p in made.curve if p.policy is not None}
-    assert all((p.policy is None) == (p.threshold is None) for p in made.curve)
+    assert made.policy.identity in {p.setting.policy.identity for p in made.curve if p.setting.policy is not None}
+    assert all((p.setting.policy is None) == (p.setting.threshold is None) for p in made.curve)
     assert ThresholdProfile.load(folder / "out" / "profile.json") == made
 
 
@@ -93,10 +93,10 @@ def test_a_decoder_of_the_profile_makes_the_texts_of_the_calibration(made: Thres
     problems = list({p.key: p for p in reversed(TASK.problems)}.values())  # repeats are not decoded
     following = decoder(folder / "out" / "profile.json")
     assert made.policy is not None
-    configuration = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
+    setting = Setting(made.rule, made.divergence, made.draft_length, made.threshold, made.policy)
     with ResultCache(folder / "cache" / "decodings.sqlite") as store:
         cached = CachedDecoder(OwnEngine(following, TASK), TASK, store)
-        known = cached(configuration, problems)
+        known = cached(setting, problems)
         assert cached.decoded == 0
     prompts, ids = [p.prompt for p in problems], [p.id for p in problems]
     texts = following.generate(prompts, TASK.max_new_tokens, ids=ids)
@@ -129,9 +129,9 @@ def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Pat
     assert (made.certificate.certified, made.policy.name) == (True, policy)
     following = decoder(made)
     texts = following.generate([p.prompt for p in TASK.problems[:40]], 12, ids=[p.id for p in TASK.problems[:40]])
-    configuration = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
+    setting = Setting(made.rule, made.divergence, made.draft_length, made.threshold, made.policy)
     with ResultCache(tmp_path / "cache" / "decodings.sqlite") as store:
-        known = CachedDecoder(OwnEngine(following, TASK), TASK, store)(configuration, TASK.problems[:40])
+        known = CachedDecoder(OwnEngine(following, TASK), TASK, store)(setting, TASK.problems[:40])
     assert [(r.text, r.rounds) for r in texts] == [(d.text, d.rounds) for (d,) in known]
 
 
@@ -140,19 +140,22 @@ def test_a_front_of_several_families_says_which_point_is_whose(folder: Path) -> 
     """From its points a decoder may take any, with what moves T there."""
     mixed = (Schedule(2.0, 1.0, over=6), "constant")
     front = run(folder, threshold_policy=mixed, pareto=True, min_acc=None, trials=4)
-    assert {p.policy and p.policy.name for p in front.curve if p.threshold is not None} == {None, "schedule"}
-    point = next(p for p in front.curve if p.policy is not None and p.source == "certification")
+    assert {p.setting.policy and p.setting.policy.name for p in front.curve if p.setting.threshold is not None} == {
+        None,
+        "schedule",
+    }
+    point = next(p for p in front.curve if p.setting.policy is not None and p.source == "certification")
     only = front.model_copy(update={"curve": [point]})
     choice = only.at(min_acc=point.retention / 2, certified=False)
-    assert choice.policy == point.policy
+    assert choice.setting.policy == point.setting.policy
     with pytest.warns(UserWarning, match="chooses no point"):
         following = decoder(front)
     results = following.generate(
-        ["w20 w30"], 12, rule=choice.rule, threshold=choice.moved, draft_length=choice.draft_length
+        ["w20 w30"], 12, rule=choice.setting.rule, threshold=choice.moved, draft_length=choice.draft_length
     )
     assert isinstance(choice.moved, ScalePolicy)
     expected = following.generate(
-        ["w20 w30"], 12, rule=choice.rule, threshold=mixed[0].at(choice.threshold), draft_length=4
+        ["w20 w30"], 12, rule=choice.setting.rule, threshold=mixed[0].at(choice.threshold), draft_length=4
     )
     assert results == expected
 

@@ -15,15 +15,15 @@ from fsd_calib.report.verdict import verdict
 from fsd_calib.tasks import Problem, Task
 from fsd_calib.tasks.split import parts_of
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from support.calibration.fixed_speeds import fix_costs, fix_speeds
-from support.calibration.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
+from support.calibration.profiles import FRONT, NO_COUNTS, TOO_SLOW, UNCERTIFIED, at, profile, values
 from support.calibration.reports import one_line, paper, text_of
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related, tiny_decoder
 
-_NOTHING_DECODED = {f"certificate.{name}": 0 for name in ("problems", "both_right", "lost", "gained", "both_wrong")} | {
+_NOTHING_DECODED = {"certificate.problems": 0, "certificate.counts": NO_COUNTS} | {
     f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "accuracy_lower_bound")
 }
 
@@ -75,19 +75,19 @@ def test_sampling_noise_is_not_called_rounding(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outcome", [UNCERTIFIED, TOO_SLOW, FRONT])
 def test_the_lossless_rule_runs_at_its_own_draft_length(outcome: dict[str, object]) -> None:
     """`draft_length` is the fuzzy setting's: on the bundled pair 12, where the lossless rules are best at 4."""
-    assert profile(outcome).effective_draft_length == 4
+    assert profile(outcome).followed.draft_length == 4
 
 
 def test_the_fastest_is_by_time_not_by_tokens_a_round() -> None:
-    long = {**values()["curve"][2], "draft_length": 12, "tokens_per_round": 9.0, "forecast": 30.0}
+    long = {**at(2, draft_length=12), "tokens_per_round": 9.0, "forecast": 30.0}
     made = profile({**UNCERTIFIED, "curve": [*values()["curve"][:3], long]})
     assert made.at(min_acc=0.85, certified=False).draft_length == 5
 
 
 def test_a_tuning_point_beyond_one_that_failed_on_certification_is_not_chosen() -> None:
-    failed = {**values()["curve"][4], "threshold": 0.25, "accuracy": 0.8, "retention": 0.86, "lower_bound": None,
+    failed = {**at(4, threshold=0.25), "accuracy": 0.8, "retention": 0.86, "lower_bound": None,
               "counts": None}  # fmt: skip
-    lucky = {**values()["curve"][2], "threshold": 0.3, "retention": 0.95, "forecast": 71.0,
+    lucky = {**at(2, threshold=0.3), "retention": 0.95, "forecast": 71.0,
              "tokens_per_round": 5.9}  # fmt: skip
     chosen = profile({**UNCERTIFIED, "curve": [values()["curve"][1], failed, lucky]}).at(min_acc=0.9, certified=False)
     assert chosen.threshold != 0.3
@@ -101,8 +101,8 @@ def test_the_footnote_names_the_part_that_was_decoded() -> None:
 
 def test_the_footnote_counts_what_was_decoded() -> None:
     """Betting and futility stop early: 70 of 700 problems decoded are not 700."""
-    few = {"certificate.problems": 70, "certificate.both_right": 70, "certificate.lost": 0, "certificate.gained": 0,
-           "certificate.both_wrong": 0, "certificate.retention": 1.0, "certificate.accuracy": 1.0}  # fmt: skip
+    few = {"certificate.problems": 70, "certificate.counts": NO_COUNTS | {"both_right": 70},
+           "certificate.retention": 1.0, "certificate.accuracy": 1.0}  # fmt: skip
     assert "700 problems" not in notes(profile(few))
 
 
@@ -123,7 +123,7 @@ def test_a_noisy_clock_leaves_what_is_certified_certified_and_followed(
     assert made.speed.intervals is not None
     assert made.speed.intervals.over_sd[0] < 1 < made.speed.intervals.over_sd[1]
     assert (made.outcome, made.met, made.certificate.certified) == ("certified-speed-unknown", True, True)
-    assert (made.lossy, made.estimate, made.effective_rule) == (True, None, made.rule)
+    assert (made.lossy, made.estimate, made.followed.rule) == (True, None, made.rule)
     setting: dict[str, Any] = {"rule": made.rule, "threshold": made.threshold, "draft_length": made.draft_length}
     assert _texts_following(made) == _texts(tiny_decoder(divergence=made.divergence), **setting)
     assert _texts_following(made) != _texts(tiny_decoder(), rule="sd")
@@ -169,10 +169,10 @@ def test_what_is_shown_slower_remains_certified_and_decoders_run_sd(
 ) -> None:
     fix_speeds(monkeypatch, 0.8)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160)
-    assert (made.outcome, made.threshold, made.effective_rule) == ("certified-slower", None, "sd")
+    assert (made.outcome, made.threshold, made.followed.rule) == ("certified-slower", None, "sd")
     assert (made.met, made.lossy, made.certificate.certified) == (True, False, True)
-    assert _texts_following(made) == _texts(tiny_decoder(), rule="sd", draft_length=made.effective_draft_length)
-    assert made.effective_draft_length == made.sd_draft_length
+    assert _texts_following(made) == _texts(tiny_decoder(), rule="sd", draft_length=made.followed.draft_length)
+    assert made.followed.draft_length == (made.sd and made.sd.draft_length)
     assert made.certificate.lower_bound is not None
     assert made.certificate.problems == made.data.certification
     assert made.estimate is not None
@@ -200,7 +200,7 @@ def test_texts_that_the_context_cuts_short_are_counted(tmp_path: Path, monkeypat
         tmp_path / "out", tmp_path / "cache", problems=160, pair=(target, draft), explore=True, trials=4
     )
     task, cut = tiny_calibration.task(160), made.truncation
-    (point,) = {p.problems for p in made.curve if p.source == "tuning" and p.threshold is None}
+    (point,) = {p.problems for p in made.curve if p.source == "tuning" and p.setting.threshold is None}
     problems = parts_of(task).tuning[:point]
     texts = SpeculativeDecoder(target, draft, word_tokenizer()).generate(
         [p.prompt for p in problems], task.max_new_tokens, ids=[p.id for p in problems], rule="target"
@@ -218,7 +218,7 @@ def test_an_explored_setting_is_estimated_whatever_its_speed(tmp_path: Path, mon
     fix_speeds(monkeypatch, 1.02, spread=0.5)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, explore=True)
     assert made.outcome == "untested"
-    (point,) = (p for p in made.curve if p.configuration == made.configuration)
+    (point,) = (p for p in made.curve if p.setting == made.chosen)
     assert point.interval is not None
     low, high = point.interval
     assert low <= point.retention <= high
@@ -235,14 +235,14 @@ def test_more_than_the_target_keeps_is_granted_though_no_faster(
         _better_changed(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path, min_acc=1.1,
         divergence="tv", draft_length=(2, 4),
     )  # fmt: skip
-    assert (made.outcome, made.lossy, made.effective_rule) == ("certified-slower", True, made.rule)
+    assert (made.outcome, made.lossy, made.followed.rule) == ("certified-slower", True, made.rule)
     assert "slower than sd, which was not shown to do what was requested; decoders" in verdict(made)
 
 
 @pytest.mark.slow
 def test_a_front_is_labelled_with_the_part_it_was_measured_on(tmp_path: Path) -> None:
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, min_acc=None, pareto=True)
-    alone = next(p for p in made.curve if (p.rule, p.source) == ("target", "certification"))
+    alone = next(p for p in made.curve if (p.setting.rule, p.source) == ("target", "certification"))
     assert f"certification part: {alone.problems} problems" in notes(made)
 
 
@@ -264,7 +264,7 @@ def test_nothing_tried_is_a_plain_outcome(tmp_path: Path, goal: dict[str, Any]) 
 @pytest.mark.slow
 def test_an_accuracy_that_the_target_has_is_certified_of_lossless_decoding(tmp_path: Path) -> None:
     made = _of_an_equal_draft(tmp_path, acc="absolute", min_acc=0.4)
-    assert (made.outcome, made.effective_rule, made.certificate.attempt) == ("lossless", "sd", 1)
+    assert (made.outcome, made.followed.rule, made.certificate.attempt) == ("lossless", "sd", 1)
     assert made.certificate.lossless
     assert (made.certificate.accuracy_lower_bound or 0.0) >= 0.4
     assert "lossless decoding reaches at least 40% accuracy" in verdict(made)
@@ -299,7 +299,7 @@ def test_an_absolute_goal_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, m
     fix_speeds(monkeypatch, 0.8)
     goal: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4}
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **goal)
-    assert (made.outcome, made.effective_rule) == ("certified-slower", "sd")
+    assert (made.outcome, made.followed.rule) == ("certified-slower", "sd")
     assert not made.certificate.lossless
     fix_speeds(monkeypatch, 1.5)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **goal)
@@ -340,7 +340,7 @@ def _texts(decoder: SpeculativeDecoder, **setting: Any) -> list[str]:
 
 
 def _named(point: CurvePoint) -> tuple[str, str, int, float | None]:
-    return point.rule, point.divergence, point.draft_length, point.threshold
+    return point.setting.rule, point.setting.divergence, point.setting.draft_length, point.setting.threshold
 
 
 def printed(made: ThresholdProfile) -> str:

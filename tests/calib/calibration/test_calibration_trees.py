@@ -11,14 +11,14 @@ import pytest
 from transformers import PreTrainedModel
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, TreeShape, calibrate
+from fsd_calib.calibrate_options import Goal, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import decoding_of, setting_of
-from fsd_calib.config import Goal, SearchSpace
 from fsd_calib.engines.base import Limits
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_common.errors import UsageError
 from fsd_decoding.observers.token_sources import DraftedTrees
+from fsd_decoding.profile.setting import Setting
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
 from support.messages import usage_error
@@ -66,7 +66,7 @@ def test_chains_and_several_shapes_are_searched_and_certified_together(
     fix_speeds(monkeypatch, 2.0)
     settings: dict[str, Any] = {"tree": (None, SMALL, LARGE), "draft_length": (2, 3), "pareto": True, "min_acc": None}
     front = run(tmp_path, **settings, trials=12)
-    shapes = {point.tree for point in front.curve if point.threshold is not None}
+    shapes = {point.setting.tree for point in front.curve if point.setting.threshold is not None}
     assert len(shapes) > 1
     assert shapes <= {None, SMALL, LARGE}
     assert ThresholdProfile.load(tmp_path / "out") == front
@@ -96,12 +96,12 @@ def test_chains_may_be_named_and_are_no_trees(tree: Any) -> None:
 
 def test_a_configuration_is_read_back_from_json() -> None:
     for tree in (None, SMALL):
-        arm = Configuration("fsd-coupled", "js", 4, 0.1, tree=tree)
-        assert Configuration.of(json.loads(json.dumps(arm.values))) == arm
+        arm = Setting("fsd-coupled", "js", 4, 0.1, tree=tree)
+        assert Setting.of(json.loads(json.dumps(arm.values))) == arm
 
 
 def test_vllm_is_told_that_it_drafts_no_trees() -> None:
-    with pytest.raises(UsageError, match="drafts trees, which vLLM does not; calibrate without --tree"):
+    with pytest.raises(UsageError, match="drafts trees, which vLLM does not; calibrate chains"):
         check_profile(profile({"tree": {"top_k": 2, "nodes": 4}}))
 
 

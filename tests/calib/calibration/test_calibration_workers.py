@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fsd_calib import ThresholdProfile, calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder, prepare
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.plan import Plan
-from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
@@ -122,6 +122,7 @@ def test_the_plan_is_of_the_workers_that_there_are(
     assert len(list((tmp_path / "out").glob("run-*.json"))) == 1
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(("workers", "gpus"), [(8, 8), (3, 3), (16, 8)])
 def test_workers_are_spread_over_as_many_gpus_as_there_are(
     workers: int, gpus: int, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

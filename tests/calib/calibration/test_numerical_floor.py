@@ -10,10 +10,10 @@ import torch
 from scipy.stats import beta
 
 from fsd_calib import calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.numerical_floor import judge, note
+from fsd_calib.calibration.baseline import check_numerical_floor, note_numerical_churn
 from fsd_calib.certification.bounds import Floor
-from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_calib.report.plan import pilot_summary
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
@@ -33,7 +33,7 @@ class Notes(Silent):
 
 def said(goal: Goal, flipped: int, problems: int, accuracy: float = 0.9) -> list[str]:
     churn = NumericalChurn(problems=problems, texts_changed=flipped + 1, outcomes_flipped=flipped)
-    judge(goal, accuracy, churn, notes := Notes())
+    check_numerical_floor(goal, accuracy, churn, notes := Notes())
     return notes.lines
 
 
@@ -46,7 +46,7 @@ def coarse_pair(size: float) -> tuple[Any, Any]:
 
 
 def test_the_floor_is_noted_in_one_line() -> None:
-    note(NumericalChurn(problems=64, texts_changed=1, outcomes_flipped=0), notes := Notes())
+    note_numerical_churn(NumericalChurn(problems=64, texts_changed=1, outcomes_flipped=0), notes := Notes())
     assert notes.lines == [
         "rounding alone (the lossless rule compared with the target) flipped 0 of 64 outcomes, so it flips at most "
         "4.6% of outcomes (95% confidence); it changed 1 texts"
@@ -89,6 +89,7 @@ def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(goal: Go
     said(goal, 60, 256)
 
 
+@pytest.mark.slow
 def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> None:
     def calibration(min_acc: float, size: float) -> Calibration:
         target, draft = coarse_pair(size)

@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from fsd_calib import ThresholdProfile
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from support.calibration.fixed_speeds import fix_costs, fix_speeds
 from support.models import tiny_calibration
 
@@ -20,11 +20,13 @@ def calibrated(folder: Path, **goal: Any) -> Made:
     """With the one study of it."""
     url = f"sqlite:///{folder}/studies.db"
     made = tiny_calibration.run(folder / "out", folder / "cache", storage=url, **goal)
-    (name,) = optuna.get_all_study_names(url)
+    (name,) = (name for name in optuna.get_all_study_names(url) if not name.endswith(" (records)"))
     return made, optuna.load_study(study_name=name, storage=url)
 
 
-@pytest.fixture(scope="module", params=["timed", "untimed", "estimated"])
+@pytest.fixture(
+    scope="module", params=["timed", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("untimed", "estimated"))]
+)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Of what a clock said, of what none did, and of a setting that the clock found to be no faster."""
     folder = tmp_path_factory.mktemp("calibrated")
@@ -45,16 +47,16 @@ def study_records(made: Made) -> list[dict[str, Any]]:
 
 def same(point: CurvePoint, attributes: dict[str, Any]) -> bool:
     names = ("rule", "divergence", "draft_length", "threshold")
-    return all(getattr(point, name) == attributes[name] for name in names)
+    return all(getattr(point.setting, name) == attributes[name] for name in names)
 
 
 def points(profile: ThresholdProfile, threshold: float | None, draft_length: int, rule: str) -> list[CurvePoint]:
     sought = (threshold, draft_length, rule)
-    return [p for p in profile.curve if (p.threshold, p.draft_length, p.rule) == sought]
+    return [p for p in profile.curve if (p.setting.threshold, p.setting.draft_length, p.setting.rule) == sought]
 
 
 def test_the_curve_says_what_the_study_says(made: Made) -> None:
-    tuned = [p for p in made[0].curve if p.source == "tuning" and p.threshold is not None]
+    tuned = [p for p in made[0].curve if p.source == "tuning" and p.setting.threshold is not None]
     agreeing = 0
     for attributes in study_records(made):
         (point,) = [p for p in tuned if same(p, attributes)]
@@ -69,7 +71,7 @@ def test_what_is_counted_on_the_whole_part_is_in_the_study_so(made: Made) -> Non
     """Each setting of the whole part once: as a trial, or as what freezing counted."""
     profile = made[0]
     whole = [p for p in profile.curve if p.source == "tuning" and p.problems == profile.data.tuning]
-    for point in (p for p in whole if p.threshold is not None):
+    for point in (p for p in whole if p.setting.threshold is not None):
         said = [a for a in study_records(made) if same(point, a) and a["problems"] == point.problems]
         assert [a["tokens_per_second"] for a in said] == [point.forecast]
 
@@ -78,7 +80,7 @@ def test_the_profile_says_what_the_curve_says(made: Made) -> None:
     profile, forecast = made[0], made[0].speed.forecast
     chosen = profile.threshold if profile.estimate is None else profile.estimate.threshold
     assert chosen is not None
-    sd_length = profile.sd_draft_length or 0
+    sd_length = profile.sd.draft_length if profile.sd else 0
     assert {p.forecast for p in points(profile, chosen, profile.draft_length, profile.rule)} == {forecast.chosen}
     assert {p.forecast for p in points(profile, None, sd_length, "sd")} == {forecast.sd}
     assert {p.forecast for p in points(profile, None, 1, "target")} == {forecast.target}
@@ -87,7 +89,7 @@ def test_the_profile_says_what_the_curve_says(made: Made) -> None:
 def test_a_setting_has_one_forecast_on_both_parts(made: Made) -> None:
     by_setting: dict[Any, set[float | None]] = {}
     for point in made[0].curve:
-        by_setting.setdefault(point.configuration, set()).add(point.forecast)
+        by_setting.setdefault(point.setting, set()).add(point.forecast)
     assert all(len(forecasts) == 1 for forecasts in by_setting.values())
     assert {p.source for p in made[0].curve} == {"tuning", "certification"}
 

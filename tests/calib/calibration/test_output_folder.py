@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.output_folder import (
     MARK,
@@ -21,7 +22,6 @@ from fsd_calib.calibration.output_folder import (
     save,
 )
 from fsd_calib.calibration.run_file import save_run
-from fsd_calib.config import Goal, RunConfig, SearchSpace
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -12,7 +12,6 @@ import torch
 
 from conformance.threshold_policies import EveryScalePolicy, decoder, thresholds_of
 from fsd_calib.calibration.per_prompt import GAINS, NEEDED, facts_of, per_prompt_shapes
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
@@ -20,6 +19,7 @@ from fsd_decoding.adaptive import Constant, Min, PerPrompt, policy_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.shapes import PROMPT_FACTS, PromptFacts
 from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.setting import Setting
 from support.calibration.simulated_worlds import problems
 from support.models.tiny_models import word_tokenizer
 from support.traces.memory_traces import MemoryTraces
@@ -27,7 +27,7 @@ from support.traces.memory_traces import MemoryTraces
 WEIGHTS, MEANS = (0.4, 0.0, 0.1, -2.0), (2.5, 0.0, 3.0, 0.3)
 PROMPT_OF_TRACE = {0: (3.0, 0.0)}  # what the conformance tests decode
 THRESHOLDS = tuple(np.geomspace(0.01, 1.0, 12))
-CONFIGURATION = Configuration("fsd-coupled", "js", 4)
+CONFIGURATION = Setting("fsd-coupled", "js", 4)
 
 
 def learned_policy() -> PerPrompt:
@@ -136,8 +136,8 @@ class Tolerance:
             p.id: math.exp(-0.5 * self.facts[p.id][1] + e) for p, e in zip(self.problems, noise, strict=True)
         }
 
-    def __call__(self, configuration: Configuration, traced_problems: Sequence[Problem]) -> list[Seeds]:
-        threshold = configuration.threshold or 0.0
+    def __call__(self, setting: Setting, traced_problems: Sequence[Problem]) -> list[Seeds]:
+        threshold = setting.threshold or 0.0
         right = [p.id % 7 > 0 and threshold <= self.tolerates[p.id] for p in traced_problems]
         return [(Decoding(r, "", 10, 2, 8, 8),) for r in right]
 

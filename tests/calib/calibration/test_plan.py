@@ -15,11 +15,11 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
 from fsd_calib.certification.score_test import p_values
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement
 from fsd_calib.report.plan import attempt_line, outlook, print_plan
 from fsd_common.errors import UsageError
 from fsd_common.formatting import duration
+from fsd_decoding.profile.setting import Setting
 from support.calibration.reports import paper, text_of
 
 DELTA = 0.05 * 6 / np.pi**2  # of a first attempt at 95 %
@@ -37,6 +37,7 @@ def share_certified(plan: Plan, prospect: Prospect, wanted: float, problems: int
     return float((p_values(n11, n10, n01, n00, wanted) <= DELTA).mean())
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("problems", [300, 3000])
 @pytest.mark.parametrize(
     "claim", [Claim(0.98), Claim(0.9), Claim(1.0), Claim(0.9, "absolute"), Claim(0.95, "absolute")]
@@ -110,7 +111,7 @@ def test_every_handful_gives_a_plan_that_can_be_printed(accuracy: float, churn: 
 def test_a_handful_is_counted_on_the_same_problems() -> None:
     def measured(*correct: int) -> Measurement:
         decodings = [(Decoding(bool(c), "", 1, 1, 0, 0),) for c in correct]
-        return Measurement(Configuration("fsd", "js", 5), "tuning", decodings)
+        return Measurement(Setting("fsd", "js", 5), "tuning", decodings)
 
     target = measured(1, 1, 1, 0)
     assert Pilot.of(target, measured(1, 1, 1, 1), measured(0, 1, 1, 1)) == Pilot(4, 0.75, 0.25, 0.5, 1.0)
@@ -163,7 +164,7 @@ def test_steps_add_up() -> None:
     plan = make_plan(Claim(None), HANDFUL, 50, DELTA, steps)
     assert [(step.decodings, round(step.seconds, 9)) for step in steps] == [(150, 40), (300, 60), (100, 20), (60, 30)]
     assert plan.seconds == pytest.approx(150)
-    assert plan.seconds_more == pytest.approx(150 * 0.2)
+    assert plan.worst_case_extra == pytest.approx(150 * 0.2)
     text = printed(plan)
     assert row(text, "search") == ["300", "60", "s"]
     assert row(text, "total") == ["610", "2", "min"]
@@ -184,7 +185,7 @@ def test_making_graphs_is_a_step_of_its_own() -> None:
     plain, graphs = (make_plan(Claim(None), HANDFUL, 50, DELTA, planned(graphs=taken)) for taken in (0.0, 600.0))
     assert graphs.steps[1:] == plain.steps
     assert graphs.seconds == pytest.approx(plain.seconds + 600)
-    assert graphs.seconds_more == plain.seconds_more
+    assert graphs.worst_case_extra == plain.worst_case_extra
     assert row(printed(graphs), "graphs") == ["0", "10", "min"]
 
 

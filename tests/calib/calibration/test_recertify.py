@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, setting_of
 from fsd_calib.certification.attempt_ledger import attempt_level
-from fsd_calib.config import Goal, RunConfig
 from fsd_calib.engines.own import OwnEngine
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
@@ -54,7 +54,9 @@ def test_the_setting_is_tested_and_nothing_else(tmp_path: Path) -> None:
     assert (made.certificate.frozen, made.certificate.attempt) == (1, 1)
     assert made.effort is not None
     assert made.effort.trials == 0
-    assert {p.threshold for p in made.curve if p.rule == "fsd-coupled" and p.source == "certification"} == {0.69}
+    assert {
+        p.setting.threshold for p in made.curve if p.setting.rule == "fsd-coupled" and p.source == "certification"
+    } == {0.69}
 
 
 @pytest.mark.slow

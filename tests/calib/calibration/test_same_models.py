@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fsd_calib import calibrate
+from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.config import RunConfig
 from fsd_calib.engines.own import OwnEngine
 from fsd_common.progress.chosen import Lines
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -36,12 +36,12 @@ def session(cache: Path, pair: tuple[Any, Any], log: StringIO | None = None) -> 
 
 
 def reused(cache: Path, pair: tuple[Any, Any], log: StringIO | None = None) -> tuple[int, int]:
-    """Measures three configurations; returns how many decodings the cache had, and how many it had not."""
+    """Measures three settings; returns how many decodings the cache had, and how many it had not."""
     with session(cache, pair, log) as made:
-        for configuration in (
-            made.configuration("target"), made.configuration("sd", 3), made.configuration("fsd-coupled", 3).at(0.1)
+        for setting in (
+            made.setting("target"), made.setting("sd", 3), made.setting("fsd-coupled", 3).at(0.1)
         ):  # fmt: skip
-            made.tuning.measure(configuration)
+            made.tuning.measure(setting)
         return made.decode.reused, made.decode.decoded
 
 

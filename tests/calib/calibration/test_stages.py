@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsd_calib.calibration.plan import Paces, Plan, planned_steps
-from fsd_calib.calibration.stages import best_so_far, decided, stages_of
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.calibration.run import best_so_far, decided, stages_of
 from fsd_calib.search.objective import FinishedTrial
 from fsd_common.progress.base import Stage
+from fsd_decoding.profile.setting import Setting
 
-SETTING = Configuration("fsd-coupled", "js", 5, 0.25)
+SETTING = Setting("fsd-coupled", "js", 5, 0.25)
 TRIAL = FinishedTrial(SETTING, 0.0, 120.0, -0.1, 120.0, 0.992, 0.01, 0.0, 128, 0.01)
 
 

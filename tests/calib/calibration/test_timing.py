@@ -16,13 +16,12 @@ import pytest
 import torch
 
 from fsd_calib import ThresholdProfile, adaptive, calibrate
+from fsd_calib.calibrate_options import Goal, RunConfig, Timing
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.calibration.timing import Timer, TimingRequest, Way
+from fsd_calib.calibration.timing import Timer, check_timing
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.config import Goal, RunConfig
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
@@ -35,6 +34,8 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model
+from fsd_decoding.profile.parts import PolicyInfo
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import Sources
 from support.calibration.fixed_speeds import fix_costs
 from support.models import tiny_calibration
@@ -42,7 +43,7 @@ from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import saved
 
 PARTS: tuple[Part, Part] = ("tuning", "certification")
-FUZZY = Configuration("fsd-coupled", "js", 2, 0.1)
+FUZZY = Setting("fsd-coupled", "js", 2, 0.1)
 
 
 class Notes(Silent):
@@ -60,10 +61,10 @@ class PerRound:
 
     lowest, highest = -1.0, 1.0
 
-    def threshold(self, arm: Configuration, logit_share: float) -> float:
+    def threshold(self, arm: Setting, logit_share: float) -> float:
         raise AssertionError
 
-    def tokens_per_second(self, configuration: Configuration) -> float:
+    def tokens_per_second(self, setting: Setting) -> float:
         raise AssertionError
 
     def measured(self, measurement: Measurement) -> float:
@@ -76,7 +77,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @contextmanager
-def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run", streams: int = 1) -> Iterator[Timer]:
+def timer(
+    models: tuple[Path, Path], task: Task | None = None, way: Timing = "run", streams: int = 1
+) -> Iterator[Timer]:
     """Of 60 problems."""
     decoder = SpeculativeDecoder.from_pretrained(*models)
     given = task or tiny_calibration.task(60)
@@ -84,33 +87,32 @@ def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run",
         yield Timer(
             session,
             Goal(min_acc=0.7, serve_batch=streams),
-            TimingRequest(way, Sources(models[0], models[1:])),
+            way,
+            Sources(models[0], models[1:]),
             PerRound(),
         )
 
 
-def settings(session: Session) -> list[Configuration]:
-    return [session.configuration("target"), session.configuration("sd", 2), FUZZY]
+def settings(session: Session) -> list[Setting]:
+    return [session.setting("target"), session.setting("sd", 2), FUZZY]
 
 
 def decided(session: Session) -> HoldoutAttempt:
-    made = session.holdout.open(
-        [FUZZY], session.configuration("target"), Claim(0.7, problems=session.holdout.problems), 0.95
-    )
+    made = session.holdout.open([FUZZY], session.setting("target"), Claim(0.7, problems=session.holdout.problems), 0.95)
     made.decide()
     return made
 
 
 @pytest.mark.parametrize("way", ["run", "none"])
 def test_of_settings_certified_together_the_clock_takes_the_fastest_on_problems_of_its_own(
-    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, way: Way
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, way: Timing
 ) -> None:
     """The tuning problems that may give what is printed have no say, nor have certification problems."""
     contest = [FUZZY, replace(FUZZY, threshold=0.2), replace(FUZZY, draft_length=3)]
     seconds = dict(zip(contest, (3e-3, 1e-3, 2e-3), strict=True))
     seen: set[int] = set()
 
-    def slow(decode: CachedDecoder, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+    def slow(decode: CachedDecoder, c: Setting, problems: Sequence[Problem], batch_size: int) -> int:
         seen.update(problem.id for problem in problems)
         time.sleep(seconds[c])
         return 1
@@ -145,7 +147,7 @@ def timed_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
     """Streams and problems of what is decoded against the clock, piece by piece."""
     seen, emitted = [], CachedDecoder.emitted
 
-    def watched(self: CachedDecoder, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+    def watched(self: CachedDecoder, c: Setting, problems: Sequence[Problem], batch_size: int) -> int:
         seen.append((batch_size, {problem.id for problem in problems}))
         return emitted(self, c, problems, batch_size)
 
@@ -211,7 +213,7 @@ def test_what_is_not_timed_is_forecast_by_its_rounds(
             assert not found.speeds.timed
             expected = 10 * made.session.tuning.measure(FUZZY).tokens_per_round
             assert found.speeds.of(FUZZY).value == made.forecast_of(FUZZY) == expected
-            assert found.speeds.of(made.session.configuration("target")).value == 10
+            assert found.speeds.of(made.session.setting("target")).value == 10
         assert made.time_single(settings(made.session), None) is None
     assert timed_pieces == []
 
@@ -233,20 +235,20 @@ def test_timing_is_planned_as_a_share_of_the_other_steps(
         timed = made.within(paces, rest)
         decodings, each = timed.effort(paces)
         assert timed.seconds == pytest.approx(planned) == pytest.approx(decodings * each)
-        careful = replace(made, request=replace(made.request, way="careful")).within(paces, rest)
+        careful = replace(made, way="careful").within(paces, rest)
         assert careful.seconds == pytest.approx(5 * planned)
-        assert replace(made, request=replace(made.request, way="none")).within(paces, rest).effort(paces)[0] == 0
+        assert replace(made, way="none").within(paces, rest).effort(paces)[0] == 0
 
 
 class Machine:
     """Decodes in place of the session, in seconds that are set, on a clock of its own; they scatter by a tenth."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[Configuration, float]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[Setting, float]) -> None:
         self.seconds, self.now, self._random = seconds, 0.0, Random(0)
         monkeypatch.setattr(CachedDecoder, "emitted", self._emitted)
         monkeypatch.setattr("fsd_calib.calibration.timing.WALL_AND_CPU", {"wall": lambda: self.now})
 
-    def _emitted(self, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+    def _emitted(self, c: Setting, problems: Sequence[Problem], batch_size: int) -> int:
         self.now += self.seconds[c] * self._random.lognormvariate(0, 0.1)
         return 10
 
@@ -307,6 +309,7 @@ def test_a_wanted_speed_is_decided_too(models: tuple[Path, Path], monkeypatch: p
 # A busy machine
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_busy_machine_is_told(models: tuple[Path, Path], busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cores = len(os.sched_getaffinity(0))
@@ -347,7 +350,7 @@ def test_what_is_timed_has_the_threads_that_are_fastest_then(
     seen: dict[int, set[int]] = {}
     take_threads(2, monkeypatch)
 
-    def emitted(decode: CachedDecoder, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+    def emitted(decode: CachedDecoder, c: Setting, problems: Sequence[Problem], batch_size: int) -> int:
         seen.setdefault(batch_size, set()).add(torch.get_num_threads())
         return 1
 
@@ -388,13 +391,13 @@ def test_careful_timing_is_made_in_fresh_processes(
     models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two here, to save time. They compare what decides texts with what did here."""
-    moved = replace(FUZZY, policy=adaptive.Schedule(0.25, 1.0, over=9).identity)
+    moved = replace(FUZZY, policy=PolicyInfo.of(adaptive.Schedule(0.25, 1.0, over=9).identity or ""))
     with timer(models, way="careful") as made:
         monkeypatch.setattr("fsd_calib.calibration.timing._PROCESSES", 2)
         speeds = made.time([*settings(made.session), moved]).speeds
         assert (speeds.processes, speeds.clock in ("wall", "cpu")) == (2, True)
         assert speeds.problems >= 10
-        interval = speeds.ratio(FUZZY, made.session.configuration("target"))
+        interval = speeds.ratio(FUZZY, made.session.setting("target"))
         assert 0 < interval.low < interval.value < interval.high
         assert speeds.of(moved).value > 0
     assert timed_pieces == []
@@ -432,13 +435,13 @@ def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
     with pytest.raises(
         UsageError, match="'careful', and the draft is a loaded LlamaForCausalLM, which a fresh process"
     ):
-        TimingRequest("careful", Sources(models[0], (loaded,)))
-    TimingRequest("run", Sources(loaded, (loaded,)))
+        check_timing("careful", Goal(min_acc=0.7), Sources(models[0], (loaded,)))
+    check_timing("run", Goal(min_acc=0.7), Sources(loaded, (loaded,)))
     with pytest.raises(UsageError, match="timing is 'twice'; it must be one of run, careful, none"):
-        TimingRequest("twice", Sources(models[0], models[1:]))  # type: ignore[arg-type]
+        RunConfig(timing="twice")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="min_speed is 60, and only timing shows whether that is reached"):
-        TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_speed=60.0))
-    TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_acc=0.7))
+        check_timing("none", Goal(min_speed=60.0), Sources(models[0], models[1:]))
+    check_timing("none", Goal(min_acc=0.7), Sources(models[0], models[1:]))
 
 
 # Whole calibrations
@@ -474,7 +477,9 @@ def test_a_profile_may_hold_forecasts(models: tuple[Path, Path]) -> None:
     assert costs is not None
     assert (speed.timed, speed.intervals, speed.single, speed.load) == (0, None, None, None)
     assert speed.target == pytest.approx(1 / (costs.verify + costs.position))
-    rounds = costs.verify + costs.position + (made.sd_draft_length or 0) * (costs.draft_step + costs.position)
+    rounds = (
+        costs.verify + costs.position + (made.sd.draft_length if made.sd else 0) * (costs.draft_step + costs.position)
+    )
     assert speed.sd == pytest.approx(made.tokens_per_round.sd / rounds, rel=0.1)  # last drafts may be shorter
     assert "no setting was timed" in timing_note(speed)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.baseline import traces_along_target
 from fsd_calib.calibration.session import Session, open_session
-from fsd_calib.config import RunConfig
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.collection import run
@@ -72,6 +72,7 @@ def problems(made: Session, **changes: Any) -> list[Problem]:
     return [replace(problem, **changes) for problem in made.tuning.problems[:40]]
 
 
+@pytest.mark.slow
 def test_a_run_that_chooses_another_batch_size_finds_its_traces(tmp_path: Path) -> None:
     """The choice depends on the memory that is free; forecasts, and with them the search, depend on the traces."""
     first = traced(tmp_path, 4)
@@ -84,11 +85,13 @@ def test_an_interrupted_collection_goes_on_with_its_batch_size(tmp_path: Path) -
     assert traced(tmp_path, 4)[1] == 2
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_any_more_is_not_continued(tmp_path: Path) -> None:
     interrupted(tmp_path, 4)
     assert traced(tmp_path, 2)[1] == 2
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("finished", [True, False])
 def test_what_is_not_the_models_or_the_data_leaves_traces_as_they_are(
     finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +114,7 @@ def test_what_is_not_the_models_or_the_data_leaves_traces_as_they_are(
 SAMPLED: dict[str, Any] = {"sampling": Sampling(0.8, top_k=5)}
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("changes", [{"on": "processed"}, {"seed": 1}, {"sampling": Sampling(0.8, top_k=4)}])
 def test_other_settings_have_traces_of_their_own_and_not_an_error(changes: dict[str, Any], tmp_path: Path) -> None:
     folders = []
@@ -126,6 +130,7 @@ def test_greedy_traces_are_the_same_under_any_seed(tmp_path: Path) -> None:
             assert traces.manifest.seed == 0
 
 
+@pytest.mark.slow
 def test_versions_that_rows_depend_on_have_traces_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(run, "version", lambda name: "0.1" if name == "torch" else version(name))
@@ -134,6 +139,7 @@ def test_versions_that_rows_depend_on_have_traces_of_their_own(tmp_path: Path, m
     assert traced(tmp_path, 4)[0] != first[0]
 
 
+@pytest.mark.slow
 def test_a_manifest_that_is_nested_too_deeply_is_set_aside(tmp_path: Path) -> None:
     folder, *first = traced(tmp_path, 4)
     (folder / "manifest.json").write_text("[" * 100_000)
@@ -142,6 +148,7 @@ def test_a_manifest_that_is_nested_too_deeply_is_set_aside(tmp_path: Path) -> No
     assert folder.with_name(f"{folder.name}.damaged-1").is_dir()
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("changes", [{"prompt": "a b"}, {"reference": "c"}])
 def test_other_prompts_or_references_have_traces_of_their_own(changes: dict[str, str], tmp_path: Path) -> None:
     assert traced(tmp_path, 4, **changes)[0] != traced(tmp_path, 4)[0]

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.policy_families import shapes
 from fsd_calib.calibration.predictor import choose
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
-from fsd_calib.config import RunConfig
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.space import Space
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -42,8 +44,8 @@ def marked(made: Session, folder: Path) -> list[bool]:
 
 def test_traces_hold_no_outcome_and_mark_nothing(tmp_path: Path) -> None:
     with session(tmp_path, 60) as made, traces_along_target(made, ("js",), made.tuning.problems):
-        made.tuning.measure(made.configuration("target"))
-        made.tuning.measure(made.configuration("coupled", 4))
+        made.tuning.measure(made.setting("target"))
+        made.tuning.measure(made.setting("coupled", 4))
         assert not any(marked(made, tmp_path))
 
 
@@ -54,6 +56,7 @@ def test_problems_that_weigh_prompts_are_marked(tmp_path: Path) -> None:
         assert all(marked(made, tmp_path))
 
 
+@pytest.mark.slow
 def test_problems_that_train_a_predictor_are_marked(tmp_path: Path) -> None:
     with session(tmp_path, 700) as made:
         choose("auto", made, SPACE, tmp_path)

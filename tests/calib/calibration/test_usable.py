@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsd_calib.calibration.usable import context_of, usable
+from fsd_calib.calibration.memory import context_of, usable
 from fsd_calib.tasks import load_task
 from fsd_common.errors import UsageError
 from fsd_data import pair_paths

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsd_calib.calibration.walked_rounds import walked_rounds
+from fsd_calib.calibration.draft_forecasts import walked_rounds
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt, Limits
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_collectors.replay.walks import Walked
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_pair import tiny_decoder
 
@@ -35,7 +35,7 @@ def engine() -> Counting:
 
 def request(tree: TreeShape | None = None, length: int = 3, prompt: str = "w9") -> DecodingRequest:
     prompts = [KeyedPrompt(0, "w5"), KeyedPrompt(1, prompt)]
-    return DecodingRequest(Configuration("coupled", "js", length, tree=tree), 0, prompts, 2)
+    return DecodingRequest(Setting("coupled", "js", length, tree=tree), 0, prompts, 2)
 
 
 def same(one: Walked, other: Walked) -> bool:

@@ -110,6 +110,7 @@ def test_an_attempt_needs_problems(ledger: AttemptLedger) -> None:
         open_attempt(ledger, OURS, [], "a")
 
 
+@pytest.mark.slow
 def test_ten_times_as_many_problems_take_about_ten_times_as_long() -> None:
     """Of three runs the quickest counts, as other work slows a run down. Compared in pairs, it were a hundred times."""
     few, many = (min(_seconds(count) for _ in range(3)) for count in (1_000, 10_000))

@@ -13,22 +13,23 @@ from scipy.stats import beta
 
 from fsd_calib.certification.certificate import bound_together, certify_sequence, is_futile
 from fsd_calib.certification.claim import Acc, Claim, Guarantee, Test
-from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import lower_bound, p_value
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.parts import OutcomeCounts
 from support.calibration.paired_gradings import Portions, first, paired
 
 DELTA = 0.05
-SAFE, FAIR, BAD = Outcomes(800, 2, 3, 195), Outcomes(790, 12, 9, 189), Outcomes(700, 102, 10, 188)
+SAFE, FAIR, BAD = OutcomeCounts(800, 2, 3, 195), OutcomeCounts(790, 12, 9, 189), OutcomeCounts(700, 102, 10, 188)
 KEEP = Claim(0.98)
 
 counts = st.integers(0, 60)
-tables = st.builds(Outcomes, counts, counts, counts, counts).filter(lambda o: o.both_right + o.lost > 0)
+tables = st.builds(OutcomeCounts, counts, counts, counts, counts).filter(lambda o: o.both_right + o.lost > 0)
 
 
 def test_outcomes_count_pairs_of_all_seeds() -> None:
     sample = Paired(np.array([[True, False], [True, True]]), np.array([[True, True], [False, True]]))
-    assert sample.outcomes == Outcomes(both_right=2, lost=1, gained=1, both_wrong=0)
+    assert sample.outcomes == OutcomeCounts(both_right=2, lost=1, gained=1, both_wrong=0)
     assert (sample.problems, sample.seeds, sample.retention, sample.churn) == (2, 2, 1.0, 0.5)
     assert (sample.target_accuracy, sample.accuracy) == (0.75, 0.75)
     assert sample.table.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
@@ -46,7 +47,7 @@ def test_outcomes_count_pairs_of_all_seeds() -> None:
         ([], None, 0),
     ],
 )
-def test_the_sequence_stops_at_the_first_failure(order: list[Outcomes], passed: int | None, drawn: int) -> None:
+def test_the_sequence_stops_at_the_first_failure(order: list[OutcomeCounts], passed: int | None, drawn: int) -> None:
     portions = [Portions(paired(outcomes)) for outcomes in order]
     verdict = certify_sequence(portions, KEEP, DELTA)
     assert verdict.passed == passed
@@ -94,7 +95,7 @@ TESTS: list[tuple[Guarantee, Test]] = [("population", "score"), ("population", "
 @settings(max_examples=40)
 @given(tables, st.floats(0.3, 1.0), st.integers(1, 3), st.floats(0.01, 0.4))
 def test_verdict_and_bound_agree(
-    acc: Acc, guarantee: Guarantee, test: Test, outcomes: Outcomes, wanted: float, seeds: int, delta: float
+    acc: Acc, guarantee: Guarantee, test: Test, outcomes: OutcomeCounts, wanted: float, seeds: int, delta: float
 ) -> None:
     one = paired(outcomes, np.random.default_rng(0))
     sample = Paired(*(np.repeat(side, seeds, 1) for side in (one.target, one.fuzzy)))
@@ -105,8 +106,9 @@ def test_verdict_and_bound_agree(
     assert bound >= wanted if verdict.passed == 0 else bound <= wanted * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("outcomes", [FAIR, Outcomes(80, 0, 0, 20), Outcomes(1, 900, 0, 20)])
-def test_verdict_and_bound_agree_to_the_last_bit(outcomes: Outcomes) -> None:
+@pytest.mark.thinned(every=3)
+@pytest.mark.parametrize("outcomes", [FAIR, OutcomeCounts(80, 0, 0, 20), OutcomeCounts(1, 900, 0, 20)])
+def test_verdict_and_bound_agree_to_the_last_bit(outcomes: OutcomeCounts) -> None:
     """At the bound p is delta up to rounding in either direction."""
     drawn = lower_bound(outcomes, DELTA)
     for _ in range(50):
@@ -134,14 +136,14 @@ def test_impossible_claims_are_refused() -> None:
             certify_sequence([], KEEP, delta)
     for claim in (KEEP, Claim(None)):
         with pytest.raises(UsageError, match="none of 10 problems, so retention is undefined"):
-            certify_sequence([[paired(Outcomes(0, 0, 3, 7))]], claim, DELTA)
-    absolute = certify_sequence([[paired(Outcomes(0, 0, 70, 7))]], Claim(0.5, acc="absolute"), DELTA)
+            certify_sequence([[paired(OutcomeCounts(0, 0, 3, 7))]], claim, DELTA)
+    absolute = certify_sequence([[paired(OutcomeCounts(0, 0, 70, 7))]], Claim(0.5, acc="absolute"), DELTA)
     assert absolute.passed == 0
     assert absolute.tested[0].lower_bound == 0.0
 
 
 def test_the_score_test_needs_the_whole_part() -> None:
-    good = paired(Outcomes(900, 0, 0, 100))
+    good = paired(OutcomeCounts(900, 0, 0, 100))
     portions = Portions(good, [200, 500])
     assert certify_sequence([portions], Claim(0.98, problems=1000), DELTA).passed == 0
     assert portions.decoded == 1000
@@ -151,7 +153,7 @@ def test_the_score_test_needs_the_whole_part() -> None:
 
 
 def test_betting_decides_early() -> None:
-    portions = Portions(paired(Outcomes(900, 0, 0, 100)), [100, 300, 500])
+    portions = Portions(paired(OutcomeCounts(900, 0, 0, 100)), [100, 300, 500])
     verdict = certify_sequence([portions], Claim(0.98, test="betting", problems=1000), DELTA)
     assert verdict.passed == 0
     assert portions.decoded == 300  # a stake of .9 multiplies wealth by 1.018 per problem; 4 * 20 takes 243
@@ -178,9 +180,9 @@ def test_a_futile_candidate_is_given_up(guarantee: Guarantee, test: Test) -> Non
 def test_a_candidate_that_could_pass_without_further_losses_is_not_given_up(
     lost: int, gained: int, rest: int, wanted: float
 ) -> None:
-    sample = Outcomes(200, lost, gained, 40)
-    claim = Claim(wanted, problems=sample.problems + rest)
-    flawless = Outcomes(200 + rest, lost, gained, 40)
+    sample = OutcomeCounts(200, lost, gained, 40)
+    claim = Claim(wanted, problems=sample.total + rest)
+    flawless = OutcomeCounts(200 + rest, lost, gained, 40)
     if p_value(flawless, wanted) <= DELTA:
         assert not is_futile(paired(sample), claim, DELTA)
     assert not is_futile(paired(sample), Claim(wanted), DELTA)  # the size of the whole part is unknown
@@ -189,13 +191,13 @@ def test_a_candidate_that_could_pass_without_further_losses_is_not_given_up(
 @pytest.mark.parametrize(
     ("sample", "wanted", "rest"),
     [
-        (Outcomes(200, 6, 6, 38), 1.0, 750),  # passes with plausible gains
-        (Outcomes(4000, 90, 0, 900), 0.98, 2000),  # no gains, but passes without further losses
-        (Outcomes(1500, 0, 100, 3400), 1.05, 2000),  # passes now; problems that both solve would lower the result
+        (OutcomeCounts(200, 6, 6, 38), 1.0, 750),  # passes with plausible gains
+        (OutcomeCounts(4000, 90, 0, 900), 0.98, 2000),  # no gains, but passes without further losses
+        (OutcomeCounts(1500, 0, 100, 3400), 1.05, 2000),  # passes now; problems that both solve would lower the result
     ],
 )
-def test_a_candidate_that_may_still_pass_is_not_given_up(sample: Outcomes, wanted: float, rest: int) -> None:
-    assert not is_futile(paired(sample), Claim(wanted, problems=sample.problems + rest), DELTA)
+def test_a_candidate_that_may_still_pass_is_not_given_up(sample: OutcomeCounts, wanted: float, rest: int) -> None:
+    assert not is_futile(paired(sample), Claim(wanted, problems=sample.total + rest), DELTA)
 
 
 @pytest.mark.slow
@@ -226,7 +228,7 @@ def test_simultaneous_bounds_share_the_level() -> None:
 
 
 def test_a_dataset_decoded_whole_has_no_uncertainty() -> None:
-    sample = paired(Outcomes(78, 2, 0, 20), np.random.default_rng(2))
+    sample = paired(OutcomeCounts(78, 2, 0, 20), np.random.default_rng(2))
     for wanted, passed in ((0.975, 0), (0.976, None)):
         verdict = certify_sequence([[sample]], Claim(wanted, guarantee="dataset", problems=100), DELTA)
         assert verdict.passed == passed

@@ -13,7 +13,8 @@ from scipy.stats import binom, multinomial
 from fsd_calib.certification import bounds
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.harm import difference_of, harm_of
-from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.outcomes import Paired
+from fsd_decoding.profile.parts import OutcomeCounts
 from support.calibration.paired_gradings import paired as shuffled
 
 DELTA = 0.05
@@ -22,13 +23,14 @@ counts = st.tuples(*[st.integers(0, 40)] * 4).filter(lambda c: sum(c) > 0)
 
 def paired(both_right: int, lost: int, gained: int, both_wrong: int, seeds: int = 1) -> Paired:
     """Returns so many problems of each kind in random order, all seeds of a problem alike."""
-    one = shuffled(Outcomes(both_right, lost, gained, both_wrong), np.random.default_rng(0))
+    one = shuffled(OutcomeCounts(both_right, lost, gained, both_wrong), np.random.default_rng(0))
     return Paired(np.repeat(one.target, seeds, 1), np.repeat(one.fuzzy, seeds, 1))
 
 
 # A share from a count
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("share", [0.003, 0.02, 0.1, 0.5, 0.97])
 @pytest.mark.parametrize("of", [1, 30, 256])
 def test_bounds_of_a_share_keep_the_level(of: int, share: float) -> None:
@@ -109,6 +111,7 @@ def test_the_interval_matches_the_paper() -> None:
     assert difference == pytest.approx((1 / 700, 1 / 702 - reach, 1 / 702 + reach), abs=1e-8)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(("lost", "gained"), [(0.005, 0.005), (0.02, 0.01), (0.05, 0.05), (0.2, 0.02), (0.0, 0.01)])
 def test_the_interval_covers(lost: float, gained: float) -> None:
     """Summed over all outcomes of 120 problems, so without simulation noise."""

@@ -17,15 +17,15 @@ from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
+from fsd_decoding.profile.setting import Setting
 
-ALONE = Configuration("target", "js", 1)
-SAFER, SAFE, LOOSE, LOOSER = (Configuration("fsd-coupled", "js", 5, t) for t in (0.05, 0.1, 0.2, 0.3))
+ALONE = Setting("target", "js", 1)
+SAFER, SAFE, LOOSE, LOOSER = (Setting("fsd-coupled", "js", 5, t) for t in (0.05, 0.1, 0.2, 0.3))
 PROBLEMS = [Problem(i, f"question {i}", f"question {i}", "1", None) for i in range(400)]
 TUNED = [
     PROBLEMS[7],
@@ -40,13 +40,13 @@ class Table:
     """Decodes by a table: the target is right on 9 of 10, a threshold loses every n-th problem. Counts decodings."""
 
     def __init__(self) -> None:
-        self.decoded: dict[Configuration, int] = {}
+        self.decoded: dict[Setting, int] = {}
         self.decoded_ids: set[int] = set()
 
-    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
-        self.decoded[configuration] = self.decoded.get(configuration, 0) + len(problems)
+    def __call__(self, setting: Setting, problems: Sequence[Problem]) -> list[Seeds]:
+        self.decoded[setting] = self.decoded.get(setting, 0) + len(problems)
         self.decoded_ids.update(problem.id for problem in problems)
-        lost_every = {ALONE: 0, SAFER: 0, SAFE: 0, LOOSE: 4, LOOSER: 3}[configuration]
+        lost_every = {ALONE: 0, SAFER: 0, SAFE: 0, LOOSE: 4, LOOSER: 3}[setting]
         right = [p.id % 10 != 0 and not (lost_every and p.id % lost_every == 1) for p in problems]
         return [(Decoding(r, "", 10, 2, 10, 8),) for r in right]
 
@@ -67,7 +67,7 @@ def test_only_frozen_configurations_may_be_measured() -> None:
     with AttemptLedger(None) as ledger:
         opened = holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
         assert opened.measure(ALONE).problems == len(PROBLEMS)
-        with pytest.raises(ValueError, match="not among the frozen configurations"):
+        with pytest.raises(ValueError, match="not among the frozen settings"):
             opened.measure(LOOSE)
 
 
@@ -203,10 +203,10 @@ def test_problems_decoded_under_a_threshold_are_marked_before() -> None:
     table = Table()
     with AttemptLedger(None) as ledger:
 
-        def decode(configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
-            if configuration.threshold is not None:
+        def decode(setting: Setting, problems: Sequence[Problem]) -> list[Seeds]:
+            if setting.threshold is not None:
                 assert not ledger.usable("family", problems, "").any()
-            return table(configuration, problems)
+            return table(setting, problems)
 
         tuning = Evaluator(TuningRecord(ledger, "family").before(decode), PROBLEMS, "tuning")
         tuning.measure(ALONE)
@@ -229,13 +229,13 @@ def test_a_whole_front_is_bounded_simultaneously() -> None:
 class Rounded(Table):
     """The same models in another process, where rounding changed the outcomes of some problems."""
 
-    def __init__(self, configuration: Configuration, flipped: Callable[[int], bool]) -> None:
+    def __init__(self, setting: Setting, flipped: Callable[[int], bool]) -> None:
         super().__init__()
-        self._configuration, self._flipped = configuration, flipped
+        self._setting, self._flipped = setting, flipped
 
-    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
-        found = super().__call__(configuration, problems)
-        if configuration != self._configuration:
+    def __call__(self, setting: Setting, problems: Sequence[Problem]) -> list[Seeds]:
+        found = super().__call__(setting, problems)
+        if setting != self._setting:
             return found
         return [
             (dataclasses.replace(seeds[0], correct=seeds[0].correct != self._flipped(problem.id)),)
@@ -246,6 +246,7 @@ class Rounded(Table):
 SAME, A_LOT, LAST = (lambda n: False), (lambda n: n % 12 == 5), (lambda n: n == 399)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("first", "second", "passed"),
     [(SAME, A_LOT, 0), (A_LOT, SAME, None), (SAME, LAST, 0), (LAST, SAME, 0)],
@@ -296,7 +297,7 @@ def test_a_verdict_on_another_question_is_no_answer() -> None:
             holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).decide()
 
 
-def certify_alone(table: Table, frozen: Sequence[Configuration] = (SAFE, LOOSE)) -> SequenceVerdict:
+def certify_alone(table: Table, frozen: Sequence[Setting] = (SAFE, LOOSE)) -> SequenceVerdict:
     with AttemptLedger(None) as ledger:
         return holdout(ledger, table).open(frozen, ALONE, CLAIM, 0.95).decide()
 

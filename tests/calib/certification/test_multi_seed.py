@@ -15,18 +15,20 @@ from scipy.stats import norm
 
 from fsd_calib.certification import betting_test
 from fsd_calib.certification.multi_seed import fitted_p_values, p_value
-from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import p_value as one_seed
-from lib.validity.seeds import Law, law, retention
+from fsd_decoding.profile.parts import OutcomeCounts
+from lib.validity.sizes import Law, law, retention
 
 Table = NDArray[np.int64]
 
 counts = st.one_of(st.integers(0, 12), st.integers(0, 3000))
 
 
+@pytest.mark.slow
 @given(counts, counts, counts, counts, st.floats(0.3, 2.0))
 def test_with_one_seed_it_is_the_score_test(n11: int, n10: int, n01: int, n00: int, wanted: float) -> None:
-    outcomes = Outcomes(n11, n10, n01, n00)
+    outcomes = OutcomeCounts(n11, n10, n01, n00)
     if n11 + n10 and n01 >= 12:  # below that the exact test may have the larger p
         table = np.array([[n00, n01], [n10, n11]])
         assert fitted_p_values(table, wanted) == pytest.approx(one_seed(outcomes, wanted), abs=1e-9)
@@ -107,6 +109,7 @@ def test_the_size_with_seeds_that_agree(k: int) -> None:
             assert rejected.mean() <= 1.25 * 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs), (problems, flips, wanted)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("agreeing", [False, True])
 def test_gains_in_few_problems_keep_the_level(agreeing: bool) -> None:
     """The target solves 98 % of 660 problems with all of 4 seeds and the others never; it loses 1.5 % of all, seed by
@@ -129,6 +132,6 @@ def test_counting_seeds_as_problems_exceeds_the_level() -> None:
         cells = rng.multinomial(200, table.ravel() / table.sum()).reshape(6, 6)
         both = sum(int(n) * min(a, b) for (a, b), n in np.ndenumerate(cells))
         target, fuzzy = int(cells.sum(1) @ np.arange(6)), int(cells.sum(0) @ np.arange(6))
-        pairs = Outcomes(both, target - both, fuzzy - both, 1000 - target - fuzzy + both)
+        pairs = OutcomeCounts(both, target - both, fuzzy - both, 1000 - target - fuzzy + both)
         rejected += one_seed(pairs, wanted) <= 0.05
     assert rejected > 0.1 * 300

@@ -8,11 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsd_calib.certification.multi_seed import fitted_p_values
-from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, least_problems, power, problems_needed, seeds_worth
 from fsd_calib.certification.score_test import p_value, p_values
 from fsd_common.errors import UsageError
-from lib.validity.seeds import law
+from fsd_decoding.profile.parts import OutcomeCounts
+from lib.validity.sizes import law
 
 
 def chance(problems: int, churn: float, retention: float, accuracy: float = 0.8, wanted: float = 0.98) -> float:
@@ -25,9 +26,9 @@ def needed(churn: float, retention: float, accuracy: float = 0.8, wanted: float 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
 def test_cells_are_the_shares_of_the_outcomes_they_describe(n11: int, n10: int, n01: int, n00: int) -> None:
-    outcomes = Outcomes(n11, n10, n01, n00)
-    shares = cells((n11 + n10) / outcomes.problems, outcomes.churn, outcomes.retention)
-    assert np.array(shares) * outcomes.problems == pytest.approx([n11, n10, n01, n00], abs=1e-9)
+    outcomes = OutcomeCounts(n11, n10, n01, n00)
+    shares = cells((n11 + n10) / outcomes.total, outcomes.churn, outcomes.retention)
+    assert np.array(shares) * outcomes.total == pytest.approx([n11, n10, n01, n00], abs=1e-9)
     assert min(shares) >= 0
 
 
@@ -106,6 +107,7 @@ def test_higher_claims_have_less_power() -> None:
     assert chance(1319, 0.03, 1.0, wanted=0.95) > chance(1319, 0.03, 1.0, wanted=0.99)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize(("churn", "retention"), [(0.0, 1.0), (0.02, 1.0), (0.02, 0.99), (0.05, 0.99)])
 def test_the_problems_needed_are_close_to_the_fewest(churn: float, retention: float) -> None:
     number = needed(churn, retention)
@@ -138,7 +140,7 @@ def test_the_least_problems_of_the_best_case() -> None:
     gaining = least_problems(0.8, 1.02, 0.05)
     assert gaining is not None
     right = int(0.8 * gaining)
-    assert p_value(Outcomes(right, 0, gaining - right, 0), 1.02) <= 0.05
+    assert p_value(OutcomeCounts(right, 0, gaining - right, 0), 1.02) <= 0.05
 
 
 def test_power_with_several_seeds_is_approximately_right() -> None:

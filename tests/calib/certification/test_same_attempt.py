@@ -81,8 +81,10 @@ def test_another_grader_is_another_attempt(tmp_path: Path, monkeypatch: pytest.M
 
 
 def _tested(profile: ThresholdProfile) -> list[Any]:
-    points = [point for point in profile.curve if point.counts is not None]
-    return [(point.threshold, point.accuracy, point.retention, point.counts, point.problems) for point in points]
+    points = [point for point in profile.curve if point.lower_bound is not None]
+    return [
+        (point.setting.threshold, point.accuracy, point.retention, point.counts, point.problems) for point in points
+    ]
 
 
 def _tune_on_certified(state: Path) -> None:

@@ -18,10 +18,11 @@ from fsd_calib.certification import betting_test
 from fsd_calib.certification.certificate import certify_sequence
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.multi_seed import fitted_p_values
-from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import p_values
-from lib.validity.seeds import law, retention
-from lib.validity.world import THRESHOLDS, WANTED, Counts, Law, World, freeze, in_sequence, p_of
+from fsd_decoding.profile.parts import OutcomeCounts
+from lib.validity.attempts import THRESHOLDS, WANTED, World, freeze, in_sequence, p_of
+from lib.validity.sizes import Counts, Law, law, retention
 from support.calibration.paired_gradings import Portions, paired
 
 DELTA = 0.05
@@ -63,7 +64,7 @@ def test_the_simulated_sequence_matches_certify_sequence() -> None:
     passed = fixed_sequence(counts, order, DELTA)
     found = set()
     for rows, frozen, expected in zip(counts, order, passed, strict=True):
-        candidates = ([paired(Outcomes(*map(int, rows[i])))] for i in frozen)
+        candidates = ([paired(OutcomeCounts(*map(int, rows[i])))] for i in frozen)
         verdict = certify_sequence(candidates, Claim(WANTED), DELTA)
         assert (0 if verdict.passed is None else verdict.passed + 1) == expected.sum()
         found.add(verdict.passed)

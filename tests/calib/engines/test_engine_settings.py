@@ -20,9 +20,9 @@ PAIR = tuple(map(str, pair_paths()))
 @pytest.mark.parametrize(
     ("given", "way_out"),
     [
-        ({"model": "x"}, "give it as --target"),
-        ({"speculative_config": {}}, "--draft and its lengths as --draft-length"),
-        ({"data_parallel_size": 2}, "--workers starts replicas"),
+        ({"model": "x"}, "give it as target"),
+        ({"speculative_config": {}}, "draft and its lengths as draft_length"),
+        ({"data_parallel_size": 2}, "workers starts replicas"),
         ({"revision": "x"}, "download that revision"),
         ({"load_format": "dummy"}, "the checkpoint's own weights"),
         ({"pipeline_parallel_size": 2}, "use tensor_parallel_size"),
@@ -76,7 +76,7 @@ def test_what_vllm_cannot_do_is_refused_first(given: dict[str, Any], reason: str
 
 
 def test_arguments_of_the_calibration_are_refused_first() -> None:
-    with pytest.raises(UsageError, match="engine_args sets 'model', which cannot be set: give it as --target"):
+    with pytest.raises(UsageError, match="engine_args sets 'model', which cannot be set: give it as target"):
         calibrate("arithmetic", *PAIR, min_acc=0.9, engine="vllm", engine_args={"model": "x"})
 
 

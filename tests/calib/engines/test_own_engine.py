@@ -8,11 +8,11 @@ import pytest
 
 from conformance.engines import EngineConformance
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.tasks.base import Task
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.profile.setting import Setting
 from support.models.tiny_pair import tiny_decoder
 from support.models.tiny_task import tiny_task
 
@@ -35,10 +35,10 @@ def test_the_draft_alone_writes_what_it_would_write_as_a_target(engine: OwnEngin
     own = engine.decoder
     as_target = OwnEngine(SpeculativeDecoder(own.draft, NGram(), own.tokenizer, own.decoding), task)
     prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems]
-    alone, target = Configuration.draft_alone("js", None), Configuration.alone("js")
+    alone, target = Setting.draft_alone("js", None), Setting.alone("js")
 
-    def texts(engine: OwnEngine, configuration: Configuration) -> list[str]:
-        return [result.text for result in engine.decode(DecodingRequest(configuration, 0, prompts, 7))]
+    def texts(engine: OwnEngine, setting: Setting) -> list[str]:
+        return [result.text for result in engine.decode(DecodingRequest(setting, 0, prompts, 7))]
 
     assert engine.runs_draft_alone
     assert texts(engine, alone) == texts(as_target, target) != texts(engine, target)

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from fsd_calib.inspection.html import texts_page, token_spans
-from fsd_calib.inspection.inspected import InspectedText, first_difference, inspect_text, name_of
+from fsd_calib.inspection.inspected import InspectedText, first_difference, inspect_text
 from fsd_calib.inspection.terminal import print_texts
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.observers.token_sources import TokenSource
+from fsd_decoding.observers.token_sources import TokenSource, name_of
 from fsd_decoding.policies.shapes import Schedule
 from fsd_decoding.tree_shape import TreeShape
 from support.models.scripted_models import TEXT, generating

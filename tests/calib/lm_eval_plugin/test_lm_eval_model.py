@@ -74,6 +74,7 @@ def request(prompt: str, **settings: Any) -> Instance:
     return Instance("generate_until", {}, (prompt, {"until": [], "do_sample": False, **settings}), 0)
 
 
+@pytest.mark.slow
 def test_lm_eval_reports_what_our_task_grades_of_the_decoders_texts(path: Path, decoder: SpeculativeDecoder) -> None:
     accuracy, texts = evaluated(path, "fsd", model_args={**PAIR, **LOSSY})
     assert (accuracy, texts) == graded(path, decoder)

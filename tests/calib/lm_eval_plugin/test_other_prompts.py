@@ -57,6 +57,7 @@ def test_what_chat_templates_cannot_have_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_of_lossless_decoding_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = THINKING.harness_task(tmp_path)
     task = load_task(f"lm-eval:{path}", tokenizer=THINKING.tokenizer(tmp_path))

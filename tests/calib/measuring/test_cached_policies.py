@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import cast
 
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.engines.cache_key import CacheKey
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
@@ -19,6 +17,8 @@ from fsd_calib.tasks import Task
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.parts import PolicyInfo
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from support.calibration.cached_results import QUERY, key, result
 from support.models.tiny_models import word_tokenizer
@@ -31,8 +31,8 @@ SHAPES = [None, LOOSENING, UNSURE]
 TASK = cast(Task, tiny_task(24))
 
 
-def configuration(policy: ScalePolicy | None, threshold: float, rule: str = "fsd-coupled") -> Configuration:
-    return Configuration(rule, "js", 4, threshold, None if policy is None else policy.identity)
+def setting(policy: ScalePolicy | None, threshold: float, rule: str = "fsd-coupled") -> Setting:
+    return Setting(rule, "js", 4, threshold, None if policy is None else PolicyInfo.of(policy.identity or ""))
 
 
 def decode(store: ResultCache, decoder: SpeculativeDecoder | None = None, batch_size: int = 8) -> CachedDecoder:
@@ -53,7 +53,7 @@ def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeD
     with ResultCache(None) as store:
         for t in (0.2, 0.24, 0.6, -1.0, 0.21):
             for policy in SHAPES:
-                cached, fuzzy = decode(store, decoder), configuration(policy, t, rule)
+                cached, fuzzy = decode(store, decoder), setting(policy, t, rule)
                 found = cached(fuzzy, TASK.problems)
                 with ResultCache(None) as empty:
                     assert found == decode(empty, decoder, batch_size=5)(fuzzy, TASK.problems)
@@ -73,10 +73,10 @@ def test_a_text_is_a_hit_within_its_interval_but_not_near_its_ends() -> None:
     for problem, lo, hi in ends:
         with ResultCache(None) as store:
             cached = decode(store)
-            cached(configuration(LOOSENING, threshold), [problem])
+            cached(setting(LOOSENING, threshold), [problem])
             for t, anew in ((hi, True), (math.nextafter(hi, 0), True), ((max(lo, 0.0) + hi) / 2, False)):
                 before = cached.decoded
-                cached(configuration(LOOSENING, t), [problem])
+                cached(setting(LOOSENING, t), [problem])
                 assert cached.decoded == before + anew
 
 
@@ -84,23 +84,23 @@ def test_policies_share_no_texts_at_equal_thresholds() -> None:
     with ResultCache(None) as store:
         cached, drafted = decode(store), []
         for count, policy in enumerate(SHAPES, 1):
-            drafted.append([one.drafted for (one,) in cached(configuration(policy, 0.4), TASK.problems)])
+            drafted.append([one.drafted for (one,) in cached(setting(policy, 0.4), TASK.problems)])
             assert cached.decoded == 24 * count
         assert len({tuple(d) for d in drafted}) == 3
-        assert len({cached.key(configuration(policy, 0.4)).hash for policy in SHAPES}) == 3
+        assert len({cached.key(setting(policy, 0.4)).hash for policy in SHAPES}) == 3
 
 
 def test_keys_name_a_policy_only_where_it_moves_t() -> None:
     with ResultCache(None) as store:
         cached = decode(store)
-        assert "scaled_by" not in cached.key(configuration(None, 0.4)).json
-        assert "scaled_by" in cached.key(configuration(LOOSENING, 0.4)).json
-        lossless = configuration(LOOSENING, 0.4).under("coupled")
-        assert cached.key(lossless) == cached.key(Configuration("coupled", "js", 4))
+        assert cached.key(setting(None, 0.4)).setting.policy is None
+        assert cached.key(setting(LOOSENING, 0.4)).setting.policy is not None
+        lossless = setting(LOOSENING, 0.4).under("coupled")
+        assert cached.key(lossless) == cached.key(Setting("coupled", "js", 4))
 
 
 def of_shape(policy: ScalePolicy, dtype: str) -> CacheKey:
-    return dataclasses.replace(key(dtype), divergence={"name": "js", "scaled_by": policy.identity})
+    return key(dtype, setting=setting(policy, 0.0).arm)
 
 
 def is_hit(cache_key: CacheKey, t: float, lo: float, hi: float) -> bool:

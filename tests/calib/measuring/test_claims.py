@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring import result_cache
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.storage import this_process
 from fsd_calib.tasks import Task
+from fsd_decoding.profile.setting import Setting
 from support.calibration.cached_results import KEY, QUERY, key, result
 from support.child_processes import kill, start_process
 from support.models.tiny_pair import tiny_decoder
 from support.models.tiny_task import tiny_task
 
-FUZZY = Configuration("fsd-coupled", "js", 4, 0.1)
+FUZZY = Setting("fsd-coupled", "js", 4, 0.1)
 COUNT = 24
 
 
@@ -53,7 +53,13 @@ def test_a_problem_is_claimed_by_one_process_at_any_threshold(tmp_path: Path) ->
     process, pipe = start_process(claim, tmp_path / "cache", 3)
     assert pipe.recv() == [True] * 3
     with ResultCache(tmp_path / "cache") as store:
-        wanted = [(KEY, 1, 0.2), (KEY, 1, 0.9), (KEY, 3, 0.2), (key(draft_length=6), 1, 0.2), (KEY, 3, 0.2)]
+        wanted = [
+            (KEY, 1, 0.2),
+            (KEY, 1, 0.9),
+            (KEY, 3, 0.2),
+            (key(setting=Setting("fsd-coupled", "js", 6)), 1, 0.2),
+            (KEY, 3, 0.2),
+        ]
         assert [store.claim(of, KeyedPrompt(n, "2 + 2"), t) for of, n, t in wanted] == [False, False, True, True, True]
         pipe.send("drop")
         pipe.recv()
@@ -166,6 +172,7 @@ def alone(path: Path) -> list[str]:
         ]
 
 
+@pytest.mark.slow
 def test_four_processes_decode_each_problem_once(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     ResultCache(path).close()

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import Batch, EngineWorkers, decode_batch
 from fsd_calib.measuring.evaluator import CachedDecoder
@@ -30,6 +29,7 @@ from fsd_data import pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model
 from fsd_decoding.model_options import Loading
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.workers import model_workers, models
 from fsd_decoding.workers.model_workers import (
@@ -49,8 +49,8 @@ from support.models.tiny_task import tiny_task
 from support.ray_clusters import local_cluster
 from support.worker_processes import worker_processes
 
-FUZZY = Configuration("fsd-coupled", "js", 4, 0.1)
-SETTINGS = [Configuration("target", "js", 1), Configuration("sd", "js", 3), FUZZY, replace(FUZZY, threshold=0.3)]
+FUZZY = Setting("fsd-coupled", "js", 4, 0.1)
+SETTINGS = [Setting("target", "js", 1), Setting("sd", "js", 3), FUZZY, replace(FUZZY, threshold=0.3)]
 CAPACITY = Capacity(1000, 4)
 
 
@@ -194,7 +194,7 @@ def test_ten_kills_change_nothing(decoder: SpeculativeDecoder, sources: Sources,
                         os.kill(random.choice(running), signal.SIGKILL)
                         kills.append(run)
 
-        runs: list[tuple[Configuration, list[Seeds]]] = []
+        runs: list[tuple[Setting, list[Seeds]]] = []
         killer = threading.Thread(target=kill)
         killer.start()
         try:
@@ -290,7 +290,7 @@ def test_a_cluster_is_like_the_process_that_it_decodes_for(monkeypatch: pytest.M
         cluster_share(None, [(8, 0)], "cuda")
     for default in ("cpu", "cuda"):
         monkeypatch.setattr("fsd_decoding.workers.model_workers.default_device", lambda default=default: default)
-        assert cluster_share(None, [(8, 2 * (default == "cuda"))], None).gpus == (default == "cuda")
+        assert cluster_share(None, [(8, 2 * (default == "cuda"))], None)[2] == (default == "cuda")
     monkeypatch.setattr("fsd_decoding.workers.model_workers.default_device", lambda: "cpu")
     with pytest.raises(UsageError, match="the Ray cluster has 2 GPUs and this process none"):
         cluster_share(None, [(8, 2)], None)

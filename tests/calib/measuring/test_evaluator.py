@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
@@ -20,12 +19,13 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Advance
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related, tiny_decoder
 from support.models.tiny_task import TinyTask, tiny_task
 
-FUZZY = Configuration("fsd-coupled", "js", 4, 0.1)
+FUZZY = Setting("fsd-coupled", "js", 4, 0.1)
 WARM = Sampling(0.9)
 
 
@@ -64,6 +64,7 @@ class Noting:
         yield advance
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("rule", "decoder"),
     [("fsd-coupled", tiny_decoder()), *((rule, sampled()) for rule in ("fsd", "fsd-sd", "typical", "ensemble"))],
@@ -74,11 +75,11 @@ def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeD
     reused = 0
     with ResultCache(None) as store:
         for t in (0.1, 0.3, -1.0, 0.1):
-            configuration = Configuration(rule, "js", 4, t)
+            setting = Setting(rule, "js", 4, t)
             cached, problems = decode(store, decoder), task().problems
-            found = [*cached(configuration, problems[5:12]), *cached(configuration, problems)]
+            found = [*cached(setting, problems[5:12]), *cached(setting, problems)]
             with ResultCache(None) as empty:
-                fresh = decode(empty, decoder, batch_size=5)(configuration, problems)
+                fresh = decode(empty, decoder, batch_size=5)(setting, problems)
             assert found == [*fresh[5:12], *fresh]
             assert (cached.decoded + cached.reused, cached.decoded_tokens + cached.reused_tokens) == (
                 len(found), sum(d.tokens for (d,) in found),
@@ -150,9 +151,9 @@ def test_results_finished_before_an_interrupt_are_kept() -> None:
 
 
 def key_json(
-    configuration: Configuration = FUZZY, decoder: SpeculativeDecoder | None = None, seed: int = 0, **settings: Any
+    setting: Setting = FUZZY, decoder: SpeculativeDecoder | None = None, seed: int = 0, **settings: Any
 ) -> str:
-    return OwnEngine(decoder or tiny_decoder(), task(**settings)).key(configuration, seed).json
+    return OwnEngine(decoder or tiny_decoder(), task(**settings)).key(setting, seed).json
 
 
 def decoder_of(target: Any = None, draft: Any = None, **settings: Any) -> SpeculativeDecoder:
@@ -201,15 +202,14 @@ def test_a_seed_changes_the_key_of_sampling_only() -> None:
 def test_irrelevant_settings_do_not_change_the_key() -> None:
     assert key_json(stop=("b", "a")) == key_json(stop=("a", "b", "a"))
     assert key_json(FUZZY.at(0.9)) == key_json(FUZZY.at(0.1))
-    alone, sd = Configuration("target", "js", 4), Configuration("sd", "js", 4)
-    for configuration in (alone, sd):
-        assert key_json(dataclasses.replace(configuration, divergence="tv"), decoder_of(on="processed")) == key_json(
-            configuration
-        )
+    alone, sd = Setting("target", "js", 4), Setting("sd", "js", 4)
+    for setting in (alone, sd):
+        assert key_json(dataclasses.replace(setting, divergence="tv"), decoder_of(on="processed")) == key_json(setting)
     assert key_json(dataclasses.replace(alone, draft_length=9), decoder_of(draft=changed_model(1))) == key_json(alone)
     assert key_json(dataclasses.replace(sd, draft_length=9)) != key_json(sd)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("role", [0, 1])
 def test_changed_models_are_decoded_again(role: int) -> None:
     with ResultCache(None) as store:
@@ -224,12 +224,12 @@ def test_changed_models_are_decoded_again(role: int) -> None:
 
 
 def test_a_missing_or_superfluous_threshold_is_refused() -> None:
-    for configuration, message in (
-        (Configuration("sd", "js", 4, 0.1), "rule 'sd' has no threshold, and the configuration's is 0.1; drop it"),
-        (FUZZY.arm, "rule 'fsd-coupled' needs a threshold, and the configuration's is None; give one"),
+    for setting, message in (
+        (Setting("sd", "js", 4, 0.1), "rule 'sd' has no threshold, and the setting's is 0.1; drop it"),
+        (FUZZY.arm, "rule 'fsd-coupled' needs a threshold, and the setting's is None; give one"),
     ):
         with pytest.raises(UsageError, match=message):
-            key_json(configuration)
+            key_json(setting)
 
 
 def test_custom_logits_processors_are_refused() -> None:

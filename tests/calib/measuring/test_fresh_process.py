@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.measuring.timing_job import in_fresh_process
+from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_common.errors import UsageError
 
 _changed = False
@@ -71,7 +71,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
-        "from fsd_calib.measuring.timing_job import in_fresh_process\n"
+        "from fsd_calib.measuring.fresh_process import in_fresh_process\n"
         "print('begun', flush=True)\n"
         "print(in_fresh_process(os.path.basename, 'a/b'))\n"
     )

@@ -11,6 +11,7 @@ from fsd_calib.measuring.measurement import COPIES, LENGTH, ends_in_loop
 WORDS = st.text("abc \n", min_size=1, max_size=40)
 
 
+@pytest.mark.slow
 @given(before=st.text(max_size=80), passage=WORDS, cut=st.integers(0, 39), more=st.integers(0, 4))
 def test_a_passage_three_times_over_is_a_loop_wherever_it_is_cut(
     before: str, passage: str, cut: int, more: int

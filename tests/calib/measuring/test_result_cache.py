@@ -118,6 +118,7 @@ def test_negative_zero_is_stored_as_zero(tmp_path: Path) -> None:
         assert store.find(KEY, [QUERY], 0.0)[0].threshold == 0.0
 
 
+@pytest.mark.slow
 def test_a_thousand_problems_are_all_found_at_ten_thresholds(tmp_path: Path) -> None:
     rows = [KeyedPrompt(i, f"problem {i}" * 10) for i in range(1000)]
     with ResultCache(tmp_path / "cache") as store:
@@ -129,5 +130,6 @@ def test_a_thousand_problems_are_all_found_at_ten_thresholds(tmp_path: Path) -> 
 
 def test_equal_keys_have_equal_hashes_and_others_do_not() -> None:
     assert key().hash == key().hash
-    changed = [dataclasses.replace(KEY, **change) for change in ({"seed": 0}, {"stop": ["a"]}, {"rule": "fsd"})]
+    other = KEY.setting.under("fsd")
+    changed = [dataclasses.replace(KEY, **change) for change in ({"seed": 0}, {"stop": ["a"]}, {"setting": other})]
     assert len({k.hash for k in (KEY, *changed)}) == 4

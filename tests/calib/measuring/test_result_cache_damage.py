@@ -60,35 +60,6 @@ def test_a_reopened_cache_has_lost_nothing(tmp_path: Path) -> None:
         assert store.find(KEY, MANY, 0.2) == added
 
 
-def test_files_with_flipped_bits_are_read_or_renamed(tmp_path: Path) -> None:
-    """A hundred files with 1 to 16 bits flipped anywhere, header and all, each searched for a tenth of its rows."""
-    filled(tmp_path / "sound")
-    rng, sound, given_out, aside = random.Random(0), (tmp_path / "sound").read_bytes(), 0, 0
-    for case in range(100):
-        path, content = tmp_path / f"{case}", bytearray(sound)
-        for _ in range(2 ** rng.randrange(5)):
-            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(content)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with ResultCache(path) as store:
-                found = store.find(KEY, [MANY[i] for i in rng.sample(range(len(MANY)), 30)], 0.2)
-        given_out, aside = given_out + len(found), aside + noticed(path, caught)
-    assert aside > 5  # sometimes a page is damaged
-    assert given_out > 1000  # often none is
-
-
-def noticed(path: Path, caught: list[warnings.WarningMessage]) -> bool:
-    """Whether the file was renamed, with a warning of one line."""
-    if not caught:
-        return False
-    (line,) = (str(warning.message) for warning in caught)
-    assert f"'{path}' is damaged (" in line
-    assert f"it is now '{path.name}.damaged-1'" in line
-    assert "\n" not in line
-    return path.with_name(f"{path.name}.damaged-1").exists()
-
-
 @pytest.mark.parametrize("values", ["text = x'ff'", "text = NULL", "lo = NULL, threshold = 0.2", "rounds = 'many'"])
 def test_a_row_that_cannot_be_read_renames_the_file(values: str, tmp_path: Path) -> None:
     filled(tmp_path / "cache")
@@ -206,6 +177,7 @@ def share(pipe: Connection, path: Path, number: int) -> None:
         pipe.send({i: kept.text for i, kept in store.find(KEY, rows, 0.2).items()})
 
 
+@pytest.mark.slow
 def test_three_processes_create_and_share_one_file(tmp_path: Path) -> None:
     children = [start_process(share, tmp_path / "cache", number) for number in range(3)]
     for order in ("begin", "look"):

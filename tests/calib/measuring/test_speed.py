@@ -272,7 +272,7 @@ def test_turns_of_the_same_piece_are_one_value() -> None:
 
 
 class Offset(Machine):
-    """A process in which each configuration is off by its own factor, some 3 %, constant within the process."""
+    """A process in which each setting is off by its own factor, some 3 %, constant within the process."""
 
     def __init__(self, seed: int, process: int) -> None:
         super().__init__(1000 * seed + process, noise=0.1)

@@ -109,6 +109,7 @@ def test_a_number_that_the_user_gave_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert lines == []
 
 
+@pytest.mark.slow
 def test_torchs_own_number_is_known_here() -> None:
     variables = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     program = "import torch; from fsd_calib.measuring.threads import _torchs_own as own; "
@@ -141,6 +142,7 @@ def test_the_chosen_number_holds_within_and_is_told_once() -> None:
     ]
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("program", "given", "spins"),
     [

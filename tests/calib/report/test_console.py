@@ -32,7 +32,7 @@ def test_a_report_ends_with_the_page_where_there_is_one(tmp_path: Path) -> None:
 def test_no_table_breaks_a_word_at_80_columns() -> None:
     """Names are broken where they have a mark: rows that differ in their drafts must differ on paper."""
     name, path = "Qwen/Qwen2.5-0.5B-Instruct-of-a-long-name", "fsd-profile/arithmetic/with-a-long-name/profile.json"
-    drafts = {f"curve.{place}.draft": name for place in range(5)}
+    drafts = {f"curve.{place}.setting.draft": name for place in range(5)}
     text = printed_details({"draft.id": name, **drafts})
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text

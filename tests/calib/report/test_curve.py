@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.report.tables import nondominated
-from fsd_decoding.profile.content import CurvePoint
+from fsd_decoding.profile.fields import CurvePoint
 from support.calibration.profiles import FRONT, values
 from support.calibration.reports import one_line, printed
 

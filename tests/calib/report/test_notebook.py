@@ -13,6 +13,7 @@ from support.calibration.profiles import UNCERTIFIED, profile
 from support.traces.rows import manifest, write
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize(("changes", "badge"), [({}, "Certified"), (UNCERTIFIED, "Not certified")])
 def test_a_profile_shows_its_verdict_and_charts(changes: dict[str, object], badge: str) -> None:
     shown = profile({**changes, "task": "<b>sums</b>"})._repr_html_()

@@ -107,7 +107,6 @@ def test_a_calibration_writes_its_page_and_the_page_can_be_made_again(
 def test_the_record_agrees_with_the_profile(folder: Path, record: RunRecord) -> None:
     profile = ThresholdProfile.load(folder)
     assert record.profile == profile.digest
-    assert len(record.measured) == len(profile.curve)
     assert profile.effort is not None
     assert len(record.trials) == profile.effort.trials > 0
     assert [step.name for step in record.steps] == ["preparation", "baseline", "search", "certification", "timing"]
@@ -127,18 +126,19 @@ def test_tokens_make_up_the_text_and_fuzzy_ones_tell_their_divergence(record: Ru
 
 
 def test_the_draft_alone_is_measured_beside_the_target_and_timed(folder: Path, record: RunRecord) -> None:
-    alone = record.draft_alone
+    profile, alone = ThresholdProfile.load(folder), record.draft_alone
     assert alone is not None
-    baseline = next(m for m in record.measured if m.rule == "target" and m.source == "tuning")
-    assert alone.problems == alone.counts.total == baseline.problems
-    right = baseline.counts.both_right + baseline.counts.lost
-    assert alone.counts.both_right + alone.counts.lost == right
+    baseline = next(p for p in profile.curve if p.setting.rule == "target" and p.source == "tuning")
+    assert alone.point.counts is not None
+    assert baseline.counts is not None
+    assert alone.point.problems == alone.point.counts.total == baseline.problems
+    assert alone.point.counts.right == baseline.counts.right
     assert alone.speed_interval is not None
     assert alone.speed_interval[0] <= (alone.speed or 0.0) <= alone.speed_interval[1]
-    assert "draft" not in {point.rule for point in ThresholdProfile.load(folder).curve}
+    assert "draft" not in {point.setting.rule for point in profile.curve}
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert re.search(r"<t[dh][^>]*>draft alone<", page)
-    assert f"The draft alone was measured on {alone.problems} tuning problems" in page
+    assert f"The draft alone was measured on {alone.point.problems} tuning problems" in page
 
 
 def test_the_draft_alone_that_was_not_timed_is_in_the_table_only(folder: Path, tmp_path: Path) -> None:

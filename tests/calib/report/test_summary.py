@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.calibration.profiles import TOO_SLOW, UNCERTIFIED, UNKNOWN, UNTESTED, values
+from support.calibration.profiles import TOO_SLOW, UNCERTIFIED, UNKNOWN, UNTESTED, at, values
 from support.calibration.reports import OUTCOMES, one_line, printed, printed_details, row
 
 
@@ -48,5 +48,5 @@ def test_without_a_test_numbers_are_the_tuning_parts() -> None:
 
 
 def test_sd_is_shown_at_its_own_draft_length() -> None:
-    own = {**values()["curve"][3], "draft_length": 4, "accuracy": 0.9}
+    own = {**at(3, draft_length=4), "accuracy": 0.9}
     assert row(printed({"curve": [*values()["curve"], own]}), "sd (lossless)")[0][0] == "90.0%¹"

@@ -73,14 +73,14 @@ def test_no_forecast_stands_beside_what_was_timed(several: dict[str, Any]) -> No
     assert not {"1020.4", "1052.2", "1063.5"} & set(re.findall(r"\d+\.\d", text + plain_sentence(made)))
 
 
-TIMED = {"sd_draft_length": 5}  # that of the curve's points
+TIMED = {"sd.draft_length": 5}  # that of the curve's points
 
 
 def test_nor_in_the_curve_or_on_the_page() -> None:
     """Of the target, sd and the chosen setting; others have their forecasts."""
     made = profile(TIMED)
     found = rows(Run("run", made))
-    assert {each.threshold: each.forecast for each in found} == {None: None, 0.0625: None, 0.25: 70.0}
+    assert {each.setting.threshold: each.forecast for each in found} == {None: None, 0.0625: None, 0.25: 70.0}
     points = [line.split() for line in printed_details(TIMED, 120).splitlines() if " 5 " in line and "%" in line]
     assert len(points) == 5
     assert [point[-2] for point in points] == ["–", "–", "70.0", "–", "–"]

@@ -13,18 +13,17 @@ from support.calibration.profiles import (
     FAST_ENOUGH,
     FRONT,
     LOSSLESS,
+    NO_COUNTS,
     NOT_TIMED,
     SLOWER,
     TOO_SLOW,
     UNCERTIFIED,
     UNKNOWN,
     UNTESTED,
+    at,
     profile,
-    values,
 )
 from support.calibration.reports import HARM, one_line, printed, printed_details, row
-
-COUNTS = ("both_right", "lost", "gained", "both_wrong")
 
 
 def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
@@ -170,8 +169,8 @@ def test_texts_that_end_in_a_loop_are_told_of() -> None:
 
 def test_a_certificate_of_lossless_decoding_is_called_that() -> None:
     own = {"certificate.lossless": True, "certificate.acc": "absolute", "certificate.wanted": 0.9,
-           "certificate.both_right": 652, "certificate.lost": 0, "certificate.gained": 0,
-           "certificate.both_wrong": 48, "certificate.retention": 1.0}  # fmt: skip
+           "certificate.counts": {"both_right": 652, "lost": 0, "gained": 0, "both_wrong": 48},
+           "certificate.retention": 1.0}  # fmt: skip
     said = verdict(profile(LOSSLESS | own))
     assert said.startswith("At 95% confidence lossless decoding reaches at least 90% accuracy on problems like these. ")
     assert "the target alone solved 93.1% (at least 91.1%)" in said
@@ -183,9 +182,9 @@ def test_a_certificate_of_lossless_decoding_is_called_that() -> None:
 
 
 def test_a_front_is_of_the_part_its_target_was_decoded_on() -> None:
-    none: dict[str, Any] = {f"certificate.{name}": 0 for name in ("problems", *COUNTS)}
+    none: dict[str, Any] = {"certificate.problems": 0, "certificate.counts": NO_COUNTS}
     none |= {f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "accuracy_lower_bound")}
-    alone = {**values()["curve"][3], "rule": "target", "draft_length": 1, "problems": 650, "accuracy": 0.925}
+    alone = {**at(3, rule="target", draft_length=1), "problems": 650, "accuracy": 0.925}
     text = printed(FRONT | none | {"curve": [*FRONT["curve"], alone]})
     assert "¹ measured on the certification part: 650 problems, unseen by the search (sd on 700)" in " ".join(
         text.split()
@@ -269,9 +268,7 @@ def test_what_was_not_tested_is_called_explored() -> None:
 
 
 def test_without_decodings_no_counts_are_said() -> None:
-    untested: dict[str, Any] = {
-        f"certificate.{name}": 0 for name in ("problems", "both_right", "lost", "gained", "both_wrong")
-    }
+    untested: dict[str, Any] = {"certificate.problems": 0, "certificate.counts": NO_COUNTS}
     untested |= {f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "attempt")}
     said = verdict(profile(TOO_SLOW | untested))
     assert "Nothing was decoded on the certification part: no setting was worth an attempt." in said

@@ -8,11 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.acquisition import Prospects, SettingGrid
 from fsd_calib.search.max_speed import choose_sequence, expected_speed, simulate_passes
 from fsd_calib.search.objective import Observation
 from fsd_calib.search.surrogate import PassModel
+from fsd_decoding.profile.parts import PolicyInfo
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.tree_shape import TreeShape
 
 PASS_MODEL = PassModel(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
@@ -22,7 +23,7 @@ LOSSLESS = 100.0
 def prospects(settings_: list[tuple[str, float, float, float]]) -> Prospects:
     """Returns predictions for settings measured on the whole tuning part: divergence, logit(u), tokens/s and
     retention."""
-    arms = [Configuration("fsd-coupled", divergence, 8) for divergence, *_ in settings_]
+    arms = [Setting("fsd-coupled", divergence, 8) for divergence, *_ in settings_]
     shares, speeds = np.array([s[1] for s in settings_]), np.array([s[2] for s in settings_])
     observations = [
         Observation(arm, at, (retention - 1) * PASS_MODEL.accuracy, 0.02, PASS_MODEL.tuning)
@@ -86,7 +87,10 @@ def test_a_setting_no_faster_than_lossless_decoding_is_not_tested() -> None:
 
 
 def test_a_bad_policy_lowers_the_prediction_of_another_only_a_little() -> None:
-    arms = [Configuration("fsd-coupled", "js", 8, policy=policy) for policy in (None, "shape")]
+    arms = [
+        Setting("fsd-coupled", "js", 8, policy=policy)
+        for policy in (None, PolicyInfo(name="shape", version=1, parameters={}))
+    ]
     good, bad = (
         Observation(arms[0], 3.0, 0.0, 0.02, PASS_MODEL.tuning),
         [Observation(arms[1], at, -0.2, 0.25, 128) for at in (2.8, 3.0, 3.2)],
@@ -106,10 +110,10 @@ def test_a_draft_that_fails_in_one_shape_is_not_tried_at_length_in_the_others() 
     """Nor with the other divergence; trials of a draft say nothing of another one."""
     small, large = TreeShape(2, 6), TreeShape(3, 16)
     arms = [
-        Configuration("fsd-coupled", divergence, 4, draft=draft, tree=tree)
+        Setting("fsd-coupled", divergence, 4, draft=draft, tree=tree)
         for draft in ("good", "bad") for tree in (None, small, large) for divergence in ("js", "doubt")
     ]  # fmt: skip
-    tried = Configuration("fsd-coupled", "js", 4, draft="bad", tree=small)
+    tried = Setting("fsd-coupled", "js", 4, draft="bad", tree=small)
     failed = [Observation(tried, at, -0.8, 0.8, 64) for at in (3.0, 4.0, 5.0)]
     grid = SettingGrid(arms, np.full(len(arms), 4.0), np.full(len(arms), 150.0))
     chances = Prospects(grid, failed, PASS_MODEL, LOSSLESS).chances

@@ -27,6 +27,7 @@ def change(database: Path, statement: str, *values: Any) -> str:
     return usage_error(lambda: run_search(f"sqlite:///{database}", world(), TRIALS))
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -43,6 +44,7 @@ def test_a_changed_trial_ends_the_search(statement: str, database: Path) -> None
     assert "give another one" in said
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -55,19 +57,21 @@ def test_a_trial_that_is_gone_ends_the_search(statement: str, database: Path) ->
     assert "one of the trials 0, 1, 2, 3" in change(database, statement)
 
 
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize(
     "record", ["null", '"x"', "[1]", '{"value": []}', '{"value": [0], "digest": "0"}', '{"value": [0], "digest": 1}']
 )
 def test_a_damaged_record_ends_the_search(record: str, database: Path) -> None:
-    said = change(database, "UPDATE study_user_attributes SET value_json = ? WHERE key LIKE 'ended%'", record)
+    said = change(database, "UPDATE trial_user_attributes SET value_json = ? WHERE key LIKE 'ended%'", record)
     assert said.startswith("the record 'ended with at most 4 trials' in the study's storage does not match its digest")
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     "statement",
     [
         "UPDATE trial_user_attributes SET value_json = '{' WHERE trial_id = 2",
-        "UPDATE study_user_attributes SET value_json = '{' WHERE key LIKE 'ended%'",
+        "UPDATE trial_user_attributes SET value_json = '{' WHERE key LIKE 'ended%'",
         "UPDATE trials SET state = 'NONE' WHERE trial_id = 2",
         "UPDATE trial_params SET distribution_json = '{}' WHERE trial_id = 2",
         "UPDATE trial_params SET distribution_json = '[' WHERE trial_id = 2",

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.forecast import speed_at
 from fsd_calib.search.objective import FinishedTrial, History
 from fsd_calib.search.pareto import (
@@ -24,9 +23,10 @@ from fsd_calib.search.pareto import (
     selectable_retention,
     thin_out,
 )
-from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Point, Space
+from fsd_calib.search.trials import SearchResult, search
 from fsd_common.progress.base import Silent
+from fsd_decoding.profile.setting import Setting
 from support.calibration.simulated_worlds import HIGHEST, LOWEST, Formula, World
 
 SPACE = Space(("fsd-coupled",), ("js", "doubt"), (2, 5, 8, 12))
@@ -41,11 +41,11 @@ class Dipped(World):
     high: float = 3.5
     depth: float = 0.12
 
-    def correct(self, configuration: Configuration) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        right = super().correct(configuration)
-        if configuration.threshold is None:
+    def correct(self, setting: Setting) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        right = super().correct(setting)
+        if setting.threshold is None:
             return right
-        off = abs(2 * self._place(configuration) - self.low - self.high) / (self.high - self.low)
+        off = abs(2 * self._place(setting) - self.low - self.high) / (self.high - self.low)
         return right & (np.random.default_rng(self.seed + 1).random(self.count) >= self.depth * max(0.0, 1 - off))
 
 
@@ -57,6 +57,7 @@ def selectable(searched: SearchResult) -> list[FinishedTrial]:
     return [t for t in nondominated(searched.trials) if t.retention >= SELECTABLE]
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("middle", [5.0, 7.0, 9.5])
 @pytest.mark.parametrize("low", [2.0, 4.0])
 def test_the_selectable_front_has_six_points_spread_out(low: float, middle: float) -> None:
@@ -73,7 +74,7 @@ def test_the_selectable_front_has_six_points_spread_out(low: float, middle: floa
 
 def fastest_possible(world: World) -> float:
     """Returns the largest tokens/s that retains .9, to .05 in logit(u)."""
-    arms = (Configuration("fsd-coupled", name, 12) for name in SPACE.divergences)
+    arms = (Setting("fsd-coupled", name, 12) for name in SPACE.divergences)
     places = [(arm, at) for arm in arms for at in np.arange(LOWEST, HIGHEST, 0.05)]
     return max(
         speed_at(Formula(), arm, at)
@@ -82,27 +83,30 @@ def fastest_possible(world: World) -> float:
     )
 
 
+@pytest.mark.slow
 def test_a_dip_at_the_first_trial_hides_neither_side() -> None:
     """Half of the problems are lost at the point that is tried first."""
     world = Dipped(count=600, seed=1, middle=9.5, low=2.1, high=4.1, depth=0.5)
     searched = run(world)
     assert searched.trials[0].retention < 0.6
-    places = [world._place(t.configuration) for t in selectable(searched)]
+    places = [world._place(t.setting) for t in selectable(searched)]
     assert len(places) >= 6
     assert min(places) < 2.4
     assert max(places) > 3.8
 
 
+@pytest.mark.slow
 def test_every_good_family_is_searched_finely() -> None:
     """A family that is far worse everywhere gets the coarse trials, and few more."""
     trials = run(World(count=600, seed=2, middle=7.0, shifts={"doubt": 0.2})).trials
-    each = [sum(t.configuration.divergence == name for t in trials) for name in SPACE.divergences]
+    each = [sum(t.setting.divergence == name for t in trials) for name in SPACE.divergences]
     assert min(each) >= 6
     trials = run(World(count=600, seed=2, middle=7.0, shifts={"doubt": 3.0})).trials
-    each = [sum(t.configuration.divergence == name for t in trials) for name in SPACE.divergences]
+    each = [sum(t.setting.divergence == name for t in trials) for name in SPACE.divergences]
     assert each[0] < each[1]
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("stop", [3, 9])
 def test_a_stopped_search_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
     journal, whole = str(tmp_path / "study.log"), run(World(count=200, seed=3, middle=7.0))
@@ -123,9 +127,7 @@ def test_points_within_one_problem_of_the_front_are_frozen_too() -> None:
     """Duplicates, and points beaten by more or in speed, are not."""
     known = [(0.99, 100.0), (0.98, 99.9), (0.95, 99.9), (0.99, 80.0), (0.99, 100.0), (0.9, 120.0)]
     trials = [
-        FinishedTrial(
-            Configuration("fsd-coupled", "js", 5, i / 10), i, kept, 0.0, pace, kept, 1 - kept, 0.0, 100, 1 - kept
-        )
+        FinishedTrial(Setting("fsd-coupled", "js", 5, i / 10), i, kept, 0.0, pace, kept, 1 - kept, 0.0, 100, 1 - kept)
         for i, (kept, pace) in enumerate(known)
     ]
     assert [t.logit_share for t in not_clearly_dominated(trials)] == [1, 0, 5]

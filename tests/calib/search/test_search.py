@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.forecast import least_share_reaching, speed_at
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront, nondominated
-from fsd_calib.search.search import SearchResult, freeze, race, search
 from fsd_calib.search.space import Space, logit, same_family
+from fsd_calib.search.trials import SearchResult, freeze, race, search
 from fsd_common.progress.base import Silent
 from fsd_decoding.adaptive import Schedule
+from fsd_decoding.profile.setting import Setting
 from support.calibration.simulated_worlds import HIGHEST, LOWEST, Formula, World, keep_accuracy
 from support.messages import usage_error
 
@@ -36,20 +36,20 @@ def run(
     )
 
 
-def expected(configuration: Configuration) -> float:
-    return Formula().tokens_per_second(configuration)
+def expected(setting: Setting) -> float:
+    return Formula().tokens_per_second(setting)
 
 
-def fastest(searched: SearchResult) -> Configuration:
-    return max((t for t in searched.trials if t.feasible), key=lambda t: t.tokens_per_second).configuration
+def fastest(searched: SearchResult) -> Setting:
+    return max((t for t in searched.trials if t.feasible), key=lambda t: t.tokens_per_second).setting
 
 
-def passes(world: World, configuration: Configuration) -> bool:
+def passes(world: World, setting: Setting) -> bool:
     objective = keep_accuracy(world)
-    return objective.chance(world.evaluator().measure(configuration), world.target()) >= objective.wanted
+    return objective.chance(world.evaluator().measure(setting), world.target()) >= objective.wanted
 
 
-def fastest_possible(world: World, arm: Configuration) -> float:
+def fastest_possible(world: World, arm: Setting) -> float:
     """Returns the arm's tokens/s just below where its chance of passing first falls short, to .02 in logit(u)."""
 
     def holds(at: float) -> bool:
@@ -62,14 +62,16 @@ def fastest_possible(world: World, arm: Configuration) -> float:
     return speed_at(Formula(), arm, low)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("lapses", [0.0, 0.1, 0.2])
 def test_trials_record_what_held_and_none_is_repeated(lapses: float) -> None:
     """128 problems are one portion, so that every trial decodes all of them."""
     searched = run(world := World(count=128, seed=3, lapses=lapses), SEVERAL, trials=30)
-    assert len({t.configuration for t in searched.trials}) == len(searched.trials)
-    assert all(passes(world, t.configuration) == t.feasible for t in searched.trials)
+    assert len({t.setting for t in searched.trials}) == len(searched.trials)
+    assert all(passes(world, t.setting) == t.feasible for t in searched.trials)
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("middle", [3.0, 7.0, 10.0, 14.0])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_frozen_sequence_is_nearly_as_fast_as_the_best_that_passes(seed: int, middle: float) -> None:
@@ -77,12 +79,13 @@ def test_the_frozen_sequence_is_nearly_as_fast_as_the_best_that_passes(seed: int
     world = World(count=1000, seed=seed, middle=middle)
     searched = run(world)
     frozen = freeze(searched, ONE, world.evaluator(), world.target(), Formula(), keep_accuracy(world))
-    best = fastest_possible(world, Configuration("fsd-coupled", "js", 6))
+    best = fastest_possible(world, Setting("fsd-coupled", "js", 6))
     if best > 1.05 * keep_accuracy(world).lossless:
         assert expected(frozen[-1]) >= 0.93 * best
     assert len(searched.trials) <= 20
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_winner_is_nearly_as_fast_as_the_best_arm_allows(seed: int) -> None:
     """Races on 1,000 problems; the seeds are fixed, so there is no false alarm."""
@@ -90,7 +93,7 @@ def test_the_winner_is_nearly_as_fast_as_the_best_arm_allows(seed: int) -> None:
     searched = run(world, SEVERAL, drift=0.03)
     truths = {
         arm: fastest_possible(World(count=1000, seed=seed, shifts={"js": SHIFTS.get(arm.divergence, 0.0)}), arm)
-        for arm in (Configuration("fsd-coupled", name, 10) for name in ("js", "tv"))
+        for arm in (Setting("fsd-coupled", name, 10) for name in ("js", "tv"))
     }
     assert expected(fastest(searched)) >= 0.98 * max(truths.values())
     assert world.decoded <= 14 * world.count
@@ -101,17 +104,24 @@ def test_the_best_of_several_policies_wins() -> None:
     """Races on 1,000 problems; the seed is fixed, so there is no false alarm."""
     rising, falling = (schedule.identity for schedule in (Schedule(0.5, 1.0, over=9), Schedule(1.0, 0.5, over=9)))
     space = Space(("fsd-coupled",), ("js",), (4, 10), (None, rising, falling))
-    assert [{arm.policy for arm in family} for family in space.families] == [{None}, {rising}, {falling}]
+    assert [{arm.policy and arm.policy.identity for arm in family} for family in space.families] == [
+        {None},
+        {rising},
+        {falling},
+    ]
     assert same_family(*space.families[0])
     assert not same_family(space.families[0][0], space.families[1][0])
     shifts = {rising or "": 0.8, falling or "": -0.8}
     searched = run(World(count=1000, shifts=shifts), space)
-    assert fastest(searched).policy == rising
-    assert len({t.configuration.policy for t in searched.trials}) == 3
-    alone = fastest_possible(World(count=1000, shifts={"js": 0.8}), Configuration("fsd-coupled", "js", 10))
+    best = fastest(searched).policy
+    assert best is not None
+    assert best.identity == rising
+    assert len({t.setting.policy for t in searched.trials}) == 3
+    alone = fastest_possible(World(count=1000, shifts={"js": 0.8}), Setting("fsd-coupled", "js", 10))
     assert expected(fastest(searched)) >= 0.98 * alone
 
 
+@pytest.mark.slow
 def test_a_race_stops_early_and_decides_as_the_whole_part_would() -> None:
     """40 races; each errs with a chance below .02 (three looks at 2.5 deviations), and hardly any is near the limit: 3
     errors or more would be a false alarm once in 100. The seeds are fixed."""
@@ -120,16 +130,17 @@ def test_a_race_stops_early_and_decides_as_the_whole_part_would() -> None:
         world = World(count=1000, seed=seed)
         evaluator, target, decoded = world.evaluator(), world.target(), []
         for at in range(-1, 9):
-            fuzzy = Configuration("fsd-coupled", "js", 6)
+            fuzzy = Setting("fsd-coupled", "js", 6)
             fuzzy = fuzzy.at(Formula().threshold(fuzzy, at))
-            assessment, paired = race(evaluator, fuzzy, target, keep_accuracy(world), Formula(), lambda done: None)
-            decoded.append(paired.fuzzy.problems)
+            assessment, raced = race(evaluator, fuzzy, target, keep_accuracy(world), Formula(), lambda done: None)
+            decoded.append(raced.problems)
             wrong += (assessment.shortfall <= 0) != passes(world, fuzzy)
         assert decoded[-1] == 128
         assert 1000 in decoded
     assert wrong <= 2
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("stop", [1, 4, 9])
 def test_a_stopped_search_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
     journal = str(tmp_path / "study.log")
@@ -146,7 +157,7 @@ def test_a_stopped_search_resumes_to_the_same_result(stop: int, tmp_path: Path) 
     after, world = part(60)
     assert before.trials == whole.trials[:stop]
     assert after == whole
-    assert {c for c, _ in world.calls} == {t.configuration for t in whole.trials[stop:]}
+    assert {c for c, _ in world.calls} == {t.setting for t in whole.trials[stop:]}
 
 
 def test_untried_arms_are_reported_with_the_reason() -> None:
@@ -157,20 +168,22 @@ def test_untried_arms_are_reported_with_the_reason() -> None:
     assert "the trials ran out" in cut.untried
 
 
+@pytest.mark.slow
 def test_worlds_where_every_or_no_threshold_is_feasible() -> None:
     hopeless = run(World(count=128, middle=-30), SEVERAL)
     assert not any(t.feasible for t in hopeless.trials)
-    assert {t.configuration.divergence for t in hopeless.trials} == set(SEVERAL.divergences)
+    assert {t.setting.divergence for t in hopeless.trials} == set(SEVERAL.divergences)
     harmless = run(World(count=1000, middle=60, gained=0), ONE)
     assert max(t.logit_share for t in harmless.trials if t.feasible) > HIGHEST - 1.5
     assert len(harmless.trials) <= 6
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_smallest_threshold_that_is_fast_enough(seed: int) -> None:
     world, objective = World(count=600, seed=seed, shifts=SHIFTS), MaxAccuracy(135.0)
     searched = run(world, SEVERAL, objective, drift=0.05)
-    assert {t.configuration.divergence for t in searched.trials if t.feasible} == set(SEVERAL.divergences)
+    assert {t.setting.divergence for t in searched.trials if t.feasible} == set(SEVERAL.divergences)
     assert len(searched.trials) <= 12
     (chosen,) = freeze(searched, SEVERAL, world.evaluator(), world.target(), Formula(), objective)
     speed = Formula().measured(world.evaluator().measure(chosen))
@@ -191,7 +204,7 @@ def test_no_point_of_the_front_is_dominated() -> None:
     searched = run(world, SEVERAL, ParetoFront())
     front = nondominated(searched.trials)
     assert len(front) >= 4
-    assert len({(t.configuration) for t in searched.trials}) == len(searched.trials)
+    assert len({(t.setting) for t in searched.trials}) == len(searched.trials)
     for t in searched.trials:
         assert t.problems == world.count
         assert any(o.retention >= t.retention and o.tokens_per_second >= t.tokens_per_second for o in front)
@@ -199,6 +212,7 @@ def test_no_point_of_the_front_is_dominated() -> None:
     assert all(a.retention > b.retention and a.tokens_per_second < b.tokens_per_second for a, b in pairs)
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_frozen_sequence_is_ordered_from_safe_to_fast(seed: int) -> None:
     world = World(count=1000, seed=seed, shifts=SHIFTS)
@@ -228,7 +242,7 @@ def test_an_empty_space_is_refused() -> None:
 
 @given(wanted=st.floats(40, 200))
 def test_the_least_share_that_reaches_a_speed(wanted: float) -> None:
-    arm = Configuration("fsd-coupled", "js", 6)
+    arm = Setting("fsd-coupled", "js", 6)
     found = least_share_reaching(Formula(), arm, wanted)
     if found is None:
         assert speed_at(Formula(), arm, HIGHEST) < wanted

@@ -15,12 +15,12 @@ from typing import Any
 import optuna
 import pytest
 
-from fsd_calib.engines.configuration import Configuration
-from fsd_calib.search.search import SearchResult, freeze, record_recounts, search, setting_attributes
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
-from fsd_calib.search.study import first_recorded, open_journal, open_storage
+from fsd_calib.search.study_storage import first_recorded, open_journal, open_storage
+from fsd_calib.search.trials import SearchResult, freeze, record_recounts, search, setting_attributes
 from fsd_common.progress.base import Silent
+from fsd_decoding.profile.setting import Setting
 from lib.common.forked_programs import ForkedProgram
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
 from support.calibration.simulated_worlds import TARGET, Formula, World
@@ -75,7 +75,7 @@ def test_the_study_holds_parameters_values_and_constraints(study: optuna.Study, 
 
 def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Study, alone: SearchResult) -> None:
     for trial, expected in zip(study.trials, alone.trials, strict=True):
-        shown, fuzzy = trial.user_attrs, expected.configuration
+        shown, fuzzy = trial.user_attrs, expected.setting
         assert (shown["rule"], shown["divergence"], shown["draft_length"]) == astuple(fuzzy)[:3]
         assert (shown["threshold"], shown["problems"]) == (fuzzy.threshold, expected.problems)
         assert (shown["tokens_per_second"], shown["retention"]) == (expected.tokens_per_second, expected.retention)
@@ -87,6 +87,7 @@ def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Stud
     assert any(t.lost > 0 for t in alone.trials)
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
     """Even where an infeasible one is faster."""
     url, of = place("sqlite", tmp_path), World(count=600, seed=1)
@@ -103,6 +104,7 @@ def test_dashboards_find_which_trials_are_infeasible(study: optuna.Study, alone:
     assert not all(t.feasible for t in alone.trials)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("kind", PLACES)
 def test_the_study_records_what_freezing_measured(kind: str, tmp_path: Path) -> None:
     storage, of = place(kind, tmp_path), World(count=600, seed=1)
@@ -116,13 +118,13 @@ def test_the_study_records_what_freezing_measured(kind: str, tmp_path: Path) -> 
     recounted = [values for name, values in study.user_attrs.items() if name.startswith("recounted ")]
     assert all(one["problems"] == of.count for one in recounted)
     assert recounted
-    for configuration in frozen:
-        (one,) = [a for a in whole + recounted if _is_of(a, configuration)]
-        assert one["tokens_per_second"] == forecast.measured(evaluator.measure(configuration))
+    for setting in frozen:
+        (one,) = [a for a in whole + recounted if _is_of(a, setting)]
+        assert one["tokens_per_second"] == forecast.measured(evaluator.measure(setting))
 
 
-def _is_of(attributes: dict[str, Any], configuration: Configuration) -> bool:
-    return setting_attributes(configuration).items() <= attributes.items()
+def _is_of(attributes: dict[str, Any], setting: Setting) -> bool:
+    return setting_attributes(setting).items() <= attributes.items()
 
 
 def journal(path: str) -> optuna.storages.JournalStorage:
@@ -162,7 +164,7 @@ def end_with_the_same_trials(storage: str, trials: int = 4) -> None:
     ended = [[line for line in of if line.startswith("ended with")] for of in said]
     assert ended[0] == ended[1] == ended[2] != []
     later = run_search(storage, world(), trials).trials
-    assert [f"ended with {trial.configuration}" for trial in later] == ended[0]
+    assert [f"ended with {trial.setting}" for trial in later] == ended[0]
 
 
 @pytest.mark.slow
@@ -186,6 +188,7 @@ def test_a_trial_that_finishes_after_the_search_has_ended_does_not_count(
     assert again.calls == []
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("kind", PLACES)
 def test_of_several_values_the_first_recorded_stands(kind: str, tmp_path: Path) -> None:
     """Processes that record at the same moment."""
@@ -277,11 +280,12 @@ def test_a_journal_within_a_file_is_refused_before_it_is_needed(tmp_path: Path) 
     assert f"cannot be used: Not a directory ('{tmp_path / 'file'}')" in message
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_during_a_search_is_named(tmp_path: Path) -> None:
     """Then optuna can neither store a trial's result nor read its state."""
     of = world()
 
-    def drop(configuration: Configuration) -> None:
+    def drop(setting: Setting) -> None:
         if len(of.calls) == 2:
             with sqlite3.connect(tmp_path / "study.db") as database:
                 database.execute("DROP TABLE trials")
@@ -301,11 +305,14 @@ def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     """Nothing writes to it, so reading it would wait for ever."""
     os.mkfifo(tmp_path / "ff")
     opening = (
-        "from pathlib import Path\nfrom fsd_calib.search.study import open_journal\nopen_journal(Path(sys.argv[1]))"
+        "from pathlib import Path\n"
+        "from fsd_calib.search.study_storage import open_journal\n"
+        "open_journal(Path(sys.argv[1]))"
     )
     assert "cannot be used: it is not a regular file" in usage_error_of(opening, tmp_path / "ff")
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("other", [replace(SPACE, draft_lengths=(2, 6)), replace(SPACE, policies=(None, "{}"))])
 def test_a_study_of_another_search_is_refused_by_name(other: Space, tmp_path: Path) -> None:
     storage = place("sqlite", tmp_path)
@@ -334,6 +341,7 @@ def test_a_storage_that_cannot_be_opened_is_named(storage: str, why: str) -> Non
     assert why in said
 
 
+@pytest.mark.slow
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in usage_error(lambda: run_search("nosuch://me:secret@somewhere/x", world()))
 
@@ -364,4 +372,4 @@ def test_a_killed_search_resumes_in_postgresql(postgres: Postgres, alone: Search
 
 
 def test_the_space_is_the_workers(alone: SearchResult) -> None:
-    assert {t.configuration.divergence for t in alone.trials} == set(SPACE.divergences)
+    assert {t.setting.divergence for t in alone.trials} == set(SPACE.divergences)

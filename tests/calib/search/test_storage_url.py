@@ -35,6 +35,7 @@ def secret(middle: str) -> str:
     return f"Zq7{middle}9Xk"
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("shape", SHAPES)
 @given(middle=PASSWORDS)
 @example(middle="@")
@@ -50,13 +51,14 @@ def test_a_password_is_never_shown(shape: str, middle: str) -> None:
         assert "9Xk" not in shown
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("password", ["Zq79Xk", "Zq7@9Xk"])
 def test_a_search_refuses_a_bad_url_without_the_password(
     shape: str, password: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fsd_calib.search.study._TRIES", 1)
+    monkeypatch.setattr("fsd_calib.search.study_storage._TRIES", 1)
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -8,16 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_calib.certification.power import power
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.surrogate import PassModel, Points, Posterior, Surrogate
+from fsd_decoding.profile.parts import PolicyInfo
+from fsd_decoding.profile.setting import Setting
 
 PASS_MODEL = PassModel(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
-ARM = Configuration("fsd-coupled", "js", 8)
+ARM = Setting("fsd-coupled", "js", 8)
 FLIPPED = 0.02
 
 
-def points(shares: list[float], length: int = 8, policy: str | None = None) -> Points:
-    arm = Configuration("fsd-coupled", "js", length, policy=policy)
+def points(shares: list[float], length: int = 8, policy: PolicyInfo | None = None) -> Points:
+    arm = Setting("fsd-coupled", "js", length, policy=policy)
     return Points([arm] * len(shares), [None] * len(shares), np.array(shares), np.full(len(shares), FLIPPED))
 
 
@@ -78,20 +79,22 @@ def test_the_order_of_trials_does_not_matter(order: list[int]) -> None:
 def test_policies_are_pooled_as_far_as_the_data_support_it() -> None:
     """A third policy is predicted better after two that agree than after two that differ."""
     shares = [2.0, 2.5, 3.0, 3.5, 4.0]
+    second, third = (PolicyInfo(name=name, version=1, parameters={}) for name in ("second", "third"))
 
     def deviation_of_third(own: list[float], other: list[float]) -> float:
-        both = [points(shares, policy=name) for name in (None, "shape")]
+        both = [points(shares, policy=policy) for policy in (None, second)]
         arms = [arm for some in both for arm in some.arms]
         both_policies = Points(arms, [arm.policy for arm in arms], np.array(shares * 2), np.full(10, FLIPPED))
         surrogate = Surrogate(
-            both_policies, np.array(own + other), np.full(10, PASS_MODEL.tuning), PASS_MODEL, [None, "shape", "third"]
+            both_policies, np.array(own + other), np.full(10, PASS_MODEL.tuning), PASS_MODEL, [None, second, third]
         )
-        return float(surrogate.about(points([3.0], policy="third")).deviation[0])
+        return float(surrogate.about(points([3.0], policy=third)).deviation[0])
 
     falling = [1.0, 0.995, 0.985, 0.975, 0.96]
     assert deviation_of_third(falling, falling) < deviation_of_third(falling, [0.96, 0.97, 0.985, 1.0, 1.01])
 
 
+@pytest.mark.slow
 @given(
     retention=st.floats(0.975, 1.0), churn=st.floats(0.03, 0.1), problems=st.integers(1000, 4000),
     accuracy=st.floats(0.5, 0.95),

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from fsd_calib.search import sampler
 from fsd_calib.search.sampler import KEY, Workers, fail_dead_trials, heartbeats
-from fsd_calib.search.study import open_journal
+from fsd_calib.search.study_storage import open_journal
 from fsd_calib.storage import this_process
 
 HERE: dict[str, Any] = this_process()

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.tasks import Problem, Task, load_task, task_kind
 from fsd_calib.tasks.grading.graders import similarity
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from support.calibration.task_files import GEMMA, QWEN, load_refusal, tokenizer_of
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
 from support.models.tiny_task import tiny_task
 
-FUZZY = Configuration("fsd-coupled", "js", 4, 0.1)
+FUZZY = Setting("fsd-coupled", "js", 4, 0.1)
 CHAT = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Hello"},
@@ -95,7 +95,7 @@ def test_a_similarity_is_a_share(similarity: str) -> None:
 
 def test_prompts_must_be_given(tmp_path: Path) -> None:
     assert task_kind("agreement:0.90").name == "agreement:0.9"
-    assert "it has no prompts of its own; give --data" in load_refusal("agreement")
+    assert "it has no prompts of its own; give data, such as" in load_refusal("agreement")
     (tmp_path / "a.txt").write_text(" \n")
     assert "it is empty; it must hold one problem per row" in load_refusal("agreement", data=tmp_path / "a.txt")
 
@@ -107,6 +107,7 @@ def tiny(grader_of: str, tmp_path: Path) -> Task:
     return replace(made, problems=problems, max_new_tokens=12)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("least", [None, 0.6])
 def test_right_is_what_agrees_with_the_target_under_the_same_seed(
@@ -119,8 +120,8 @@ def test_right_is_what_agrees_with_the_target_under_the_same_seed(
         decode = CachedDecoder(OwnEngine(decoder, task), task, store, 8, seeds=2)
         fuzzy = decode(FUZZY, task.problems[:16])  # before the target was asked for
         fuzzy += decode(FUZZY, task.problems[16:])
-        alone = decode(Configuration("target", "js", 1), task.problems)
-        lossless = decode(Configuration("coupled", "js", 4), task.problems)
+        alone = decode(Setting("target", "js", 1), task.problems)
+        lossless = decode(Setting("coupled", "js", 4), task.problems)
         assert decode.seeds == (1 if temperature == 0 else 2)
         for decodings in (alone, lossless):
             assert all(one.correct for seeds in decodings for one in seeds)

@@ -17,10 +17,9 @@ import pytest
 
 from fsd_calib.tasks import load_task
 from fsd_calib.tasks.base import Problem
-from fsd_calib.tasks.grading import apart, expressions
+from fsd_calib.tasks.grading import apart, graders
 from fsd_calib.tasks.grading.apart import Apart, broken_texts
-from fsd_calib.tasks.grading.expressions import same_expression
-from fsd_calib.tasks.grading.graders import extracting, same_text
+from fsd_calib.tasks.grading.graders import extracting, same_expression, same_text
 from fsd_common.errors import UsageError
 from lib.common.forked_programs import environment
 from support.calibration.harness_tasks import write_task
@@ -32,7 +31,7 @@ DEEDS = Apart("support.crude_graders:deeds", seconds=0.5)
 def _fresh() -> Iterator[None]:
     """No verdict is known, and nothing was told."""
     apart._verdict.cache_clear()
-    apart._Broken.count = 0
+    apart._broken.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -46,6 +45,7 @@ def test_a_process_is_used_again() -> None:
     assert DEEDS("who a") == DEEDS("who b") != str(os.getpid())
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -173,6 +173,7 @@ def gone(process: int) -> bool:
     return False
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize(
     "text", [r"\boxed{9^{9^{9^9}}}", r"\boxed{100000000!}", r"\boxed{\binom{1000000000}{500000000}}",
              r"\boxed{(x+1)^{5000}}", rf"\boxed{{{'1' * 5000}}}"],
@@ -180,7 +181,7 @@ def gone(process: int) -> bool:
 def test_an_expression_that_never_ends_is_wrong(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread too, where math-verify itself has no way to stop."""
     pytest.importorskip("math_verify", reason="math-verify is not installed (extra 'math')")
-    monkeypatch.setattr(expressions, "_COMPARISON", replace(expressions._COMPARISON, seconds=1.0))
+    monkeypatch.setattr(graders, "_COMPARISON", replace(graders._COMPARISON, seconds=1.0))
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(same_expression, with_reference(r"\boxed{0.5}"), text).result()
     with monkeypatch.context() as remembered:
@@ -196,6 +197,7 @@ def test_no_part_of_a_deep_expression_is_taken_for_it() -> None:
     assert same_expression(with_reference(r"\boxed{2}"), r"\boxed{\frac{1}{\frac{1}{2}}}")
 
 
+@pytest.mark.slow
 def test_an_expression_that_backtracks_is_wrong() -> None:
     grader = extracting(r"(a|aa)+$", same_text)
     with pytest.warns(UserWarning, match="took more than 5 s of CPU time"):
@@ -203,6 +205,7 @@ def test_an_expression_that_backtracks_is_wrong() -> None:
     assert grader(with_reference("a"), "ba")
 
 
+@pytest.mark.slow
 def test_a_filter_of_lm_eval_that_backtracks_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval")
     monkeypatch.setattr("fsd_calib.tasks.harness._SECONDS", 1.0)
@@ -215,6 +218,7 @@ def test_a_filter_of_lm_eval_that_backtracks_is_wrong(tmp_path: Path, monkeypatc
     assert not task.grade(problem, "no")
 
 
+@pytest.mark.slow
 def test_a_function_that_changed_grades_anew(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "Q", "answer": "A"}\n')
     description = tmp_path / "task.yaml"

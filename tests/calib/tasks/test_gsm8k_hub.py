@@ -34,6 +34,7 @@ def run_in_process(code: str, tmp_path: Path, **changes: str) -> str:
     return process.stdout
 
 
+@pytest.mark.slow
 def test_an_unreachable_hub_is_reported_with_the_way_out(tmp_path: Path) -> None:
     code = """
 from fsd_calib.tasks import load_task
@@ -46,7 +47,7 @@ except UsageError as error:
     message = run_in_process(code, tmp_path).strip()
     assert "\n" not in message
     assert "openai/gsm8k cannot be loaded" in message
-    assert "--data FILE.jsonl" in message
+    assert "data takes a local FILE.jsonl" in message
 
 
 def hub_layout(folder: Path) -> dict[str, list[GeneratedProblem]]:

@@ -14,7 +14,6 @@ from fsd_calib.tasks.checking import faults
 from fsd_calib.tasks.grading.graders import contains, near_number, same_choice, same_number, same_text, similar
 from fsd_calib.tasks.grading.python_tests import parts_of
 from lib.attacks.programs import PROBLEM
-from support.thinning import thinned
 
 GRADERS: dict[str, Grader] = {
     "same_number": same_number, "near_number": near_number(0.01), "same_choice": same_choice, "same_text": same_text,
@@ -36,6 +35,7 @@ PIECES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("name", GRADERS)
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.integers(1, 60))
 def test_any_text_has_a_verdict(name: str, pieces: list[str], times: int) -> None:
@@ -46,7 +46,8 @@ def test_any_text_has_a_verdict(name: str, pieces: list[str], times: int) -> Non
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize(("piece", "name"), thinned(product(PIECES, GRADERS), every=8))
+@pytest.mark.parametrize(("piece", "name"), product(PIECES, GRADERS))
+@pytest.mark.thinned(every=19)
 def test_a_piece_repeated_takes_no_long_time(name: str, piece: str) -> None:
     assert _seconds(GRADERS[name], piece, "", 100_000) < 5
     assert _seconds(GRADERS[name], piece, "x", 100_000) < 5
@@ -66,4 +67,4 @@ def test_a_number_too_long_to_be_read_is_wrong_and_checked(form: str) -> None:
     assert not same_number(problem, text)
     assert not near_number(0.01)(problem, text)
     task = Task("numbers", (problem,), 9, (), "", same_number)
-    assert [fault.wanted for fault in faults(task)] == [True]  # which says that the reference is wrong
+    assert [wanted for wanted, _ in faults(task)] == [True]  # which says that the reference is wrong

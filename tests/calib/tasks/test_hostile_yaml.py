@@ -26,6 +26,7 @@ def refusal(path: Path, **given: Any) -> str:
     return usage_error(lambda: load_task(str(path), **given))
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_task_is_one_line(name: str, folder: Path) -> None:
     content, complaint = HOSTILE[name]

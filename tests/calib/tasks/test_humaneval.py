@@ -333,4 +333,4 @@ def test_the_hubs_files_are_read(tmp_path: Path) -> None:
 def test_an_unreachable_hub_is_reported_with_the_way_out(tmp_path: Path) -> None:
     message = load_from_hub(tmp_path).stderr.splitlines()[-1]
     assert "task humaneval: openai/openai_humaneval cannot be loaded" in message
-    assert "--data HumanEval.jsonl.gz" in message
+    assert "; data takes the original file, HumanEval.jsonl.gz" in message

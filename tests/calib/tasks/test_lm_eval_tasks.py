@@ -33,6 +33,7 @@ def refusal(folder: Path, changes: dict[str, Any], **options: Any) -> str:
     return load_refusal(f"lm-eval:{write_task(folder, changes=changes)}", **options)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("chats", [False, True])
 def test_prompts_are_those_of_lm_eval_whatever_the_limit(tmp_path: Path, chats: bool) -> None:
     path = write_task(tmp_path, count=6, train=5, changes={**SHOTS, "description": "Solve it.\n\n"})
@@ -45,6 +46,7 @@ def test_prompts_are_those_of_lm_eval_whatever_the_limit(tmp_path: Path, chats: 
     assert set(some.problems) < set(whole.problems)
 
 
+@pytest.mark.slow
 def test_training_documents_are_for_tuning_without_their_own_answers_in_prompts(tmp_path: Path) -> None:
     task = load_task(f"lm-eval:{write_task(tmp_path, count=3, train=3, changes=SHOTS)}")
     rows = problems(6)
@@ -71,6 +73,7 @@ def test_what_ends_an_answer_and_what_it_is_worth_come_from_the_file(tmp_path: P
         assert not again.grade(problem, "")
 
 
+@pytest.mark.slow
 def test_a_comma_chooses_other_filters(tmp_path: Path) -> None:
     path = write_task(tmp_path)
     task = load_task(f"lm-eval:{path},last-number")
@@ -80,6 +83,7 @@ def test_a_comma_chooses_other_filters(tmp_path: Path) -> None:
     assert "strict-match, last-number" in load_refusal(f"lm-eval:{path},first-number")
 
 
+@pytest.mark.slow
 def test_gsm8k_of_lm_eval_takes_its_documents_from_a_file(tmp_path: Path) -> None:
     rows = problems(12)
     task = load_task("lm-eval:gsm8k", data=write_rows(tmp_path / "problems.jsonl", rows))
@@ -92,6 +96,7 @@ def test_gsm8k_of_lm_eval_takes_its_documents_from_a_file(tmp_path: Path) -> Non
         assert row.answer not in problem.prompt
 
 
+@pytest.mark.slow
 def test_a_question_that_repeats_is_one_problem_with_one_prompt(tmp_path: Path) -> None:
     path = write_task(tmp_path, count=5, changes={"num_fewshot": 2, "fewshot_split": "test"})
     data = tmp_path / "test.jsonl"
@@ -104,13 +109,15 @@ def test_a_question_that_repeats_is_one_problem_with_one_prompt(tmp_path: Path) 
     assert not task.grade(first, "#### 7")
 
 
+@pytest.mark.slow
 def test_sampling_is_left_to_the_command_line_and_the_source_says_so(tmp_path: Path) -> None:
     path = write_task(tmp_path, changes={"generation_kwargs": {"until": [], "temperature": 0.6}})
     task = load_task(f"lm-eval:{path}")
     assert (task.stop, task.max_new_tokens) == ((), 256)
-    assert "asks for temperature 0.6, which --temperature sets" in task.source
+    assert "asks for temperature 0.6, which the run's own replaces" in task.source
 
 
+@pytest.mark.slow
 def test_of_several_metrics_the_first_that_is_right_or_wrong_counts(tmp_path: Path) -> None:
     bleu = {"metric": "bleu", "aggregation": "bleu", "higher_is_better": True}
     task = load_task(f"lm-eval:{write_task(tmp_path, changes={'metric_list': [bleu, EXACT_MATCH]})}")

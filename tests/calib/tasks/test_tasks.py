@@ -32,6 +32,7 @@ def test_arithmetic_has_the_generators_held_out_problems() -> None:
     assert task.source == "fsd_data.problems.fresh(seed=3)"
 
 
+@pytest.mark.slow
 def test_arithmetic_has_3000_problems_by_default() -> None:
     assert len(load_task("arithmetic").problems) == 3000
 

@@ -104,6 +104,7 @@ def test_numbers_have_a_tolerance(folder: Path) -> None:
     assert [near.grade(near.problems[0], text) for text in texts] == [True, True, True, False, False, False]
 
 
+@pytest.mark.slow
 def test_a_function_grades_and_the_source_says_that_it_runs(folder: Path) -> None:
     (folder / "my_graders.py").write_text("def same(reference, text):\n    return text[0] == reference[0]\n")
     task = loaded(folder, {"grader": "python", "function": "my_graders.same"})
@@ -197,7 +198,7 @@ def test_data_replaces_the_file_s_own(folder: Path) -> None:
             "line 1: no column 'land'; its columns are country, city",
         ),
         ({"data": "none.jsonl"}, "none.jsonl: cannot be read"),
-        ({"data": None}, "it names no problems; give it data or hub, or give --data"),
+        ({"data": None}, "it names no problems; give it data or hub, or give data"),
         ({"examples": [{"country": "Italy"}]}, "key 'examples', example 1: no column 'city'"),
     ],
 )

@@ -68,6 +68,7 @@ def observe_run(decoder: SpeculativeDecoder, **settings: Any) -> tuple[pd.DataFr
     return telemetry.frame(), results, rounds
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("rule", ["fsd-coupled", "fsd-sd", "fsd", "sd", "coupled", "target"])
 def test_counts_are_those_of_the_results(decoder: SpeculativeDecoder, rule: str, batch_size: int) -> None:
@@ -168,6 +169,7 @@ def test_rounds_of_all_shapes_come_in_order(decoder: SpeculativeDecoder, monkeyp
     ]  # fmt: skip
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("rule", ["fsd-coupled", "sd"])
 def test_no_logits_are_kept(decoder: SpeculativeDecoder, rule: str) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
@@ -188,6 +190,7 @@ def test_the_texts_are_those_of_a_run_without_an_observer(decoder: SpeculativeDe
     assert results == decoder.generate(PROMPTS, 20, batch_size=2, temperature=1.0, threshold=Loosening())
 
 
+@pytest.mark.slow
 def test_a_page_is_self_contained(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
     telemetry = Telemetry()
     decoder.generate(PROMPTS, 20, threshold=Loosening(), observer=telemetry, batch_size=2)

@@ -174,12 +174,14 @@ def decoder() -> SpeculativeDecoder:
     return tiny_decoder(seed=3)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rule", RULES)
 def test_decisions_follow_the_formulas(decoder: SpeculativeDecoder, rule: str, sampling: dict[str, Any]) -> None:
     run_and_recompute(decoder, rule, "js", sampling)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("divergence", [name for name in DIVERGENCES if name != "js"])
 def test_every_divergence_follows_its_formula(decoder: SpeculativeDecoder, divergence: str) -> None:
     run_and_recompute(decoder, "fsd", divergence, GREEDY)

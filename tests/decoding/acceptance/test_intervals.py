@@ -60,6 +60,7 @@ def without_interval(result: Result) -> Result:
     return dataclasses.replace(result, interval=(0.0, 0.0))
 
 
+@pytest.mark.thinned(every=3)
 def test_texts_end_within_drafts(run: Run) -> None:
     """By EOS and by length, both within a draft: tokens after the end were judged too, but must have no effect."""
     cut = [r.finish_reason for r in run.base if r.emitted == r.accepted + r.rounds - 1]
@@ -85,6 +86,7 @@ def inside(result: Result, rng: Random) -> float:
     return rng.uniform(lo + ROUNDING, hi - ROUNDING)
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("end", [0, 1], ids=["below lo", "from hi"])
 def test_outside_the_interval_the_bounding_decision_flips(run: Run, end: int) -> None:
     """Up to that decision nothing changes; then a D that was accepted is the smallest rejected one, or the reverse.
@@ -105,6 +107,7 @@ def test_outside_the_interval_the_bounding_decision_flips(run: Run, end: int) ->
             assert without_interval(now) != without_interval(was)
 
 
+@pytest.mark.thinned(every=3)
 def test_the_lower_end_is_inside_and_the_upper_is_not(run: Run) -> None:
     """[lo, hi) holds to the last bit, where only the threshold differs between two decodings."""
     finite = [0, 0]

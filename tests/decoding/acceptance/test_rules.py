@@ -187,6 +187,7 @@ def test_greedy_ensemble_without_weight_on_the_draft_breaks_no_ties() -> None:
     assert (rule_named("ensemble").judge(round_).fallback == 6).all()
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0, 7.0])
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
 def test_ensemble_emits_from_the_mixture(sampling: Sampling, threshold: float) -> None:
@@ -196,6 +197,7 @@ def test_ensemble_emits_from_the_mixture(sampling: Sampling, threshold: float) -
     assert (one > 0.95) == (share == 1.0)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
 @pytest.mark.parametrize("name", ["sd", "coupled"])
 def test_lossless_rules_emit_the_targets_distribution(name: str, sampling: Sampling) -> None:

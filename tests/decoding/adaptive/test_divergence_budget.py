@@ -79,6 +79,7 @@ def test_from_zero_and_in_batches_of_one_size_divergence_is_never_above_the_budg
         assert float(budget.current) >= 0
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("rows", [1, 32])
 @pytest.mark.parametrize(("measure", "per_token"), [("divergence", 0.01), ("substitutions", 0.25)])
 def test_a_reachable_budget_is_spent_to_two_percent_on_a_stream_that_changes(
@@ -125,6 +126,7 @@ class Bill:
                     self.count += 1
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "fsd-coupled"])
 @pytest.mark.parametrize("measure", ["divergence", "substitutions"])
 def test_what_a_real_round_spends_is_what_its_texts_took(pair: SpeculativeDecoder, rule: str, measure: Any) -> None:
@@ -147,6 +149,7 @@ def test_all_rows_share_one_t_and_t_below_zero_accepts_nothing(pair: Speculative
     assert [r.tokens for r in found] == [r.tokens for r in lossless]
 
 
+@pytest.mark.slow
 def test_the_bundled_pair_never_spends_more_than_its_budget() -> None:
     from fsd_calib import load_task
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -12,22 +15,136 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import DivergenceBudget, SpeedBudget
-from fsd_decoding.adaptive.speed_budget import InverseCurve, TokensCurve
+from fsd_decoding.adaptive.speed_budget import TokensCurve
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.tree_shape import TreeShape
-from support.calibration.budget_world import Law, Point, profile_of, simulate
 from support.calibration.profiles import FRONT, UNCERTIFIED, profile
 from support.messages import usage_error
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related
+
+# A simulation for budgets: rounds with a known acceptance rate at each T, a simulated clock, and a profile of both.
+
+_NO_MODEL = ModelInfo(
+    id="none", revision=None, fingerprint="none", vocab_size=1, dtype="float32", quantization=None, attention=None,
+    kind="model",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured at one T; None stands for `sd`."""
+
+    threshold: float | None
+    tokens_per_round: float
+    tokens_per_second: float
+
+
+def profile_of(
+    points: Sequence[Point], threshold: float, draft_length: int, target: ModelInfo = _NO_MODEL,
+    draft: ModelInfo = _NO_MODEL, tokenizer: str = "none",
+) -> ThresholdProfile:  # fmt: skip
+    """Returns a profile without measured accuracies, which budgets do not read; `points` begin with `sd`."""
+    chosen = next(p for p in points if p.threshold == threshold)
+    arm = {"divergence": "js", "draft_length": draft_length}
+    untested: dict[str, Any] = {"accuracy": 0.0, "retention": 0.0, "lower_bound": None, "source": "tuning"}
+    curve = [
+        {
+            "setting": {**arm, "rule": "sd" if p.threshold is None else "fsd-coupled", "threshold": p.threshold},
+            **untested,
+            "problems": 100,
+            "tokens_per_round": p.tokens_per_round,
+            "forecast": p.tokens_per_second,
+        }
+        for p in points
+    ]
+    counts = dict.fromkeys(("both_right", "lost", "gained", "both_wrong"), 0)
+    unknown = dict.fromkeys(("wanted", "retention", "lower_bound"))
+    # The target's own speed is not measured; budgets do not read it. This is a token per round of sd.
+    alone = points[0].tokens_per_second / points[0].tokens_per_round
+    speeds = {"target": alone, "sd": points[0].tokens_per_second, "chosen": chosen.tokens_per_second}
+    values: dict[str, Any] = {
+        "created": datetime.now(UTC), "outcome": "untested", "task": "budgets", "target": target, "draft": draft,
+        "data": {"source": "measured here", "fingerprint": "none", "split": "given", "tuning": 0, "certification": 0},
+        "tokenizer": tokenizer, "rule": "fsd-coupled", **arm, "divergence_version": DIVERGENCE_VERSION,
+        "logits": "raw", "threshold": threshold, "sampling": {"temperature": 0.0, "top_k": None, "top_p": None},
+        "seed": 0, "lossy": True, "curve": curve, "accuracy": {"target": 0.0, "chosen": 0.0},
+        "certificate": {"counts": counts, "problems": 0, **unknown, "certified": False, "confidence": 0.95,
+                        "method": "none", "guarantee": "none"},
+        "tokens_per_round": {"sd": points[0].tokens_per_round, "chosen": chosen.tokens_per_round},
+        "speed": {**speeds, "forecast": speeds, "batch": 1, "timed": 1},
+        "estimate": None, "device": "cpu", "dtype": "float32", "versions": {},
+    }  # fmt: skip
+    return ThresholdProfile.model_validate(values).sealed()
+
+
+@dataclass(frozen=True)
+class Law:
+    """How T determines acceptance: a token after accepted ones is accepted with a probability that rises with T."""
+
+    draft_length: int = 10
+    lossless: float = 0.4  # acceptance probability at T = 0
+    loosest: float = 0.95  # its limit for large T
+    half: float = 0.1  # T half way between
+
+    def acceptance(self, threshold: float) -> float:
+        """Returns the probability that a drafted token is accepted."""
+        t = max(threshold, 0.0)
+        return self.lossless + (self.loosest - self.lossless) * t / (t + self.half)
+
+    def tokens(self, threshold: float) -> float:
+        """Returns the mean number of tokens per round."""
+        a = self.acceptance(threshold)
+        return float((1 - a ** (self.draft_length + 1)) / (1 - a))
+
+    def draw(self, threshold: float, rows: int, random: np.random.Generator) -> NDArray[np.int64]:
+        """Draws the tokens that each row gets in a round, (rows,)."""
+        run = random.geometric(1 - self.acceptance(threshold), rows)
+        return np.minimum(run, self.draft_length + 1)
+
+    def profile(self, thresholds: Sequence[float], threshold: float, seconds: float) -> ThresholdProfile:
+        """Returns the profile of a machine whose rounds take `seconds` at each T."""
+        lossless = Point(None, self.tokens(-1.0), self.tokens(-1.0) / seconds)
+        points = [Point(t, self.tokens(t), self.tokens(t) / seconds) for t in thresholds]
+        return profile_of([lossless, *points], threshold, self.draft_length)
+
+
+@dataclass(frozen=True)
+class History:
+    """What each round gave, (rounds,) each."""
+
+    tokens: NDArray[np.float64]  # of one stream
+    seconds: NDArray[np.float64]
+    thresholds: NDArray[np.float64]
+
+    def speed(self, rounds: slice = slice(None)) -> float:
+        """Returns tokens per second of one stream."""
+        return float(self.tokens[rounds].sum() / self.seconds[rounds].sum())
+
+
+def simulate(
+    budget: SpeedBudget, law: Law, seconds: Callable[[int], float], rounds: int, rows: int, seed: int
+) -> History:  # fmt: skip
+    """Simulates rounds under a budget; the n-th takes seconds(n) on average, and up to 20 % more or less."""
+    random = np.random.default_rng(seed)
+    history = np.zeros((3, rounds))
+    for n in range(rounds):
+        threshold = float(budget.current)
+        kept, took = law.draw(threshold, rows, random), seconds(n) * random.uniform(0.8, 1.2)
+        budget.learn(torch.from_numpy(kept), took)
+        history[:, n] = kept.mean(), took, threshold
+    return History(*history)
+
 
 LAW = Law()
 THRESHOLDS = [0.01, 0.03, 0.1, 0.3, 0.6]
@@ -48,6 +165,7 @@ def step(count: int, factor: float = 2.0) -> Any:
     return lambda n: SECONDS * (factor if n >= count else 1.0)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("world", STRANGE)
 @pytest.mark.parametrize("rows", [1, 32])
 def test_the_requested_speed_is_made_after_the_settling_time_when_costs_double_halfway(world: str, rows: int) -> None:
@@ -69,7 +187,7 @@ def test_without_chance_a_step_in_costs_is_within_five_percent_exactly_after_the
         lossless=0.0, loosest=0.99
     )  # 1 to 5.5 tokens a round: half and twice the requested speed are within reach
     measured = law.profile(THRESHOLDS, 0.6, SECONDS)
-    curve, budget = TokensCurve.of(measured, False), SpeedBudget(requested / SECONDS, measured, rounds=rounds)
+    curve, budget = TokensCurve(measured, False), SpeedBudget(requested / SECONDS, measured, rounds=rounds)
 
     def speed(seconds: float) -> float:
         tokens = float(np.interp(float(budget.current), curve.thresholds, curve.tokens))
@@ -98,6 +216,7 @@ def test_t_stays_between_lossless_and_the_profiles_whatever_happens(
         assert -1e-9 <= float(budget.current) <= (0.25 if beyond else 0.0625) + 1e-12
 
 
+@pytest.mark.slow
 def test_nothing_winds_up_while_the_budget_is_out_of_reach() -> None:
     budget = SpeedBudget(REQUESTED, measured())
     simulate(budget, LAW, lambda n: 10 * SECONDS, 5_000, 32, seed=2)
@@ -164,7 +283,7 @@ SHAPE = {"top_k": 2, "nodes": 6}
 
 @pytest.mark.parametrize("rule", ["fsd-coupled", "fsd"])
 def test_a_profile_of_trees_is_refused_by_name(rule: str) -> None:
-    points = {f"curve.{place}.tree": SHAPE for place in range(5)}
+    points = {f"curve.{place}.setting.tree": SHAPE for place in range(5)}
     trees = profile({"rule": rule, "tree": SHAPE, **points})
     for refused in (lambda: SpeedBudget(60, trees), lambda: DivergenceBudget(profile=trees)):
         assert usage_error(refused) == (
@@ -176,21 +295,24 @@ def test_a_profile_of_trees_is_refused_by_name(rule: str) -> None:
 def test_lossless_tokens_of_chains_are_not_those_of_trees() -> None:
     """Chains and trees of one search are points of one curve, in any order."""
     chains = profile()
-    trees = [point.model_copy(update={"tree": TreeShape(**SHAPE), "tokens_per_round": 9.0}) for point in chains.curve]
+    trees = [
+        point.model_copy(update={"setting": replace(point.setting, tree=TreeShape(**SHAPE)), "tokens_per_round": 9.0})
+        for point in chains.curve
+    ]
     both = chains.model_copy(update={"curve": [*trees, *chains.curve]}).sealed()
-    assert TokensCurve.of(both, True) == TokensCurve.of(chains, True)
+    one, other = TokensCurve(both, True), TokensCurve(chains, True)
+    assert (one.thresholds, one.tokens) == (other.thresholds, other.tokens)
 
 
 @settings(max_examples=50)
 @given(tokens=st.lists(st.floats(1, 9), min_size=1, max_size=6), requested=st.floats(0, 12))
 def test_the_curve_rises_and_its_inverse_remains_within_it(tokens: list[float], requested: float) -> None:
     points = [Point(0.1 * (i + 1), n, 10 * n) for i, n in enumerate(tokens)]
-    curve = TokensCurve.of(profile_of([Point(None, 1.5, 15.0), *points], points[-1].threshold or 0.0, 5), False)
+    curve = TokensCurve(profile_of([Point(None, 1.5, 15.0), *points], points[-1].threshold or 0.0, 5), False)
     assert all(a < b for a, b in zip(curve.tokens, curve.tokens[1:], strict=False))
-    inverse = InverseCurve(curve, torch.device("cpu"))
     for threshold, there in zip(curve.thresholds, curve.tokens, strict=True):
-        assert float(inverse(torch.tensor(there, dtype=torch.float64))) == pytest.approx(threshold)
-    answer = float(inverse(torch.tensor(requested, dtype=torch.float64)))
+        assert float(curve.inverse(torch.tensor(there, dtype=torch.float64))) == pytest.approx(threshold)
+    answer = float(curve.inverse(torch.tensor(requested, dtype=torch.float64)))
     assert curve.thresholds[0] <= answer <= curve.thresholds[-1] + 1e-9
 
 
@@ -316,6 +438,7 @@ def test_a_call_that_missed_its_speed_warns_at_its_end(pair: SpeculativeDecoder)
         pair.generate(ragged_prompts(4), 24, threshold=SpeedBudget(1.0, divergences_of_pair(pair), clock=Steps(0.01)))
 
 
+@pytest.mark.slow
 @given(
     rounds=st.lists(st.tuples(st.integers(1, 6), st.floats(0.001, 1)), min_size=2, max_size=30), at=st.integers(0, 29)
 )

@@ -15,7 +15,6 @@ from support.models.dense_heads import dense_q
 from support.models.tiny_heads import HEADS
 from support.models.tiny_models import llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
-from support.thinning import thinned
 
 NEW = 20
 SHAPES = [None, TreeShape(1, 9), TreeShape(3, 12), TreeShape(2, 5), TreeShape(1, 1)]
@@ -26,7 +25,8 @@ def target() -> Any:
     return llama(seed=0, layers=8)
 
 
-@pytest.mark.parametrize(("kind", "tree", "lean"), thinned(product(HEADS, SHAPES, [True, False]), every=3), ids=str)
+@pytest.mark.parametrize(("kind", "tree", "lean"), product(HEADS, SHAPES, [True, False]), ids=str)
+@pytest.mark.thinned(every=11)
 def test_q_is_that_of_a_dense_computation(kind: str, tree: TreeShape | None, lean: bool, target: Any) -> None:
     """In every round of texts in three rows, at every decided token, the target's states and the head's own.
 
@@ -58,9 +58,8 @@ def test_q_is_that_of_a_dense_computation(kind: str, tree: TreeShape | None, lea
 # --- texts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "rule", "temperature"), thinned(product(HEADS, ["coupled", "fsd-coupled", "fsd"], [0.0, 0.9]), every=5)
-)
+@pytest.mark.parametrize(("kind", "rule", "temperature"), product(HEADS, ["coupled", "fsd-coupled", "fsd"], [0.0, 0.9]))
+@pytest.mark.thinned(every=7)
 def test_lossless_texts_are_the_targets_own(kind: str, rule: str, temperature: float, target: Any) -> None:
     decoder = SpeculativeDecoder(
         target, HEADS[kind](target), word_tokenizer(), rule=rule, draft_length=4,
@@ -79,6 +78,7 @@ def test_lossless_texts_are_the_targets_own(kind: str, rule: str, temperature: f
         assert rounds[None] == rounds[TreeShape(1, 9)]
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("tree", [None, TreeShape(3, 12)], ids=str)
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_text_does_not_depend_on_its_batch(kind: str, tree: TreeShape | None, target: Any) -> None:

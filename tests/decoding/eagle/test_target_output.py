@@ -47,7 +47,12 @@ def check(target: Any) -> None:
         assert not torch.allclose(target.get_output_embeddings()(out.hidden_states[-1]), own)
 
 
-@pytest.mark.parametrize("kind", SCALED)
+LARGE = {"gemma4_text", "inkling_text"}  # which take seconds
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in LARGE else kind for kind in SCALED]
+)
 def test_logits_are_scaled_and_capped_as_the_target_does(kind: str) -> None:
     if kind not in CONFIG_MAPPING:
         pytest.skip(f"this version of transformers has no {kind}")

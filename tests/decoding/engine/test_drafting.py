@@ -60,6 +60,7 @@ def tokens_and_reasons(results: list[Result]) -> list[tuple[list[int], str]]:
 LOSSLESS = [("coupled", 0.0), ("coupled", 0.9), ("fsd", 0.9), ("fsd-coupled", 0.0), ("fsd-coupled", 0.9), ("sd", 0.0)]
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(("rule", "temperature"), LOSSLESS)
 def test_drafting_by_ngram_keeps_the_targets_text(
     ngram_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str, temperature: float
@@ -69,6 +70,7 @@ def test_drafting_by_ngram_keeps_the_targets_text(
     assert tokens_and_reasons(actual) == tokens_and_reasons(alone)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("rule", RULES)
 def test_drafting_by_ngram_works_with_every_rule_and_batch_size(
     ngram_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str
@@ -140,6 +142,7 @@ def unlikely_token(state: DraftState) -> Tensor:
 POLICIES = [never, always, after_two, pseudo_random, unlikely_token]
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("rule", "temperature"), LOSSLESS)
 def test_no_policy_changes_a_lossless_text(
@@ -156,6 +159,7 @@ def test_no_policy_changes_a_lossless_text(
     assert tokens_and_reasons(actual) == tokens_and_reasons(alone)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_is_called_before_each_step_and_followed(
     model_decoder: SpeculativeDecoder, prompts: list[list[int]], policy: Callable[[DraftState], Tensor]
@@ -188,6 +192,7 @@ def test_a_policy_is_called_before_each_step_and_followed(
     assert rounds > 5
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("rule", ["sd", "fsd", "fsd-coupled"])
 def test_policies_that_equal_a_draft_length(
     model_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str
@@ -201,6 +206,7 @@ def test_policies_that_equal_a_draft_length(
         assert (r.rounds, r.drafted, r.accepted, r.bonus) == (r.emitted, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_sampled_sd_keeps_the_distribution_under_a_policy_that_reads_q() -> None:
     """All three-token continuations over a six-token vocabulary, 8,000 samples. False alarm rate: 1e-6."""
     target, draft = (llama(seed, layers=1, vocab_size=6, eos_token_id=None) for seed in (1, 2))
@@ -219,6 +225,7 @@ def test_sampled_sd_keeps_the_distribution_under_a_policy_that_reads_q() -> None
     assert chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-6
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("rule", ["sd", "coupled", "fsd", "fsd-coupled"])
 def test_each_prompt_may_have_its_own_draft_length(
     model_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str

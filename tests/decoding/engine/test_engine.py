@@ -48,6 +48,7 @@ def generate_with_transformers(model: torch.nn.Module, prompt: list[int]) -> lis
     return written[: next((i for i, t in enumerate(written) if t in EOS), len(written))]
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_model_families_decode_as_in_transformers(family: str, prompts: list[list[int]]) -> None:
     """With ragged rows, refills and rollback; sliding windows of 6 tokens on texts of up to 36."""
@@ -113,6 +114,7 @@ def test_a_text_ends_with_the_context(decoder: SpeculativeDecoder) -> None:
             assert free.tokens == alone.tokens
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("widths", [(152064, 151936), (151936, 152064)], ids=str)
 def test_vocabularies_padded_to_different_widths_use_their_common_part(widths: tuple[int, int]) -> None:
     """As Qwen2.5's 7B and 0.5B do. The wider model's largest logit is always that of a padding token."""
@@ -137,6 +139,7 @@ def test_vocabularies_padded_to_different_widths_use_their_common_part(widths: t
 PLACES = [(30, 12, [1, 30]), (30, 32, [1, 8]), (27, 32, [1, 8]), (29, 32, [2, 5]), (28, 32, [2, 6])]
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(("prompt", "new", "lengths"), PLACES, ids=str)
 def test_different_draft_lengths_leave_slots_for_every_prompt(prompt: int, new: int, lengths: list[int]) -> None:
     """A row at its maximum length beside one that drafts more tokens than the full row has slots left."""

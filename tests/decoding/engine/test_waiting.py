@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 from fsd_decoding.acceptance import RULES, Criterion, Rule
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.batch import Request
+from fsd_decoding.engine.cache_pool import KVCachePool, Models
 from fsd_decoding.engine.draft import Steps, StepsAhead
 from fsd_decoding.engine.engine import Engine
-from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.rounds import Decided, EngineSettings
 from fsd_decoding.observers.round_log import Recorder
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
@@ -29,7 +29,6 @@ from support.models.stop_policies import Unsure
 from support.models.tiny_heads import eagle3
 from support.models.tiny_models import VOCABULARY, llama
 from support.models.tiny_pair import ragged_prompts, related, tiny_decoder
-from support.thinning import thinned
 
 META = torch.device("meta")  # a device without values, which cannot be read or waited for
 
@@ -60,7 +59,7 @@ class Patient(StopPolicy):
 
 
 def requests() -> list[Request]:
-    return [Request(i, prompt, i, 0.2, 3, 12) for i, prompt in enumerate(ragged_prompts(6))]
+    return [Request(i, prompt, i, 0.2, 3, 8) for i, prompt in enumerate(ragged_prompts(6))]
 
 
 HOW: dict[str, dict[str, Any]] = {
@@ -89,7 +88,8 @@ SAMPLINGS = {
 CASES = [(how, rule, sampling) for how in HOW for rule in RULES if fits(how, RULES[rule]) for sampling in SAMPLINGS]
 
 
-@pytest.mark.parametrize(("how", "rule", "sampling"), thinned(CASES, every=4))
+@pytest.mark.parametrize(("how", "rule", "sampling"), CASES)
+@pytest.mark.thinned(every=25)
 def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
     settings = EngineSettings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])
@@ -105,7 +105,8 @@ def assert_one_look_a_round(models: Models, settings: EngineSettings, monkeypatc
         next(looks)
         return Decided(
             emitted=[[7] * (drafts + 1)] * rows, drafted=[drafts] * rows, accepted=[drafts] * rows, whole=[True] * rows,
-            finite_logits=[True] * rows, valid_bounds=[True] * rows, spared=[[]] * rows, refused=[[]] * rows,
+            finite_logits=[True] * rows, valid_bounds=[True] * rows,
+            largest_accepted=[[]] * rows, rejecting=[[]] * rows,
         )  # fmt: skip
 
     monkeypatch.setattr(Decided, "of", fake)
@@ -115,6 +116,7 @@ def assert_one_look_a_round(models: Models, settings: EngineSettings, monkeypatc
     assert next(looks) == len(rounds) > 3
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("tree", [None, TreeShape(2, 5)], ids=str)
 def test_a_round_of_an_eagle_head_synchronises_once(tree: TreeShape | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target = llama(seed=0, layers=8)

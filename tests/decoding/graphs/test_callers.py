@@ -50,6 +50,7 @@ def test_captured_rounds_give_the_same_results(
         assert ours.interval == pytest.approx(theirs.interval, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
     """Other prompts, thresholds, seeds and ids need no other graph."""
     graphs = captured._pool._call
@@ -57,10 +58,8 @@ def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
     decode(captured, "fsd-coupled", 0.8)
     compiled_before = len(graphs)
     torch._dynamo.utils.counters.clear()
-    captured.seed = 3
-    captured.generate(
-        ragged_prompts(8)[4:], NEW, 0.8, threshold=[0.1, -1.0, 0.3, 9.0], draft_length=3, ids=[5, 6, 7, 8]
-    )
+    thresholds, ids = [0.1, -1.0, 0.3, 9.0], [5, 6, 7, 8]
+    captured.generate(ragged_prompts(8)[4:], NEW, 0.8, threshold=thresholds, draft_length=3, ids=ids, seed=3)
     assert len(graphs) == compiled_before
     assert not torch._dynamo.utils.counters["stats"]  # nor did PyTorch compile anything
 
@@ -90,6 +89,7 @@ def test_compile_is_one_of_three(plain: SpeculativeDecoder) -> None:
         SpeculativeDecoder(plain.target, plain.draft, word_tokenizer(), compile="fast")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_compile_may_be_assigned_and_drops_graphs(plain: SpeculativeDecoder) -> None:
     decoder, expected = with_compile(plain, False), alone(plain)
     sharing = decoder.with_config(rule="target")
@@ -106,6 +106,7 @@ def test_compile_may_be_assigned_and_drops_graphs(plain: SpeculativeDecoder) -> 
     assert not torch._dynamo.utils.counters["stats"]
 
 
+@pytest.mark.slow
 def test_another_target_gets_graphs_of_its_own() -> None:
     """Two targets of equal shapes, one with a sliding window: the other's graph would run, and give wrong results."""
     first, other = random_model(FAMILIES["llama"], seed=3), random_model(FAMILIES["mistral"], seed=4)

@@ -14,7 +14,7 @@ from fsd_decoding.acceptance import RULES
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.engine import kv_pool
+from fsd_decoding.engine import cache_pool
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.tree_shape import TreeShape
 from lib.gpu.tape import Tape
@@ -27,7 +27,7 @@ from support.models.tiny_pair import tiny_decoder
 
 @pytest.fixture(autouse=True)
 def on_tape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(kv_pool.CAPTURES, "cpu", lambda device: Tape())
+    monkeypatch.setitem(cache_pool.CAPTURES, "cpu", lambda device: Tape())
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
     return captured_copy(plain)
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", RULES)
 def test_replayed_rounds_give_the_same_results(
@@ -51,25 +52,22 @@ def test_replayed_rounds_give_the_same_results(
     assert count_graphs(captured) > 1
 
 
+@pytest.mark.slow
 def test_with_processed_logits(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
         assert_same_results(captured, plain, 0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2)
     assert count_graphs(captured) > 1
 
 
+@pytest.mark.slow
 def test_other_texts_thresholds_seeds_and_ids_capture_nothing(
     captured: SpeculativeDecoder, plain: SpeculativeDecoder
 ) -> None:
     for _ in range(2):
         assert_same_results(captured, plain, 0.8)
     captured_before = count_graphs(captured)
-    captured.seed = plain.seed = 3
-    try:
-        assert_same_results(
-            captured, plain, 0.8, threshold=[0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1], ids=range(5, 14)
-        )
-    finally:
-        plain.seed = 0
+    thresholds = [0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1]
+    assert_same_results(captured, plain, 0.8, threshold=thresholds, ids=range(5, 14), seed=3)
     assert count_graphs(captured) == captured_before
 
 
@@ -117,11 +115,13 @@ def test_tensors_that_an_observer_keeps_do_not_change(captured: SpeculativeDecod
         assert torch.equal(a.accepted, b.accepted)
 
 
+@pytest.mark.slow
 def test_under_a_threshold_policy(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
         assert_same_results(captured, plain, threshold=EntropyScaled(0.2, slope=2.0))
 
 
+@pytest.mark.slow
 def test_without_a_draft_model(plain: SpeculativeDecoder) -> None:
     ours, theirs = captured_copy(plain, NGram()), SpeculativeDecoder(plain.target, NGram(), plain.tokenizer)
     for _ in range(2):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.engine import kv_pool
+from fsd_decoding.engine import cache_pool
 from fsd_decoding.graphs import callers
 from fsd_decoding.graphs.callers import CompiledCaller
 from lib.gpu.tape import Tape
@@ -19,10 +19,10 @@ from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related, tiny_decoder
 
 
-@pytest.fixture(params=["compiled", "on tape"])
+@pytest.fixture(params=["on tape", "compiled"])
 def graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "on tape":
-        monkeypatch.setitem(kv_pool.CAPTURES, "cpu", lambda device: Tape())
+        monkeypatch.setitem(cache_pool.CAPTURES, "cpu", lambda device: Tape())
     return str(request.param)
 
 
@@ -33,6 +33,7 @@ def decoded(target: Any, draft: Any) -> SpeculativeDecoder:
     return decoder
 
 
+@pytest.mark.thinned(every=2)
 def test_models_are_freed_with_their_decoder(graphs: str) -> None:
     decoder = decoded(*related(seed=1, spread=0.05, layers=1))
     models = [weakref.ref(decoder.target), weakref.ref(decoder.draft)]
@@ -73,6 +74,7 @@ def test_graphs_beyond_the_bound_are_dropped_with_one_warning(graphs: str, monke
         assert count_graphs(ours) <= 3 * 2  # a batch that shrinks has a set of its own
 
 
+@pytest.mark.thinned(every=2)
 def test_few_graphs_are_kept_without_a_warning(graphs: str) -> None:
     plain = tiny_decoder()
     with warnings.catch_warnings():

@@ -63,6 +63,7 @@ def law_of_two(prompt: list[int], warpers: LogitsProcessorList) -> np.ndarray[An
     return law
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("name", WARPERS)
 @pytest.mark.parametrize("fsd_rule", ["sd", "fsd-coupled"])
 def test_sampled_texts_follow_the_targets_law(fsd_rule: str, name: str) -> None:
@@ -109,6 +110,7 @@ def test_greedy_decoding_draws_nothing() -> None:
     assert same(torch.get_rng_state(), before)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("processors", [{}, {"no_repeat_ngram_size": 3}])
 def test_returned_sequences_differ_and_stay_with_their_prompt(processors: dict[str, Any]) -> None:
     inputs = batch()

@@ -47,6 +47,7 @@ def criteria(*each: StoppingCriteria) -> dict[str, Any]:
     return {"stopping_criteria": StoppingCriteriaList(each)}
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("eos", [{}, {"eos_token_id": None}], ids=["with EOS", "without EOS"])
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_criterion_that_remembers_rows_of_the_batch(rows: int, eos: dict[str, Any]) -> None:
@@ -60,6 +61,7 @@ def test_a_criterion_that_remembers_rows_of_the_batch(rows: int, eos: dict[str, 
     assert ended_early or rows == 8  # eight rows seldom have a word in common
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("options", [
     {}, {"eos_token_id": None}, {"pad_token_id": 3}, {"max_new_tokens": 1}, {"fsd_draft_length": 1},
     {"logits_processor": LogitsProcessorList([Penalty()])},

@@ -31,7 +31,6 @@ from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
 from support.paths import ROOT
-from support.thinning import thinned
 
 pytest.importorskip("triton", reason="kernels are written in Triton, which is not installed")
 from fsd_decoding.kernels import compare, scan
@@ -71,6 +70,7 @@ def close(actual: Tensor, expected: Tensor) -> bool:
     return actual.dtype == expected.dtype and torch.allclose(actual, expected, tolerance, tolerance, equal_nan=True)
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_divergences(dtype: torch.dtype, width: int) -> None:
@@ -80,6 +80,7 @@ def test_divergences(dtype: torch.dtype, width: int) -> None:
         assert close(actual[name], expected[name]), name
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_entropies(dtype: torch.dtype, width: int) -> None:
@@ -95,6 +96,7 @@ def test_different_dtypes() -> None:
         assert close(actual[name], expected), name
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_each_alone(name: str) -> None:
     target, draft = logits(2, torch.float32, 1, 2, 979)
@@ -102,6 +104,7 @@ def test_each_alone(name: str) -> None:
     assert close(alone[name], together[name])
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_two_likeliest(width: int, dtype: torch.dtype) -> None:
@@ -123,6 +126,7 @@ def test_the_first_of_equal_logits_is_the_likeliest(places: tuple[int, ...]) -> 
     assert actual.top1.item() == actual.top2.item() == 2.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=30))
 def test_the_two_largest_of_any_row(values: list[int]) -> None:
     actual = scan(torch.tensor([[values]], dtype=torch.float32, device=DEVICE))
@@ -142,7 +146,8 @@ def test_in_fp64_a_race_is_decided_by_differences_below_fp32(ahead: float) -> No
     )
 
 
-@pytest.mark.parametrize(("width", "dtype"), thinned(product(WIDTHS, DTYPES), every=3), ids=str)
+@pytest.mark.parametrize(("width", "dtype"), product(WIDTHS, DTYPES), ids=str)
+@pytest.mark.thinned(every=7)
 def test_the_race_picks_the_token_that_sampling_draws(width: int, dtype: torch.dtype) -> None:
     """Half-precision logits are widened alike on both sides, so no rounding changes a choice."""
     target, _ = logits(width, dtype, 2, 4, width)
@@ -155,6 +160,7 @@ def test_the_race_picks_the_token_that_sampling_draws(width: int, dtype: torch.d
         assert torch.equal(scan(target, temperature, words).choice, drawn)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 5000, 8191, 9000])
 def test_nan_and_inf_give_nan(bad: float, place: int) -> None:
@@ -164,6 +170,7 @@ def test_nan_and_inf_give_nan(bad: float, place: int) -> None:
     assert all(actual[name].isnan().all() for name in NAMES)
 
 
+@pytest.mark.slow
 def test_rows_of_minus_infinity_give_nan() -> None:
     target, draft = logits(3, torch.float32, 1, 2, 9001)
     target[0, 1] = -torch.inf
@@ -181,11 +188,13 @@ def test_certain_models_that_disagree() -> None:
     assert actual == pytest.approx(infinite | {"js": math.log(2), "doubt": math.log(2), "tv": 1, "hellinger": 1})
 
 
+@pytest.mark.slow
 def test_equal_models_have_no_divergence() -> None:
     target, _ = logits(4, torch.bfloat16, 1, 3, 9001)
     assert all((one <= 1e-6).all() for one in compare_logits(target, target.clone()).values())
 
 
+@pytest.mark.slow
 def test_rows_may_be_strided() -> None:
     target, draft = logits(5, torch.float32, 3, 6, 979)
     actual = compare_logits(target.transpose(0, 1)[1:4], draft.transpose(0, 1)[1:4])
@@ -220,6 +229,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return calls
 
 
+@pytest.mark.slow
 def test_divergences_use_the_kernel_for_any_shape(fused: Counter[str]) -> None:
     target, draft = logits(7, torch.float32, 2, 3, 979)
     for shape in ((979,), (3, 979), (2, 3, 979), (1, 2, 3, 979)):
@@ -246,6 +256,7 @@ def test_unsupported_inputs_use_pytorch_operations(fused: Counter[str]) -> None:
     assert Sampling(1e-4).scan(target.double(), keys, positions) is not None
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(0.8), Sampling(0.8, top_k=9)], ids=["greedy", "0.8", "top-k"]
 )
@@ -276,6 +287,7 @@ class CountedKernel:
         return self.kernel[grid]
 
 
+@pytest.mark.slow
 def test_compiled_graphs_launch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), threshold=0.1, draft_length=3)
     compiled = SpeculativeDecoder(

@@ -72,6 +72,7 @@ def test_padding_and_truncation_are_no_edits(reads: list[Any]) -> None:
     assert len(reads) == 1
 
 
+@pytest.mark.slow
 def test_a_known_tokenizer_is_not_kept_alive() -> None:
     tokenizer = word_tokenizer()
     tokenizer_fingerprint(tokenizer)

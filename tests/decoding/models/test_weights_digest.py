@@ -119,6 +119,7 @@ def test_quantised_weights_count_with_their_own_bytes(dtype: torch.dtype) -> Non
     assert tensor_digest(values) != tensor_digest(changed)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_one_element_of_any_tensor_changes_the_fingerprint(data: st.DataObject) -> None:
     changed = model()

@@ -12,6 +12,7 @@ from support.models.tiny_pair import ragged_prompts, tiny_decoder
 PROMPTS = ragged_prompts(7)
 
 
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("compile", [False, "capture"])
 @pytest.mark.parametrize("shape", [TreeShape(1, 3), TreeShape(3, 9), TreeShape(2, 4)], ids=str)
 def test_trees_tell_what_was_drafted_and_what_became_text(shape: TreeShape, compile: bool) -> None:

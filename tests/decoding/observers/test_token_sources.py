@@ -62,6 +62,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(call=SETTINGS)
 def test_sources_agree_with_texts_rounds_and_counts(decoder: SpeculativeDecoder, call: dict[str, Any]) -> None:
@@ -114,6 +115,7 @@ def check_divergence(token: SourcedToken, rule: str) -> None:
             assert token.divergence > token.threshold
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "ensemble"])  # which emits tokens of a mixture
 def test_fuzzy_tokens_are_those_that_the_target_alone_would_not_emit(decoder: SpeculativeDecoder, rule: str) -> None:
     """Greedily: the target reads the finished text, and its likeliest token at every position is compared."""
@@ -134,6 +136,7 @@ def test_fuzzy_tokens_are_those_that_the_target_alone_would_not_emit(decoder: Sp
     assert (TokenSource.FUZZY in found) == RULES[rule].fuzzy
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
 @pytest.mark.parametrize("stop", [(), ("好",)])
 def test_a_text_whose_characters_are_several_tokens(kind: str, stop: tuple[str, ...]) -> None:

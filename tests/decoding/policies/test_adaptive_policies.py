@@ -73,6 +73,7 @@ def test_fsd_calib_exports_the_policies() -> None:
 # Constant
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "fsd-coupled"])
 @pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.1, math.inf])
 def test_constant_is_the_number(rule: str, threshold: float) -> None:

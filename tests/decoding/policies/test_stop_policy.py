@@ -16,7 +16,6 @@ from scipy.stats import chisquare
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
@@ -24,6 +23,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy, Verified
+from fsd_decoding.profile.setting import Setting
 from support.models.tiny_calibration import task
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 from support.models.tiny_pair import related
@@ -122,6 +122,7 @@ def test_a_policy_applies_only_to_its_rules(pair: SpeculativeDecoder, prompts: l
         assert (early != whole) == applies
 
 
+@pytest.mark.slow
 def test_sd_keeps_the_distribution_where_tokens_are_withheld_by_q() -> None:
     """All two-token continuations of a six-token vocabulary, 8,000 samples. False alarm: 1e-6."""
     target, draft = (llama(seed, layers=1, vocab_size=6, eos_token_id=None) for seed in (1, 2))
@@ -163,12 +164,12 @@ def test_a_row_remembers_its_own_rounds_and_no_others(
         assert len(verified) == result.rounds - 1  # that of the last round is not needed any more
         assert [v.drafted for v in verified] == [min(n, 6) for n in range(1, result.rounds)]
         assert all(v.accepted <= v.drafted for v in verified)
-        assert all((v.refused is None) or v.accepted < v.drafted for v in verified)
-        assert all(v.spared is None or v.spared <= 0.2 for v in verified)
-        assert all(v.refused is None or v.refused > 0.2 for v in verified)
+        assert all((v.smallest_rejected is None) or v.accepted < v.drafted for v in verified)
+        assert all(v.largest_accepted is None or v.largest_accepted <= 0.2 for v in verified)
+        assert all(v.smallest_rejected is None or v.smallest_rejected > 0.2 for v in verified)
     every = list(itertools.chain.from_iterable(policy.verified.values()))
-    assert any(v.spared is not None for v in every)
-    assert any(v.refused is not None for v in every)
+    assert any(v.largest_accepted is not None for v in every)
+    assert any(v.smallest_rejected is not None for v in every)
 
 
 def test_a_decoders_own_policy_is_that_of_its_calls(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
@@ -184,7 +185,7 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
     target, draft = related(seed=1, spread=0.05)
     decoder = SpeculativeDecoder(target, draft, word_tokenizer())
     problems = task(12).problems
-    fuzzy, lossless = Configuration("fsd-coupled", "js", 4, 0.2), Configuration("coupled", "js", 4)
+    fuzzy, lossless = Setting("fsd-coupled", "js", 4, 0.2), Setting("coupled", "js", 4)
     with ResultCache(None) as store:
         plain = CachedDecoder(OwnEngine(decoder, task(12)), task(12), store)
         shy = plain.stopping_early({"js": Shy()})
@@ -195,14 +196,14 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
         plain(lossless, problems)
         shy(lossless, problems)
         assert (shy.decoded, shy.reused) == (12, 24)
-        assert plain.key(fuzzy) == replace(shy.key(fuzzy), policy=None)
+        assert plain.key(fuzzy) == replace(shy.key(fuzzy), stop_policy=None)
 
 
 def test_a_policy_without_an_identity_cannot_be_cached() -> None:
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer())
     with ResultCache(None) as store, pytest.raises(UsageError, match="policy Recalling has no identity"):
         CachedDecoder(OwnEngine(decoder, task(12)), task(12), store).stopping_early({"js": Recalling()})(
-            Configuration("fsd-coupled", "js", 4, 0.2), task(12).problems
+            Setting("fsd-coupled", "js", 4, 0.2), task(12).problems
         )
 
 
@@ -212,15 +213,15 @@ def test_an_exact_threshold_is_found_again_and_its_neighbours_are_not() -> None:
     with ResultCache(None) as store:
         cached = CachedDecoder(OwnEngine(decoder, task(6)), task(6), store).stopping_early({"js": ByThreshold()})
         for threshold, decoded in ((0.2, 6), (0.2, 6), (0.2 + 1e-9, 12), (0.3, 18), (0.2, 18)):
-            cached(Configuration("fsd-coupled", "js", 4, threshold), problems)
+            cached(Setting("fsd-coupled", "js", 4, threshold), problems)
             assert cached.decoded == decoded
 
 
 def test_an_attempt_under_a_policy_is_another_attempt() -> None:
-    def none(configuration: Configuration, problems: Any) -> list[Any]:
+    def none(configuration: Setting, problems: Any) -> list[Any]:
         return []
 
-    frozen, alone = [Configuration("fsd-coupled", "js", 5, 0.1)], Configuration("target", "js", 1)
+    frozen, alone = [Setting("fsd-coupled", "js", 5, 0.1)], Setting("target", "js", 1)
     with AttemptLedger(None) as ledger:
         holdout = Holdout(Evaluator(none, task(12).problems, "certification"), ledger, "family", "models")
         numbers = [

@@ -69,6 +69,7 @@ class Scaling(ScalePolicy):
         return self._answer(state)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("rule", FUZZY)
 def test_a_policy_of_one_threshold_is_that_threshold(rule: str) -> None:
     found, plain = (decode(policy, rule=rule) for policy in (Fixed(), 0.1))
@@ -76,6 +77,7 @@ def test_a_policy_of_one_threshold_is_that_threshold(rule: str) -> None:
     assert {r.interval for r in found} == {(0.1, 0.1)}  # empty: T was the policy's, not .1
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("rule", FUZZY)
 def test_a_policy_of_scale_one_is_that_threshold_with_its_interval(rule: str) -> None:
     assert decode(Scaling(lambda state: torch.ones_like(state.base)), rule=rule) == decode(0.1, rule=rule)
@@ -212,6 +214,7 @@ class Recording(Tightening):
         self.checked.append((len(models), rule, divergence))
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("batch_size", [1, 7, 24])
 def test_hooks_receive_every_text_and_every_token(batch_size: int) -> None:
     policy = Recording()
@@ -275,6 +278,7 @@ def test_a_stream_is_what_generate_gives() -> None:
         assert "".join(pieces) == decode(Tightening())[i].text
 
 
+@pytest.mark.slow
 def test_captured_graphs_change_nothing() -> None:
     plain = decoder()
     captured = SpeculativeDecoder(plain.target, plain.draft, plain.tokenizer, draft_length=DRAFTS, compile="capture")

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from fsd_decoding.acceptance import Criterion, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.hf import fsd_generate
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.following import (
     WINDOW,
     Coverage,
-    DecodingSetting,
     Drafts,
     DraftsByRule,
     Drift,
@@ -71,6 +71,7 @@ def of_windows(law: Law) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return np.arange(size) / (WINDOW * STEPS), sums
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(("name", "most"), [("even", 0.001), ("skewed", 0.003), ("high", 0.015), ("outliers", 0.1)])
 @pytest.mark.parametrize("texts", [100, 1000])
 def test_false_alarms_among_a_million_texts_are_rare(name: str, most: float, texts: int) -> None:
@@ -90,6 +91,7 @@ def watching(info: AcceptanceInfo, **changes: Any) -> Drift:
     return Drift(info, Coverage(setting, "arithmetic", True, DraftsByRule(chains, chains)), **changes)
 
 
+@pytest.mark.slow
 def test_a_million_like_texts_pass_and_the_first_unlike_ones_do_not() -> None:
     """False alarm of the first half: below .3 % (above). Miss of the second: below 1e-4."""
     draws, law = np.random.default_rng(1), law_of("skewed")
@@ -194,6 +196,7 @@ def test_streams_count_too(pair: tuple[Any, Any], unlike: dict[str, Any]) -> Non
     assert caught[0].filename == __file__
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(
     "settings",
     [

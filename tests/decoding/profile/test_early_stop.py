@@ -83,6 +83,7 @@ def traces(decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Re
     return [reference_traces(decoder, *one) for one in zip(prompts, alone, strict=True)]
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("rule", RULES, ids=named_by)
 @pytest.mark.parametrize(("accepts", "threshold"), [("coupled", -1.0), ("fsd-coupled", 0.03)])
 def test_decoding_takes_the_rounds_that_replay_says(
@@ -114,6 +115,7 @@ def test_decoding_takes_the_rounds_that_replay_says(
     assert drafted[1] < 0.9 * free
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("rule", RULES, ids=named_by)
 @pytest.mark.parametrize(("accepts", "temperature"), [("fsd-coupled", 0.9), ("sd", 0.0)])
 def test_the_batch_changes_nothing(
@@ -132,6 +134,7 @@ def test_the_batch_changes_nothing(
     assert decoded(14) == one_by_one
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("rule", RULES, ids=named_by)
 def test_a_lossless_text_stays_the_targets(
     decoder: SpeculativeDecoder, prompts: list[list[int]], rule: StoppingRule
@@ -174,6 +177,7 @@ def test_a_rule_that_reads_the_threshold_has_no_interval_around_it(
     assert early(throughput()).identity == throughput().identity
 
 
+@pytest.mark.slow
 def test_sampled_sd_keeps_the_distribution_where_the_drafted_tokens_decide_when_drafts_end() -> None:
     """All three-token continuations of a six-token vocabulary, 8,000 samples. False alarm: 1e-6."""
     target, draft = (llama(seed, layers=1, vocab_size=6, eos_token_id=None) for seed in (1, 2))
@@ -197,6 +201,7 @@ def test_sampled_sd_keeps_the_distribution_where_the_drafted_tokens_decide_when_
     assert chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-6
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("rule", [FixedLength(3), Confidence(0.5), throughput(), throughput(1.1)])
 def test_the_engine_reports_broken_logits(rule: StoppingRule, rows: int) -> None:

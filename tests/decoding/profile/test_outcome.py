@@ -7,7 +7,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_decoding.profile.content import CERTIFIED, FOLLOWED, MET, Outcome, follows, timed_outcome
+from fsd_decoding.profile.fields import CERTIFIED, FOLLOWED, MET, Outcome, follows, timed_outcome
 
 Ends = tuple[float, float]
 

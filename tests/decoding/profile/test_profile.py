@@ -121,29 +121,29 @@ def test_absolute_accuracy_is_certified_by_its_own_bound() -> None:
 
 def test_fields_that_were_not_measured_may_be_missing() -> None:
     content = values()
-    for name in ("sd_draft_length", "seeds", "costs", "numerical_churn", "acceptance", "effort"):
+    for name in ("sd", "seeds", "costs", "numerical_churn", "acceptance", "effort"):
         del content[name]
     assert ThresholdProfile.model_validate(content).effort is None
 
 
 @pytest.mark.parametrize(("rule", "lossless"), [("fsd", "coupled"), ("fsd-coupled", "coupled")])
 def test_without_a_threshold_the_lossless_rule_runs(rule: str, lossless: str) -> None:
-    assert profile({"rule": rule}).effective_rule == rule
-    assert profile({**UNCERTIFIED, "rule": rule}).effective_rule == lossless
+    assert profile({"rule": rule}).followed.rule == rule
+    assert profile({**UNCERTIFIED, "rule": rule}).followed.rule == lossless
 
 
 def test_what_is_certified_and_slower_is_followed_only_where_its_threshold_is_kept() -> None:
     slow = profile(SLOWER)
-    assert (slow.effective_rule, slow.effective_draft_length, slow.certificate.certified) == ("sd", 4, True)
+    assert (slow.followed.rule, slow.followed.draft_length, slow.certificate.certified) == ("sd", 4, True)
     kept = profile(SLOWER | {"threshold": 0.0625, "lossy": True, "estimate": None})
-    assert (kept.effective_rule, kept.effective_draft_length, kept.met) == ("fsd-coupled", 5, True)
+    assert (kept.followed.rule, kept.followed.draft_length, kept.met) == ("fsd-coupled", 5, True)
 
 
 def test_where_sd_suffices_it_runs_at_its_own_draft_length() -> None:
     made = profile(FAST_ENOUGH)
-    assert (made.effective_rule, made.effective_draft_length) == ("sd", 4)
-    assert profile(TOO_SLOW).effective_draft_length == 4
-    assert profile({**FAST_ENOUGH, "sd_draft_length": None}).effective_draft_length == 5
+    assert (made.followed.rule, made.followed.draft_length) == ("sd", 4)
+    assert profile(TOO_SLOW).followed.draft_length == 4
+    assert profile({**FAST_ENOUGH, "sd": None}).followed.draft_length == 5
 
 
 # The file
@@ -167,12 +167,12 @@ def test_file_is_plain_json_with_the_promised_names(tmp_path: Path) -> None:
     content = json.loads(text, parse_constant=refuse)
     assert content.keys() >= {
         *("schema_version", "task", "rule", "divergence", "threshold", "draft_length", "lossy", "curve"),
-        *("certificate", "speed", "outcome", "seeds", "sd_draft_length", "costs", "numerical_churn"),
+        *("certificate", "speed", "outcome", "seeds", "sd", "costs", "numerical_churn"),
         *("acceptance", "effort"),
     }
     assert content["certificate"].keys() >= {
         *("certified", "wanted", "retention", "lower_bound", "confidence"),
-        *("both_right", "lost", "gained", "both_wrong", "problems"),
+        *("counts", "problems"),
     }
     assert content["speed"].keys() >= {"target", "sd", "chosen"}
     assert content["threshold"] is None
@@ -257,7 +257,12 @@ def test_packed_weights_do_not_hide_the_vocabulary() -> None:
 
 
 def second_certified(threshold: float, bound: float) -> dict[str, Any]:
-    point = {**values()["curve"][3], "threshold": threshold, "lower_bound": bound, "tokens_per_round": 5.6}
+    point = {
+        **values()["curve"][3],
+        "setting": {**values()["curve"][1]["setting"], "threshold": threshold},
+        "lower_bound": bound,
+        "tokens_per_round": 5.6,
+    }
     return {"curve": [*values()["curve"], point]}
 
 

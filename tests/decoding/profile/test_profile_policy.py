@@ -21,7 +21,7 @@ from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.following import WINDOW
 from fsd_decoding.profile.parts import ModelInfo, PolicyInfo, brief
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.calibration.profiles import TOO_SLOW, profile, values
+from support.calibration.profiles import TOO_SLOW, at, profile, values
 from support.messages import usage_error
 from support.models.profile_decoders import decoder_with_profile
 from support.models.tiny_models import llama, word_tokenizer
@@ -36,8 +36,8 @@ def info(policy: ScalePolicy) -> dict[str, Any]:
     return PolicyInfo.of(policy.identity).model_dump()
 
 
-def point(number: int, policy: ScalePolicy | None, **changes: Any) -> dict[str, Any]:
-    return {**values()["curve"][number], "policy": policy and info(policy), **changes}
+def point(number: int, policy: ScalePolicy | None, threshold: float = 0.0625, **changes: Any) -> dict[str, Any]:
+    return {**at(number, policy=policy and info(policy), rule="fsd-coupled", threshold=threshold), **changes}
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_shapes_are_not_mixed_up_at_equal_thresholds() -> None:
     """The rising one is certified; what the falling one lost at a smaller T says nothing about it."""
     curve = [
         point(4, RISING, lower_bound=0.98), point(4, FALLING, lower_bound=0.981, forecast=70.0),
-        point(3, FALLING, rule="fsd-coupled", threshold=0.01, retention=0.5),
-        point(1, RISING, threshold=0.1, retention=0.995, forecast=80.0),
+        point(3, FALLING, 0.01, retention=0.5),
+        point(1, RISING, 0.1, retention=0.995, forecast=80.0),
     ]  # fmt: skip
     made = profile({"policy": info(RISING), "curve": curve})
     chosen = made.at(min_acc=0.98)
-    assert (chosen.policy, chosen.certified) == (PolicyInfo.of(RISING.identity or ""), True)
+    assert (chosen.setting.policy, chosen.certified) == (PolicyInfo.of(RISING.identity or ""), True)
     fastest = made.at(min_speed=75, certified=False)
     assert (fastest.threshold, fastest.certified) == (0.1, False)
     assert made.at(min_acc=0.99, certified=False).threshold == 0.1  # not refuted by another shape

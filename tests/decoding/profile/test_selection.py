@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.content import CurvePoint, arm_of
+from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.selection import Choice, PointSelector
+from fsd_decoding.profile.setting import Setting
 from support.calibration.profiles import FRONT, UNTESTED, profile, values
 
 SHARES = st.integers(0, 20).map(lambda twentieths: twentieths / 20)  # few values, so that ties are common
@@ -23,8 +25,8 @@ def points(draw: Callable[[Any], Any]) -> CurvePoint:
     retention, certified = draw(SHARES), draw(st.booleans())
     bound = retention * draw(SHARES) if certified and draw(st.booleans()) else None
     return CurvePoint(
-        rule="fsd-coupled", divergence=draw(st.sampled_from(["js", "doubt"])), draft_length=draw(st.integers(5, 6)),
-        threshold=draw(SHARES), accuracy=retention, retention=retention, lower_bound=bound,
+        setting=Setting("fsd-coupled", draw(st.sampled_from(["js", "doubt"])), draw(st.integers(5, 6)), draw(SHARES)),
+        accuracy=retention, retention=retention, lower_bound=bound,
         tokens_per_round=draw(st.sampled_from([5.0, 6.0])), forecast=draw(st.none() | PACES),
         problems=draw(st.sampled_from([40, 300])), source="certification" if certified else "tuning",
         simultaneous=bound is not None and draw(st.booleans()),
@@ -34,8 +36,8 @@ def points(draw: Callable[[Any], Any]) -> CurvePoint:
 @st.composite
 def selectors(draw: Callable[[Any], Any]) -> PointSelector:
     certificate = profile(draw(st.sampled_from([{}, FRONT, UNTESTED]))).certificate
-    own = arm_of("fsd-coupled", "js", 5, None), draw(SHARES)
-    curve = draw(st.lists(points(), max_size=8, unique_by=lambda p: (p.configuration, p.source)))
+    own = Setting("fsd-coupled", "js", 5, draw(SHARES))
+    curve = draw(st.lists(points(), max_size=8, unique_by=lambda p: (p.setting, p.source)))
     return PointSelector(curve, certificate, own, draw(st.booleans()), draw(st.sampled_from([None, "js"])))
 
 
@@ -77,7 +79,7 @@ def test_chosen_points_are_certified_unless_that_is_waived(
     for choice in filter(None, (by_accuracy, by_speed)):
         assert choice.certified or not selector.certified
         assert not choice.certified or choice.lower_bound is not None
-        assert not choice.certified or selector.divergence in (None, choice.divergence)
+        assert not choice.certified or selector.divergence in (None, choice.setting.divergence)
     if by_accuracy is not None and by_accuracy.certified:
         assert (by_accuracy.lower_bound or 0.0) >= min_acc
     assert by_speed is None or pace(by_speed) >= speed
@@ -97,7 +99,7 @@ def test_with_an_early_stop_bounds_of_other_divergences_do_not_count() -> None:
     """Decoders end drafts by the profile's own divergence; points of another one were certified with other drafts."""
     points = [CurvePoint(**point) for point in values(FRONT)["curve"]]
     made = profile(FRONT)
-    other = [p.model_copy(update={"divergence": "doubt"}) for p in points]
-    assert PointSelector(other, made.certificate, made.configuration).by_accuracy(0.97).certified
+    other = [p.model_copy(update={"setting": replace(p.setting, divergence="doubt")}) for p in points]
+    assert PointSelector(other, made.certificate, made.chosen).by_accuracy(0.97).certified
     with pytest.raises(UsageError, match="no point of the curve is certified"):
-        PointSelector(other, made.certificate, made.configuration, divergence="js").by_accuracy(0.97)
+        PointSelector(other, made.certificate, made.chosen, divergence="js").by_accuracy(0.97)

@@ -13,7 +13,7 @@ from fsd_decoding.engine.rounds import verify_tree
 from fsd_decoding.models.runner import ModelDrafter, ModelRunner
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
-from fsd_decoding.trees import Growth, Tree, draft_tree
+from fsd_decoding.trees import Tree, draft_tree
 from support.models.exact_softmax import use_exact_softmax
 from support.models.tiny_models import FAMILIES, VOCABULARY, random_model
 from support.models.tiny_pair import ragged_prompts
@@ -37,11 +37,11 @@ def batch() -> Batch:
     return rows
 
 
-def grown(model: Any, rows: Batch, growth: Growth, temperature: float) -> tuple[Tree, Tensor]:
+def grown(model: Any, rows: Batch, shape: TreeShape, fixed: bool, temperature: float) -> tuple[Tree, Tensor]:
     drafter = ModelDrafter(ModelRunner(model, 5, SLOTS, VOCABULARY))
     drafter.prefill(torch.arange(5), rows.tokens, int(rows.lengths.max()) - 1)
-    *listed, logits = draft_tree(drafter, rows, Sampling(temperature), growth, SLOTS)
-    return Tree.of(listed, growth.depth), logits
+    *listed, logits = draft_tree(drafter, rows, Sampling(temperature), shape, DEPTH, fixed, SLOTS)
+    return Tree.of(listed, DEPTH), logits
 
 
 def path(tree: Tree, row: int, node: int) -> list[int]:
@@ -51,13 +51,14 @@ def path(tree: Tree, row: int, node: int) -> list[int]:
     return [*path(tree, row, int(tree.parents[row, node - 1])), int(tree.tokens[row, node - 1])]
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_nodes_are_those_of_paths(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of target and draft, in float64, against whole uncached forward passes over each path alone."""
     use_exact_softmax(monkeypatch)
     target, draft = (random_model(FAMILIES[family], seed) for seed in (0, 1))
     rows, prompts = batch(), ragged_prompts(5)
-    tree, q = grown(draft, rows, Growth(TreeShape(3, 20), DEPTH, fixed=False), 0.9)
+    tree, q = grown(draft, rows, TreeShape(3, 20), False, 0.9)
     runner = ModelRunner(target, 5, SLOTS, VOCABULARY)
     runner.prefill(torch.arange(5), rows.tokens, int(rows.lengths.max()) - 1)
     p = verify_tree(runner, rows, tree.listed(), DEPTH, SLOTS)
@@ -79,7 +80,7 @@ def test_logits_of_nodes_are_those_of_paths(family: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("shape", [TreeShape(1, 9), TreeShape(3, 20), TreeShape(6, 4), TreeShape(2, 5)], ids=str)
 def test_trees_keep_their_promises(shape: TreeShape, temperature: float, fixed: bool) -> None:
     rows = batch()
-    tree, _ = grown(random_model(FAMILIES["llama"], 1), rows, Growth(shape, DEPTH, fixed), temperature)
+    tree, _ = grown(random_model(FAMILIES["llama"], 1), rows, shape, fixed, temperature)
     nodes = torch.arange(1, tree.tokens.shape[1] + 1)
     assert (tree.parents < nodes).all()
     assert tree.tokens.shape[1] <= shape.nodes
@@ -104,7 +105,7 @@ def test_trees_keep_their_promises(shape: TreeShape, temperature: float, fixed: 
 def test_a_fixed_shape_does_not_depend_on_the_tokens() -> None:
     shapes = []
     for seed in (1, 2):
-        tree, _ = grown(random_model(FAMILIES["llama"], seed), batch(), Growth(TreeShape(3, 11), DEPTH, True), 0.9)
+        tree, _ = grown(random_model(FAMILIES["llama"], seed), batch(), TreeShape(3, 11), True, 0.9)
         shapes.append((tree.parents, tree.depths))
     for one, other in zip(*shapes, strict=True):
         assert torch.equal(one, other)

@@ -131,6 +131,7 @@ def test_a_killed_worker_costs_its_own_piece_alone(pool: WorkerPool, notes: list
     assert not is_running(other)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_told_and_its_piece_goes_to_another(
     pool: WorkerPool, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_stopped_worker_is_told_and_its_piece_goes_to_another(
     wait_until_ended(stopped)
 
 
+@pytest.mark.slow
 def test_a_worker_may_take_long_where_nothing_is_known(
     pool: WorkerPool, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +156,7 @@ def test_a_worker_may_take_long_where_nothing_is_known(
     assert notes == []
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_it_has_nothing_to_do_is_replaced(pool: WorkerPool) -> None:
     processes = {process for _, process in pool.run(worker_tasks.pid_after, [0.1, 0.1])}
     for process in processes:
@@ -162,6 +165,7 @@ def test_a_worker_killed_while_it_has_nothing_to_do_is_replaced(pool: WorkerPool
     assert sorted(pool.run(abs, [-1, -2])) == [(-2, 2), (-1, 1)]
 
 
+@pytest.mark.slow
 def test_work_that_always_kills_is_named_and_the_rest_is_done(
     pool: WorkerPool, notes: list[str], tmp_path: Path
 ) -> None:
@@ -280,6 +284,7 @@ with WorkerPool(2, LocalWorkers(1)) as pool:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_obstacle(tmp_path: Path, closed: str) -> None:
     found = tmp_path / "found"

@@ -7,12 +7,13 @@ from typing import Any
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_decoding.engine.result import Result
+from fsd_decoding.profile.setting import Setting
 
 
 def key(dtype: str = "float32", divergence: str = "js", **changes: Any) -> CacheKey:
     models = {role: {"fingerprint": role, "dtype": dtype} for role in ("target", "draft")}
     values: dict[str, Any] = {
-        "rule": "fsd-coupled", "draft_length": 5, "divergence": {"name": divergence}, "models": models,
+        "setting": Setting("fsd-coupled", divergence, 5), "criterion": {"on": "raw"}, "models": models,
         "sampling": {}, "seed": None, "max_new_tokens": 256, "stop": [], "engine": {},
     }  # fmt: skip
     return CacheKey(**values | changes)

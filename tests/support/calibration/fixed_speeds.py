@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration import prepare
 from fsd_calib.calibration.run_facts import Pace, Timings
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.config import Goal, RunConfig
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
 from fsd_calib.search.space import Space
 from fsd_collectors.replay.cost import CostModel
+from fsd_decoding.profile.setting import Setting
 
 _PIECES = 20
 _PACES = {"target": 50.0, "sd": 100.0}  # tokens/s
@@ -32,7 +32,7 @@ def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 
         spread: by what share the seconds of pieces of work differ at most.
     """
 
-    def timed(timer: Timer, configurations: Sequence[Configuration], opened: HoldoutAttempt | None = None) -> Timed:
+    def timed(timer: Timer, configurations: Sequence[Setting], opened: HoldoutAttempt | None = None) -> Timed:
         paces = {c: _PACES.get(c.rule, 100.0 * over_sd) for c in configurations}
         tokens = {kind: np.full(_PIECES, 100.0) for kind in paces}
         seconds = {kind: 100.0 / pace * _uneven(spread * (kind.rule not in _PACES)) for kind, pace in paces.items()}

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.outcomes import Paired
+from fsd_decoding.profile.parts import OutcomeCounts
 
 
-def paired(outcomes: Outcomes, rng: np.random.Generator | None = None) -> Paired:
+def paired(outcomes: OutcomeCounts, rng: np.random.Generator | None = None) -> Paired:
     """Returns gradings with these counts, one seed per problem; in random order if a generator is given."""
     o = outcomes
     kind = np.repeat(np.arange(4), [o.both_right, o.lost, o.gained, o.both_wrong])

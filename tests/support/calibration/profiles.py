@@ -15,8 +15,9 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60, "quantization": None, "attention": "sdpa",
           "kind": "model"}  # fmt: skip
-_POINT = {"rule": "fsd-coupled", "divergence": "js", "draft_length": 5}
+_SETTING = {"rule": "fsd-coupled", "divergence": "js", "draft_length": 5}
 _COUNTS = {"both_right": 650, "lost": 3, "gained": 2, "both_wrong": 45}
+NO_COUNTS = dict.fromkeys(_COUNTS, 0)
 
 VALUES: dict[str, Any] = {
     "schema_version": 1,
@@ -38,25 +39,25 @@ VALUES: dict[str, Any] = {
     "logits": "raw",
     "threshold": 0.0625,
     "draft_length": 5,
-    "sd_draft_length": 4,
+    "sd": {**_SETTING, "rule": "sd", "draft_length": 4},
     "sampling": {"temperature": 0.0, "top_k": None, "top_p": None},
     "seed": 0,
     "seeds": 1,
     "lossy": True,
     "curve": [
-        {**_POINT, "rule": "sd", "threshold": None, "accuracy": 0.93, "retention": 1.0, "lower_bound": None,
+        {"setting": {**_SETTING, "rule": "sd"}, "accuracy": 0.93, "retention": 1.0, "lower_bound": None,
          "tokens_per_round": 4.5, "forecast": 50.0, "problems": 300, "source": "tuning"},
-        {**_POINT, "threshold": 0.0625, "accuracy": 0.92, "retention": 0.99, "lower_bound": None,
+        {"setting": {**_SETTING, "threshold": 0.0625}, "accuracy": 0.92, "retention": 0.99, "lower_bound": None,
          "tokens_per_round": 5.4, "forecast": 62.0, "problems": 300, "source": "tuning"},
-        {**_POINT, "threshold": 0.25, "accuracy": 0.8, "retention": 0.86, "lower_bound": None,
+        {"setting": {**_SETTING, "threshold": 0.25}, "accuracy": 0.8, "retention": 0.86, "lower_bound": None,
          "tokens_per_round": 5.8, "forecast": 70.0, "problems": 300, "source": "tuning"},
-        {**_POINT, "rule": "sd", "threshold": None, "accuracy": 653 / 700, "retention": 1.0, "lower_bound": None,
+        {"setting": {**_SETTING, "rule": "sd"}, "accuracy": 653 / 700, "retention": 1.0, "lower_bound": None,
          "tokens_per_round": 4.51, "forecast": 51.0, "problems": 700, "source": "certification"},
-        {**_POINT, "threshold": 0.0625, "accuracy": 652 / 700, "retention": 652 / 653, "lower_bound": 0.9899,
-         "tokens_per_round": 5.41, "forecast": 61.5, "problems": 700, "source": "certification",
+        {"setting": {**_SETTING, "threshold": 0.0625}, "accuracy": 652 / 700, "retention": 652 / 653,
+         "lower_bound": 0.9899, "tokens_per_round": 5.41, "forecast": 61.5, "problems": 700, "source": "certification",
          "counts": _COUNTS},
     ],
-    "certificate": {**_COUNTS, "certified": True, "wanted": 0.98, "retention": 652 / 653,
+    "certificate": {"counts": _COUNTS, "certified": True, "wanted": 0.98, "retention": 652 / 653,
                     "lower_bound": 0.9899, "confidence": 0.95, "problems": 700,
                     "method": "paired-ratio score test", "acc": "retention", "guarantee": "population",
                     "attempt": 1, "delta": 0.05 * 6 / math.pi**2, "seeds": 1,
@@ -111,14 +112,20 @@ UNTESTED: dict[str, Any] = {
     "outcome": "untested",
     "curve": VALUES["curve"][:3],
     "certificate": {"certified": False, "wanted": 0.98, "retention": None, "lower_bound": None, "confidence": 0.95,
-                    "both_right": 0, "lost": 0, "gained": 0, "both_wrong": 0, "problems": 0, "method": "none",
+                    "counts": NO_COUNTS, "problems": 0, "method": "none",
                     "guarantee": "none"},
 }  # fmt: skip
 
 
+def at(place: int, **changes: Any) -> dict[str, Any]:
+    """Returns a point of the curve with its setting changed."""
+    point: dict[str, Any] = VALUES["curve"][place]
+    return {**point, "setting": point["setting"] | changes}
+
+
 def simultaneous(threshold: float, retention: float, bound: float, speed: float) -> dict[str, Any]:
-    return {**_POINT, "threshold": threshold, "accuracy": 0.9, "retention": retention, "lower_bound": bound,
-            "tokens_per_round": speed / 11, "forecast": speed, "problems": 700,
+    return {"setting": {**_SETTING, "threshold": threshold}, "accuracy": 0.9, "retention": retention,
+            "lower_bound": bound, "tokens_per_round": speed / 11, "forecast": speed, "problems": 700,
             "source": "certification", "simultaneous": True}  # fmt: skip
 
 

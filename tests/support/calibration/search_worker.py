@@ -15,12 +15,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.sampler import ProposingSampler
-from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Space
+from fsd_calib.search.trials import SearchResult, search
 from fsd_common.progress.base import Silent
+from fsd_decoding.profile.setting import Setting
 from support.calibration.simulated_worlds import Formula, World, keep_accuracy
 
 SPACE = Space(("fsd-coupled",), ("js", "kl_qp", "tv"), (2, 6, 10))
@@ -51,7 +51,7 @@ def pausing(work: Callable[..., Any], most: float, rng: random.Random) -> Callab
 def main(storage: str, seconds: float, slowness: float = 0.0, seed: float = 0, trials: float = 60) -> None:
     searched_world, target, rng = world(), world().target(), random.Random(seed)
 
-    def announce(configuration: Configuration) -> None:
+    def announce(configuration: Setting) -> None:
         print(configuration, flush=True)
         time.sleep(seconds)
 
@@ -63,7 +63,7 @@ def main(storage: str, seconds: float, slowness: float = 0.0, seed: float = 0, t
         searched_world.evaluator(), target, Formula(), SPACE, GOAL, storage, "study", int(trials), Silent()
     )
     for trial in searched.trials if slowness else ():
-        print("ended with", trial.configuration, flush=True)
+        print("ended with", trial.setting, flush=True)
     print("done", len(searched.trials), flush=True)
 
 

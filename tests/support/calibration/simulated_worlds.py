@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.power import power
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.search.max_speed import MaxSpeed
@@ -22,11 +20,13 @@ from fsd_calib.search.space import logit
 from fsd_calib.search.surrogate import PassModel
 from fsd_calib.tasks import Problem
 from fsd_collectors.replay import CostModel
+from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.setting import Setting
 
 COSTS = CostModel(draft_step=0.006, verify=0.010)
 TOKENS = 100
 EXACT = 0.3  # the share of tokens that a rule accepts whatever T is
-TARGET = Configuration("target", "js", 1)
+TARGET = Setting("target", "js", 1)
 LOWEST, HIGHEST = logit(0.1), logit(0.9995)
 
 
@@ -47,10 +47,10 @@ class Formula:
     highest: float = HIGHEST
     drift: float = 0.0
 
-    def threshold(self, arm: Configuration, logit_share: float) -> float:
+    def threshold(self, arm: Setting, logit_share: float) -> float:
         return 1 / (1 + math.exp(-logit_share))
 
-    def tokens_per_second(self, configuration: Configuration) -> float:
+    def tokens_per_second(self, configuration: Setting) -> float:
         share, length = configuration.threshold or 0.0, configuration.draft_length
         rounds = TOKENS / tokens_a_round(share, length) * (1 - self.drift * share**20)
         return float(COSTS.tokens_per_second(TOKENS, rounds, rounds * length))
@@ -81,8 +81,8 @@ class World:
     gained: float = 0.01
     lapses: float = 0.0
     shifts: dict[str, float] = field(default_factory=dict)
-    calls: list[tuple[Configuration, int]] = field(default_factory=list)
-    before: Callable[[Configuration], None] = lambda configuration: None
+    calls: list[tuple[Setting, int]] = field(default_factory=list)
+    before: Callable[[Setting], None] = lambda configuration: None
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
@@ -100,24 +100,24 @@ class World:
     def target(self) -> Measurement:
         return Evaluator(self, problems(self.count), "tuning").measure(TARGET)
 
-    def correct(self, configuration: Configuration) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def correct(self, configuration: Setting) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         if configuration.rule == "target":
             return self.right
         at = self._place(configuration)
         lapsed = (self.lapse <= at) & (at < self.lapse + 0.5)
         return np.where(self.right, (at < self.lost) & ~lapsed, at >= self.found)
 
-    def retention(self, configuration: Configuration) -> float:
+    def retention(self, configuration: Setting) -> float:
         return float(self.correct(configuration).sum() / self.right.sum())
 
-    def __call__(self, configuration: Configuration, requested: Sequence[Problem]) -> list[Seeds]:
+    def __call__(self, configuration: Setting, requested: Sequence[Problem]) -> list[Seeds]:
         self.before(configuration)
         if configuration.rule != "target":
             self.calls.append((configuration, len(requested)))
         correct, numbers = self.correct(configuration), [problem.id - 1000 for problem in requested]
         return [(self._decoding(configuration, i, bool(correct[i])),) for i in numbers]
 
-    def _decoding(self, configuration: Configuration, i: int, correct: bool) -> Decoding:
+    def _decoding(self, configuration: Setting, i: int, correct: bool) -> Decoding:
         if configuration.threshold is None:
             return Decoding(correct, "", TOKENS, TOKENS, 0, 0)
         at = self._place(configuration)
@@ -126,10 +126,11 @@ class World:
         rounds = max(round(TOKENS * self.pace[i] / tokens_a_round(configuration.threshold, length)), 1)
         return Decoding(correct, "", TOKENS, rounds, rounds * length, TOKENS - rounds)
 
-    def _place(self, configuration: Configuration) -> float:
+    def _place(self, configuration: Setting) -> float:
         """Returns logit(u) less the configuration's shifts."""
         assert configuration.threshold is not None
-        shifts = (self.shifts.get(name or "", 0.0) for name in (configuration.divergence, configuration.policy))
+        policy = configuration.policy and configuration.policy.identity
+        shifts = (self.shifts.get(name or "", 0.0) for name in (configuration.divergence, policy))
         return logit(configuration.threshold) - sum(shifts)
 
     @property
@@ -147,7 +148,7 @@ def pass_probability(wanted: float, certification: int) -> Callable[[Measurement
     """Returns a function for the probability of passing the test at level .05 on that many problems."""
 
     def probability(fuzzy: Measurement, target: Measurement) -> float:
-        outcomes = Outcomes.of(target.correct[:, 0].tolist(), fuzzy.correct[:, 0].tolist())
+        outcomes = OutcomeCounts.of(target.correct[:, 0].tolist(), fuzzy.correct[:, 0].tolist())
         return power(problems=certification, accuracy=target.accuracy, churn=outcomes.churn,
                      retention=outcomes.retention, wanted=wanted, delta=0.05)  # fmt: skip
 
@@ -158,6 +159,6 @@ def keep_accuracy(world: World, wanted: float = 0.98, certification: int = 1319)
     """Returns the objective of the largest speed at this retention, with lossless decoding at its best L to beat."""
     target = world.target()
     bar = PassModel(wanted, target.accuracy, world.count, certification, 0.05)
-    arms = [Configuration("fsd-coupled", "js", length, 0.0) for length in range(1, 9)]
+    arms = [Setting("fsd-coupled", "js", length, 0.0) for length in range(1, 9)]
     lossless = max(map(Formula().tokens_per_second, arms))
     return MaxSpeed(pass_probability(wanted, certification), f"{wanted:.0%}", bar, lossless)

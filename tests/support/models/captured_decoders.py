@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.engine import kv_pool
+from fsd_decoding.engine import cache_pool
 from fsd_decoding.graphs.capture import CapturingCaller
 from support.models.tiny_pair import ragged_prompts
 
@@ -26,7 +26,7 @@ def count_graphs(decoder: SpeculativeDecoder) -> int:
     return sum(len(caches.call) for caches in free_caches(decoder) if isinstance(caches.call, CapturingCaller))
 
 
-def free_caches(decoder: SpeculativeDecoder) -> list[kv_pool.PooledCaches]:
+def free_caches(decoder: SpeculativeDecoder) -> list[cache_pool.PooledCaches]:
     """Returns the caches in the decoder's pool that no call is using."""
     return [caches for some in decoder._pool._free.values() for caches in some]
 

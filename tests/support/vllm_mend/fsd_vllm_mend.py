@@ -20,8 +20,8 @@ def register() -> None:
     """Puts it in the place of vLLM's own, which must be wrong: else the mend is needed no more."""
     from vllm.v1.sample import rejection_sampler
 
-    from fsd_calib.vllm_plugin import cpu_sampling
+    from fsd_calib.vllm_plugin.engine_checks import expands_correctly
 
     if rejection_sampler.expand_batch_to_tokens is not expand:
-        assert not cpu_sampling.expands_correctly(), "this vLLM needs no mend: remove tests/support/vllm_mend"
+        assert not expands_correctly(), "this vLLM needs no mend: remove tests/support/vllm_mend"
         rejection_sampler.expand_batch_to_tokens = expand

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fsd_calib.tasks.sandbox.command import Limits
-from fsd_calib.tasks.sandbox.process import run_in
-from fsd_calib.tasks.sandbox.run import _PROBE, checked_bwrap
+from fsd_calib.tasks.sandbox.run import _PROBE, checked_bwrap, run_in
 from lib.common.forked_programs import environment
 from support.messages import usage_error_of
 from support.sandboxes import skip_without_sandbox

@@ -115,6 +115,7 @@ def test_a_server_of_this_machine_is_out_of_reach() -> None:
     assert_the_next_is_right()
 
 
+@pytest.mark.thinned(every=10)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP])
 def test_signals_reach_no_process_outside(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as victim:

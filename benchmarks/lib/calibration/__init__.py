@@ -1,1 +1,0 @@
-"""Calibration on a pool of decodings (`calibrate.py`, `regret.py`)."""

@@ -1,1 +1,0 @@
-"""Decoding speed compared with transformers: `decode.py`."""

@@ -1,0 +1,360 @@
+"""Engines in processes of their own, all on one core, that decode the same work in turns: ours, vLLM, transformers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from fsd_calib.tasks.base import Problem, Task
+from lib.common.timing import Run, Spread, rates, take_turns
+
+LARGEST_BATCH = 32
+VLLM_SETTINGS: Mapping[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "max_model_len": 400, "max_num_seqs": LARGEST_BATCH,
+    # Our engine has no prefix cache, and repeated prompts would be found in one.
+    "enable_prefix_caching": False,
+    "kv_cache_memory_bytes": 256 << 20,
+}  # fmt: skip
+"""vLLM's settings that all of its contestants have in common."""
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's work is this process's, whose CPU seconds are counted
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it stays on the core that it is started on
+    "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts that an engine decodes greedily, `batch` of them at a time; each that ends makes room for the next."""
+
+    prompts: tuple[str, ...]
+    ids: tuple[int, ...]
+    max_new_tokens: int
+    stop: tuple[str, ...]
+    batch: int
+
+    @classmethod
+    def of(cls, task: Task, problems: Sequence[Problem], batch: int) -> Work:
+        prompts, ids = tuple(p.prompt for p in problems), tuple(p.id for p in problems)
+        return cls(prompts, ids, task.max_new_tokens, tuple(task.stop), batch)
+
+    def pieces(self, size: int) -> list[Work]:
+        """Returns the same work as several, of `size` prompts each.
+
+        A piece is to take half a second or more: the first steps after another process had the core find its caches
+        empty, unlike those of a server.
+        """
+        cuts = [slice(at, at + size) for at in range(0, len(self.prompts), size)]
+        return [replace(self, prompts=self.prompts[cut], ids=self.ids[cut]) for cut in cuts]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Texts in the order of their prompts, with what they took. The sum of two is of both works, in order."""
+
+    texts: tuple[str, ...]
+    tokens: int  # new ones, those that end a text included
+    steps: int  # of the engine; 0: it does not count them
+    cpu: float  # seconds of the engine's process, all threads
+    wall: float  # seconds
+
+    def __add__(self, other: Decoded) -> Decoded:
+        return Decoded(
+            self.texts + other.texts, self.tokens + other.tokens, self.steps + other.steps, self.cpu + other.cpu,
+            self.wall + other.wall,
+        )  # fmt: skip
+
+    @property
+    def on_cpu(self) -> Run:
+        """Tokens and CPU seconds."""
+        return Run(self.tokens, self.cpu)
+
+    @property
+    def by_clock(self) -> Run:
+        """Tokens and seconds of the wall clock."""
+        return Run(self.tokens, self.wall)
+
+    @property
+    def of_steps(self) -> Run:
+        """Steps and CPU seconds."""
+        return Run(self.steps, self.cpu)
+
+
+# --- processes --------------------------------------------------------------------------------------------
+
+
+class Engine(Protocol):
+    """Decodes work in one of its ways."""
+
+    def decode(self, work: Work, way: str) -> Decoded: ...
+
+
+class Served:
+    """An engine in another process, seen from here."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self._answer()  # when it is built
+
+    def decode(self, work: Work, way: str = "") -> Decoded:
+        """Decodes work. Raises RuntimeError with what the process wrote if decoding failed."""
+        self._pipe.send((work, way))
+        decoded = self._answer()
+        assert decoded is not None
+        return decoded
+
+    def _answer(self) -> Decoded | None:
+        answer: Decoded | str | None = self._pipe.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(f"an engine failed in its process:\n{answer}")
+        return answer
+
+
+def pin(core: int | None) -> dict[str, Any]:
+    """Leaves this process, and those that it starts, one core and one thread each; returns facts for results.
+
+    Intel's OpenMP, which vLLM recommends on x86, is loaded by all engines where the environment has it.
+    """
+    chosen, openmp = max(os.sched_getaffinity(0)) if core is None else core, Path(sys.prefix, "lib", "libiomp5.so")
+    os.sched_setaffinity(0, {chosen})
+    os.environ.update(_ENVIRONMENT)
+    if openmp.exists():
+        os.environ["LD_PRELOAD"] = str(openmp)
+    return {"core": chosen, "threads": 1, "intel_openmp": openmp.exists()}
+
+
+@contextmanager
+def serve(engines: Mapping[str, Callable[[], Engine]]) -> Iterator[dict[str, Served]]:
+    """Builds engines, each in a process of its own, one after the other, and ends these at the end.
+
+    Args:
+        engines: What builds each of them, which is sent to its process.
+    """
+    with ExitStack() as running:
+        served: dict[str, Served] = {}
+        for name, build in engines.items():
+            print(f"starting {name}", flush=True)
+            served[name] = running.enter_context(_started(build))
+        yield served
+
+
+@contextmanager
+def _started(build: Callable[[], Engine]) -> Iterator[Served]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, build), daemon=True)
+    process.start()
+    theirs.close()  # so that the end of the process ends the pipe
+    try:
+        yield Served(ours)
+    finally:
+        ours.close()
+        process.join(30)
+        process.kill()
+
+
+def _serve(pipe: Any, build: Callable[[], Engine]) -> None:
+    """Builds an engine, says so by None, and answers work until the pipe ends; an error's traceback is an answer."""
+    try:
+        engine = build()
+        pipe.send(None)
+        while True:
+            pipe.send(engine.decode(*pipe.recv()))
+    except EOFError:
+        return
+    except Exception:
+        pipe.send(traceback.format_exc())
+
+
+# --- turns ------------------------------------------------------------------------------------------------
+
+Decode = Callable[[Work], Decoded]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The best L of an engine's `sd`, and tokens per CPU second at each L that was tried."""
+
+    best: int
+    tokens_per_cpu_second: Mapping[int, Spread]
+
+
+def decode_in_turns(contestants: Mapping[str, Decode], work: Sequence[Work], repeats: int) -> dict[str, list[Decoded]]:
+    """Returns what each contestant's repeats took, as `take_turns` does, after all have decoded the first piece."""
+    take_turns(contestants, work[:1], 1)  # warms up
+    return take_turns(contestants, work, repeats)
+
+
+def best_length(exact: Mapping[int, Decode], work: Sequence[Work], repeats: int) -> Lengths:
+    """Times an engine's `sd` at all L."""
+    taken = decode_in_turns({str(length): decode for length, decode in exact.items()}, work, repeats)
+    speeds = {length: rates([each.on_cpu for each in taken[str(length)]]) for length in exact}
+    return Lengths(max(speeds, key=lambda length: speeds[length].median), speeds)
+
+
+def about(decoded: Sequence[Decoded]) -> dict[str, Any]:
+    """Returns the speeds of a contestant's repeats, as results hold them."""
+    return {
+        "tokens": decoded[0].tokens, "steps": decoded[0].steps or None,
+        "tokens_per_cpu_second": rates([each.on_cpu for each in decoded]),
+        "tokens_per_second": rates([each.by_clock for each in decoded]),
+    }  # fmt: skip
+
+
+def speed_line(name: str, about: Mapping[str, Any]) -> str:
+    cpu, wall = about["tokens_per_cpu_second"], about["tokens_per_second"]
+    return (
+        f"  {name:22s} {cpu.median:7.1f} tokens per CPU second ({cpu.low:.1f} to {cpu.high:.1f}), "
+        f"{wall.median:.1f} by the clock"
+    )
+
+
+# --- engines ----------------------------------------------------------------------------------------------
+
+
+class OwnEngine:
+    """`SpeculativeDecoder` in this process, whose ways are "target" and "sd L".
+
+    Args:
+        models: Paths of the target and the draft.
+        lean: Whether its own forward pass runs the models, or transformers' modules.
+    """
+
+    def __init__(self, models: tuple[str, str], lean: bool = True) -> None:
+        import torch
+
+        from fsd_calib import SpeculativeDecoder
+
+        self._decoder = SpeculativeDecoder.from_pretrained(*models, device="cpu", dtype=torch.float32, lean=lean)
+
+    def decode(self, work: Work, way: str) -> Decoded:
+        rule, _, length = way.partition(" ")
+        lengths: dict[str, Any] = {"draft_length": int(length)} if length else {}
+        cpu, wall = time.process_time(), time.perf_counter()
+        results = self._decoder.generate(
+            list(work.prompts), work.max_new_tokens, ids=list(work.ids), stop=work.stop, batch_size=work.batch,
+            rule=rule, **lengths,
+        )  # fmt: skip
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        return Decoded(tuple(r.text for r in results), sum(r.emitted for r in results), 0, cpu, wall)
+
+
+def assisted(target: Any, draft: Any, draft_length: int, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """Returns transformers' greedy text, EOS included. Every round drafts L tokens; draft: None: it is not assisted."""
+    import torch
+
+    if draft is not None:
+        # Assisted generation reads these settings from the assistant only, and ignores arguments of `generate`.
+        drafting = draft.generation_config
+        drafting.num_assistant_tokens = draft_length
+        drafting.num_assistant_tokens_schedule = "constant"
+        drafting.assistant_confidence_threshold = 0.0
+    ids = torch.tensor([prompt], device=target.device)
+    out = target.generate(
+        ids, attention_mask=torch.ones_like(ids), assistant_model=draft, do_sample=False,
+        max_new_tokens=max_new_tokens, pad_token_id=target.config.pad_token_id,
+    )  # fmt: skip
+    return list(out[0, len(prompt) :].tolist())
+
+
+class TransformersEngine:
+    """transformers in this process. Its ways are "target" and "sd L"; work has a batch of 1 and no stop strings."""
+
+    def __init__(self, models: tuple[str, str]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        self._target, self._draft = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in models)
+        self._tokenizer = AutoTokenizer.from_pretrained(models[0])
+
+    def decode(self, work: Work, way: str) -> Decoded:
+        assert (work.batch, work.stop) == (1, ()), "transformers assists one text at a time, up to EOS"
+        length = way.partition(" ")[2]
+        draft = self._draft if length else None
+        cpu, wall = time.process_time(), time.perf_counter()
+        made = [
+            assisted(self._target, draft, int(length or 1), self._tokenizer(prompt)["input_ids"], work.max_new_tokens)
+            for prompt in work.prompts
+        ]
+        texts = tuple(str(self._tokenizer.decode(text, skip_special_tokens=True)) for text in made)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        return Decoded(texts, sum(map(len, made)), 0, cpu, wall)
+
+
+class VllmEngine:
+    """vLLM in this process, with or without the plugin that follows a profile.
+
+    Its ways are "", or these words: "at least" asks for one token, as such requests are not plain, so that on a CPU,
+    too, the plugin computes D of every drafted token; "without" takes the plugin out, so that both are of one process:
+    two with the same work differ by a percent or two.
+
+    Args:
+        models: Paths of the target and the draft.
+        length: L; None: the target alone.
+        profile: The profile that the plugin follows; None: there is no plugin in the engine.
+    """
+
+    def __init__(self, models: tuple[str, str], length: int | None = None, profile: Path | None = None) -> None:
+        from vllm import LLM
+
+        target, draft = models
+        own: dict[str, Any] = {}
+        if length is not None:
+            own["speculative_config"] = {"model": draft, "num_speculative_tokens": length, "method": "draft_model"}
+        if profile is not None:  # one at a T of the benchmark's own is an edited one
+            own["additional_config"] = {"fsd": {"profile": str(profile), "allow_edited": True}}
+        self._engine = LLM(target, **VLLM_SETTINGS, **own).llm_engine
+
+    def decode(self, work: Work, way: str) -> Decoded:
+        from vllm import SamplingParams
+
+        least = int("at least" in way)
+        sampling = SamplingParams(
+            temperature=0, max_tokens=work.max_new_tokens, stop=list(work.stop), min_tokens=least
+        )  # fmt: skip
+        engine, waiting = self._engine, deque(enumerate(work.prompts))
+        finished: dict[str, Any] = {}
+        with self._without_plugin() if "without" in way else nullcontext():
+            steps, cpu, wall = 0, time.process_time(), time.perf_counter()
+            while waiting or engine.has_unfinished_requests():
+                while waiting and engine.get_num_unfinished_requests() < work.batch:
+                    index, prompt = waiting.popleft()
+                    engine.add_request(str(index), prompt, sampling)
+                finished |= {output.request_id: output.outputs[0] for output in engine.step() if output.finished}
+                steps += 1
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        outputs = [finished[str(index)] for index in range(len(work.prompts))]
+        return Decoded(tuple(o.text for o in outputs), sum(len(o.token_ids) for o in outputs), steps, cpu, wall)
+
+    @contextmanager
+    def _without_plugin(self) -> Iterator[None]:
+        """Leaves the engine as vLLM builds it."""
+        from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+        core: Any = self._engine.engine_core
+        worker = core.engine_core.model_executor.driver_worker.worker
+        runner = worker.model_runner
+        replaced = [vars(owner) for owner in (runner, runner.drafter)]
+        names = ("_sample", "_sample_draft_tokens")  # of the class, but for the plugin
+        kept = [attributes.pop(name) for attributes, name in zip(replaced, names, strict=True)]
+        serving, sampler = worker.serving, runner.rejection_sampler
+        worker.serving = None
+        runner.rejection_sampler = RejectionSampler(runner.sampler, runner.speculative_config, runner.device)
+        try:
+            yield
+        finally:
+            worker.serving, runner.rejection_sampler = serving, sampler
+            for attributes, name, own in zip(replaced, names, kept, strict=True):
+                attributes[name] = own

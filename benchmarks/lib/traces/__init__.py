@@ -1,1 +1,0 @@
-"""The cost of traces, and how accurately replay predicts decoding: `collect.py`."""

@@ -1,0 +1,619 @@
+"""What a calibration is asked for: each field once, with its type, default, meaning and rules.
+
+The options of commands, the keys of `run.yaml`, Python's keywords and what a run saves are derived from these models.
+Importing this imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    SkipValidation,
+    ValidationInfo,
+    model_validator,
+)
+
+from fsd_calib.search.storage_url import without_password
+from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
+from fsd_calib.tasks.registry import TASKS, completed_tasks
+from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_path, check_sampling, named
+from fsd_common.errors import UsageError
+from fsd_common.option import Option, json_object, several, several_each, whole_numbers
+from fsd_common.progress.base import Progress, Silent
+from fsd_common.settings import Count, Rule, Settings, Several, listed
+from fsd_decoding.model_options import USUAL, Loading, ModelKwargs, ModelOptions
+from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape, read_shape, without_chain
+
+if TYPE_CHECKING:
+    from fsd_decoding.sampling import Sampling
+
+# The words that options take, known here without importing what they name; a test compares them.
+RULES_WITH_T = ("fsd", "fsd-sd", "fsd-coupled")
+RULES_WITHOUT_T = ("sd", "coupled")
+RULES = (*RULES_WITHOUT_T, *RULES_WITH_T, "typical", "ensemble")
+DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
+CONSTANT = "constant"
+POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt")
+DTYPES = ("float32", "bfloat16", "float16")
+
+GOAL, MODELS, DECODING = "Goal", "Models", "Decoding"
+"""Panels of `--help`, beside `PROBLEMS`."""
+
+TASK_NAMES = f"{', '.join(TASKS)}, or a file in YAML that describes your own (see fsd-tasks list)"
+LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
+"""The target and the draft of tasks that no pair is bundled for."""
+MAX_MIN_ACC = 1.2
+MOST_AT_ONCE = 32
+"""The largest batch size that is chosen."""
+AUTO = "auto"
+"""In place of a predictor's folder: one is trained on the tuning part."""
+
+Acc = Literal["retention", "absolute"]
+Guarantee = Literal["population", "dataset"]
+Test = Literal["score", "betting"]
+Timing = Literal["run", "careful", "none"]
+"""Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
+Compiling = Literal["auto", "off", "capture", "on"]
+"""How rounds are called: as pays best within the planned work, or as `profile.costs.Rounds` names it."""
+EngineName = Literal["fsd-calib", "vllm"]
+"""What decodes."""
+DrafterName = Literal["model", "eagle", "ngram", "auto"]
+
+
+def _path(value: Any, info: ValidationInfo) -> Any:
+    """Refuses what is no path, and an empty one, which would be the current folder."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("it must be a path")
+    check_path(named(str(info.field_name)), value)
+    return value
+
+
+def absolute(value: Any) -> str:
+    """Returns a path as a file has it that may be read from elsewhere."""
+    return str(Path(value).absolute())
+
+
+def _divergence(name: str) -> str:
+    """A name, behind which may stand the number of tokens that it is over."""
+    bare, at, tokens = name.partition("@")
+    return _one_of(bare if at and tokens.isdecimal() and int(tokens) > 0 else name, DIVERGENCES) and name
+
+
+def _one_of(name: str, known: tuple[str, ...]) -> str:
+    if name not in known:
+        raise ValueError(f"it must be one of {', '.join(known)}")
+    return name
+
+
+def _policy(value: Any) -> Any:
+    """A family by its name; what a policy of one's own must be, `policy_families` knows."""
+    return _one_of(value, POLICIES) if isinstance(value, str) else value
+
+
+def _trees(value: Any) -> tuple[TreeShape | None, ...]:
+    """Shapes of trees, and None for chains. Only of a list or a tuple: a dict or an iterator is no list of shapes."""
+    trees = without_chain(value if isinstance(value, list | tuple) else [value])
+    if not trees or not all(isinstance(tree, TreeShape | None) for tree in trees):
+        raise ValueError(f"write a shape as TreeShape(top_k=2, nodes=6), chains as {CHAIN!r}, and several as a list")
+    return tuple(trees)
+
+
+def _written_shapes(value: Any) -> Any:
+    """Refuses what is no text, such as `[2, 6]`, which YAML reads as two numbers."""
+    if not all(isinstance(each, str) for each in listed(value)):
+        raise ValueError(f"write a shape as '2,6', in quotes (top_k,nodes), or {CHAIN}, or a list of such")
+    return value
+
+
+def _saved_shapes(trees: tuple[TreeShape | None, ...]) -> list[str] | None:
+    """Shapes as texts; of chains alone, which are the default, none."""
+    return [CHAIN if tree is None else tree.text for tree in trees] if any(trees) else None
+
+
+def _saved_keywords(given: Any) -> dict[str, Any] | None:
+    """How models are loaded, by the names of the options."""
+    options = ModelOptions.of(given)
+    own = {name: value for name, value in vars(options).items() if name != "others" and value is not None}
+    return None if options == USUAL else own | dict(options.others)
+
+
+PathLike = Annotated[str | os.PathLike[str], PlainValidator(_path)]
+Shares = Annotated[float, Field(gt=0, le=1), Rule("it must be in (0, 1], or None")]
+
+# Fields that several commands have.
+Target = Annotated[
+    str | None,
+    Option(
+        f"The large model: hub id or local path. By default the bundled model for arithmetic, else {LARGE_PAIR[0]}.",
+        MODELS,
+    ),
+]
+DRAFT = (
+    "The small model, with the target's tokenizer. Where no target is given, by default the bundled model for "
+    f"arithmetic, else {LARGE_PAIR[1]}."
+)
+Device = Annotated[str | None, Option("cuda, cpu, … By default a GPU if there is one.", MODELS)]
+Dtype = Annotated[
+    str | None, Option("float32, bfloat16 or float16. By default the models' own dtype.", MODELS, words=DTYPES)
+]
+Data = Annotated[
+    PathLike | None,
+    Option("Read problems from this file instead of the task's own source.", PROBLEMS, written=str, saved=absolute),
+]
+Limit = Annotated[Count | None, Option("Use at most this many problems.", PROBLEMS)]
+Seed = Annotated[int, Option("Seed for generating or picking problems, and for sampling.", PROBLEMS)]
+Workers = Annotated[
+    Count | None,
+    Option(
+        "Processes that decode, each with models of its own; 1 decodes in this one. By default one for each CPU core "
+        "or GPU, as far as memory and problems suffice, once that is worth starting them.",
+        DECODING,
+    ),
+]
+Ray = Annotated[
+    str | None,
+    Option(
+        "Run the workers on the Ray cluster at this address (auto: the one this machine is in; local: one that is "
+        "started here). Needs the extra 'ray'.",
+        DECODING,
+    ),
+]
+Temperature = Annotated[
+    float, Option("Sampling temperature; 0 is greedy decoding.", DECODING, within="sampling"),
+    Field(ge=0, allow_inf_nan=False), Rule(f"it must be 0 (greedy) or a finite number >= {LEAST_TEMPERATURE:g}"),
+]  # fmt: skip
+TopK = Annotated[Count | None, Option("Sample from this many of the likeliest tokens.", DECODING, within="sampling")]
+TopP = Annotated[
+    Shares | None,
+    Option("Sample from the likeliest tokens that together have this probability.", DECODING, within="sampling"),
+]
+
+
+class Job(Settings):
+    """A task and its models, as commands and files name them.
+
+    Attributes:
+        certify: the profile whose setting is certified; nothing is searched then.
+    """
+
+    task: Annotated[str | None, Option(f"Task to calibrate on: {TASK_NAMES}.", GOAL, words=completed_tasks)] = None
+    target: Target = None
+    draft: Annotated[
+        Several[str] | None,
+        Option(
+            f"{DRAFT} Several (--draft A --draft B) are compared in one search and certified in one attempt; the "
+            "profile names the chosen one.",
+            MODELS,
+            repeated=True,
+        ),
+    ] = None
+    head: Annotated[
+        Several[str] | None,
+        Option(
+            "An EAGLE head of the target, such as fsd-train-eagle makes: hub id or local path. It drafts in place of "
+            "a draft model; beside --draft, and where several are given, all are compared.",
+            MODELS,
+            repeated=True,
+        ),
+    ] = None
+    drafter: Annotated[
+        Several[DrafterName] | None,
+        Option(
+            "What drafts: model (--draft), eagle (--head), ngram, which goes by the text itself and needs no model, "
+            "several of these, separated by commas, or auto: all that there are, as chains and as trees. By default "
+            "what --draft and --head say.",
+            MODELS,
+            read=several,
+        ),
+    ] = None
+    certify: Annotated[
+        PathLike | None,
+        Option(
+            "Certify the setting of this profile, with its task, models and sampling: nothing is searched. For a "
+            "setting that was found elsewhere, with another engine, or (--engine fsd-calib,vllm) for both. Counts as "
+            "an attempt like any other.",
+            GOAL,
+            written=str,
+        ),
+    ] = None
+
+
+class Goal(Settings):
+    """The goal of a calibration: an accuracy to keep, a speed to reach, or the Pareto front, exactly one of these."""
+
+    min_acc: Annotated[
+        Annotated[
+            float,
+            Field(gt=0, le=MAX_MIN_ACC), Rule(f"it must be above 0 and at most {MAX_MIN_ACC:g} (0.98 is 98 %)"),
+        ] | None,
+        Option("Find the fastest setting that keeps at least this share of the target's accuracy (0.98: 98 %).", GOAL),
+    ] = None  # fmt: skip
+    min_speed: Annotated[
+        Annotated[
+            float, Field(gt=0, allow_inf_nan=False), Rule("it must be a number of tokens/s above 0")
+        ] | None,
+        Option("Find the most accurate setting with at least this many tokens/s per stream.", GOAL),
+    ] = None  # fmt: skip
+    pareto: Annotated[
+        bool, Option("Find the whole Pareto front of accuracy and speed, to choose from later.", GOAL)
+    ] = False
+    acc: Annotated[
+        Acc,
+        Option(
+            "Meaning of --min-acc: retention (a share of the target's accuracy) or absolute (plain accuracy).", GOAL
+        ),
+    ] = "retention"
+    confidence: Annotated[
+        float, Option("Confidence level of the certificate.", GOAL),
+        Field(gt=0, lt=1), Rule("it must be between 0 and 1, such as 0.95"),
+    ] = 0.95  # fmt: skip
+    guarantee: Annotated[
+        Guarantee,
+        Option(
+            "What the certificate covers: population (problems like these), or dataset (exactly these problems).", GOAL
+        ),
+    ] = "population"
+    test: Annotated[
+        Test,
+        Option(
+            "score: decide once, on all certification problems. betting: decide as soon as the evidence suffices.",
+            GOAL,
+        ),
+    ] = "score"
+    serve_batch: Annotated[Count, Option("Streams decoded at once when speed is measured.", GOAL)] = 1
+    explore: Annotated[
+        bool,
+        Option(
+            "Estimate retention and speed, with intervals, on the tuning part alone: no certificate, and no attempt is "
+            "spent.",
+            GOAL,
+        ),
+    ] = False
+
+    @classmethod
+    def merged(cls, usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns all fields; a goal of one kind replaces one of another."""
+        replaced = KINDS if any(given.get(kind) not in (None, False) for kind in KINDS) else ()
+        return {name: value for name, value in usual.items() if name not in replaced} | dict(given)
+
+    @model_validator(mode="after")
+    def _check(self) -> Goal:
+        if [self.min_acc is not None, self.min_speed is not None, self.pareto].count(True) != 1:
+            raise UsageError("give exactly one of {}, {} and {}".format(*map(named, KINDS)))
+        if self.acc == "absolute" and self.min_acc is not None and self.min_acc > 1:
+            raise UsageError(f"{named('min_acc')} is {self.min_acc}; it must be above 0 and at most 1 (0.98 is 98 %)")
+        return self
+
+
+def moves(policy: Any) -> bool:
+    """Returns whether T varies over a text by a policy, or by the family of this name."""
+    if isinstance(policy, str):
+        return policy != CONSTANT
+    from fsd_decoding.adaptive import Constant  # has loaded torch already, as the policy has
+
+    return not isinstance(policy, Constant)
+
+
+KINDS = ("min_acc", "min_speed", "pareto")
+"""The fields of a goal of which there is exactly one."""
+
+
+class Drawing(Settings):
+    """How tokens are drawn, as transformers does; greedily by default."""
+
+    temperature: Temperature = 0.0
+    top_k: TopK = None
+    top_p: TopP = None
+    min_p: Annotated[
+        Shares | None,
+        Option(
+            "Sample from the tokens that have at least this share of the likeliest one's probability.",
+            DECODING,
+            within="sampling",
+        ),
+    ] = None
+
+    @classmethod
+    def merged(cls, usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns all fields; temperature 0 turns off what is not given and greedy decoding has no use for."""
+        off = TRUNCATIONS if given.get("temperature", usual.get("temperature")) == 0 else ()
+        return {name: value for name, value in usual.items() if name not in off} | dict(given)
+
+    @model_validator(mode="after")
+    def _check_drawing(self) -> Drawing:
+        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        return self
+
+
+class SearchSpace(Drawing):
+    """What a calibration chooses among, and how tokens are drawn. T itself is always searched."""
+
+    rule: Annotated[
+        Several[Annotated[str, AfterValidator(lambda name: _one_of(name, RULES_WITH_T))]],
+        Option(
+            f"Acceptance rule: {', '.join(RULES_WITH_T)}, or several, separated by commas.",
+            DECODING,
+            words=RULES_WITH_T,
+            read=several,
+        ),
+    ] = ("fsd-coupled",)
+    divergence: Annotated[
+        Several[Annotated[str, AfterValidator(_divergence)]],
+        Option(
+            f"Divergence between the two models that the threshold bounds: {', '.join(DIVERGENCES)}, or several, "
+            "separated by commas. js@50 uses only the target's 50 likeliest tokens and one bucket for the rest.",
+            DECODING,
+            words=DIVERGENCES,
+            read=several,
+        ),
+    ] = ("js", "doubt")
+    threshold_policy: Annotated[
+        Several[Annotated[Any, AfterValidator(_policy)]],
+        Option(
+            "How T changes over a text: constant (the default), schedule (stricter at the beginning, or towards the "
+            "end), entropy (looser where the target is unsure), per-prompt (predicted from the prompt and the draft's "
+            "first token; learned on the tuning part, even with --plan), or several, separated by commas or by "
+            "repeating the option. Each policy has a handful of shapes; how loose a shape may be is searched and "
+            "certified like a constant T.",
+            DECODING,
+            words=POLICIES,
+            read=several_each,
+            repeated=True,
+            written=Several[Annotated[str, AfterValidator(_policy)]],
+        ),
+    ] = (CONSTANT,)
+    draft_length: Annotated[
+        Several[Count] | None,
+        Option(
+            "Tokens drafted per round: a number such as 5, or several to search over, such as 2-8 or 4,6,8. By default "
+            "1-12, or at most 16 with --predictor; trees are 2 to 6 or 8 deep.",
+            DECODING,
+            read=whole_numbers,
+        ),
+    ] = None
+    tree: Annotated[
+        TreeShape | Chain | Sequence[TreeShape | Chain | None] | None,
+        PlainValidator(_trees),
+        Option(
+            "Draft trees of this shape: TOP_K,NODES, such as 2,6 for six nodes a round, each with up to two children; "
+            "the draft length is their depth. Repeat it to choose among shapes, and give chain to choose among chains "
+            "too. By default chain.",
+            DECODING,
+            read=lambda option, texts: tuple(map(read_shape, texts)),
+            repeated=True,
+            written=Annotated[
+                Several[str],
+                BeforeValidator(_written_shapes),
+                AfterValidator(lambda them: tuple(map(read_shape, them))),
+            ],
+            saved=_saved_shapes,
+        ),
+    ] = (None,)
+    predictor: Annotated[
+        PathLike | None,
+        Option(
+            "Folder of a predictor from fsd-train-predictor, which ends drafts early; auto trains one on the tuning "
+            "part.",
+            DECODING,
+            written=str,
+            saved=lambda given: given if str(given) == AUTO else absolute(given),
+        ),
+    ] = None
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _check_together(self) -> SearchSpace:
+        if any(self.trees):
+            self.check_walked(f"{named('tree')} is given", "trees")
+        if self.predictor is not None and self.moving:
+            raise UsageError(
+                f"a predictor ends drafts by the T they are given, and policy {self.moving} judges them by another; "
+                "leave one of the two out"
+            )
+        return self
+
+    def check_walked(self, given: str, what: str) -> None:
+        """Raises UsageError where something is given that needs traces, which only chains of models have.
+
+        Args:
+            given: what is given that drafts otherwise, and `what` drafts so, in words.
+        """
+        if self.predictor is not None:
+            raise UsageError(f"{given}, and a predictor ends chains of draft models early; leave one of the two out")
+        if self.moving:
+            raise UsageError(
+                f"{given}, and how fast {what} are with policy {self.moving} is not forecast; leave one of the two out"
+            )
+
+    @property
+    def moving(self) -> str:
+        """The policies by name, if T moves by one of them; empty: it is constant."""
+        policies = listed(self.threshold_policy)
+        names = (each if isinstance(each, str) else type(each).__name__ for each in policies)
+        return ", ".join(names) if any(map(moves, policies)) else ""
+
+    @property
+    def trees(self) -> tuple[TreeShape | None, ...]:
+        """The shapes of trees; None: chains."""
+        return self.tree  # type: ignore[return-value]  # which its validator has made of it
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn, as decoders take it. This imports torch."""
+        from fsd_decoding.sampling import Sampling
+
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+
+class RunConfig(PromptOptions):
+    """How a calibration is run: its course, its cost, and where its files are."""
+
+    batch_size: Annotated[
+        Count | None,
+        Option(
+            f"Problems decoded at once while calibrating. By default as many as fit in memory, at most {MOST_AT_ONCE}.",
+            DECODING,
+        ),
+    ] = None
+    device: Device = None
+    dtype: Dtype = None
+    data: Data = None
+    limit: Limit = None
+    seeds: Annotated[
+        Count, Option("Noise seeds to decode each problem with when the temperature is above 0.", DECODING)
+    ] = 1
+    trials: Annotated[Count, Option("The most settings that are tried on the tuning part.", command=False)] = 30
+    timing: Annotated[
+        Timing,
+        Option(
+            "run: time speeds in this process. careful: time them in five fresh processes, so that intervals include "
+            "the variation between processes. none: time no setting; forecast speeds from the number of rounds and the "
+            "cost of a round.",
+            GOAL,
+        ),
+    ] = "run"
+    compile: Annotated[
+        Compiling,
+        Option(
+            "How rounds are called in all that is decoded and timed. off: directly. capture: as graphs, which removes "
+            "Python and keeps the texts. on: as graphs of compiled kernels, which round differently. auto: capture, "
+            "where that saves more time within the planned work than it takes.",
+            DECODING,
+        ),
+    ] = "auto"
+    engine: Annotated[
+        EngineName,
+        Option(
+            "What decodes, times and is certified: fsd-calib, our own engine, or vllm, for profiles that vLLM serves "
+            "(needs vLLM in this environment). With --certify also fsd-calib,vllm: the second is tested once the first "
+            "has passed, in the same attempt, and each has a profile in a folder of its name in --out.",
+            DECODING,
+            read=several,
+            written=Several[EngineName],
+        ),
+    ] = "fsd-calib"
+    engine_args: Annotated[
+        Mapping[str, Any] | None,
+        Option("Arguments of vLLM's engine, as JSON: '{\"tensor_parallel_size\": 4}'.", DECODING, read=json_object),
+    ] = None
+    out: Annotated[
+        PathLike | None,
+        Option(
+            "Folder for profile.json and the measurements. By default fsd-profile/TASK, with -vllm, -certified or "
+            "-explored behind it for --engine vllm, --certify and --explore, and with models and goal where that "
+            "folder is another run's.",
+            PROBLEMS,
+            written=str,
+            saved=absolute,
+        ),
+    ] = None
+    replace: Annotated[
+        bool,
+        Option(
+            "Write over the profile of another run in --out. Only a certified one replaces a certified one.",
+            PROBLEMS,
+            file=False,
+        ),
+    ] = False
+    cache: Annotated[
+        PathLike | None,
+        Option(
+            "Folder for cached decodings and traces, shared by all runs. By default $FSD_CALIB_CACHE, else "
+            "~/.cache/fsd-calib.",
+            PROBLEMS,
+            written=str,
+            saved=absolute,
+        ),
+    ] = None
+    state: Annotated[
+        PathLike | None,
+        Option(
+            "Folder for the ledger of attempts, which must not be deleted; machines that work on the same problems "
+            "should share it. By default $FSD_CALIB_STATE, else the user's state folder, on Linux "
+            "~/.local/state/fsd-calib.",
+            PROBLEMS,
+            written=str,
+            saved=absolute,
+        ),
+    ] = None
+    storage: Annotated[
+        str | None,
+        Field(repr=False),  # it may hold a password
+        Option(
+            "Optuna storage for the search: a file, or a URL (postgresql://…) that several processes can share. By "
+            "default study.log in the output folder.",
+            PROBLEMS,
+        ),
+    ] = None
+    workers: Workers = None
+    ray: Ray = None
+    progress: Annotated[Progress | None, SkipValidation] = None
+    model_kwargs: Annotated[
+        ModelKwargs | None,
+        SkipValidation,
+        Option(
+            "How the models are loaded, see `SpeculativeDecoder.from_pretrained`.",
+            command=False,
+            written=dict[str, Any],
+            saved=_saved_keywords,
+        ),
+    ] = None
+    draft_model_kwargs: Annotated[
+        ModelKwargs | None,
+        SkipValidation,
+        Option(
+            "The same for the drafts, where they differ.",
+            command=False,
+            written=dict[str, Any],
+            saved=_saved_keywords,
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> RunConfig:
+        if self.engine_args is not None and self.engine != "vllm":
+            raise UsageError(
+                f"{named('engine_args')} are for engine 'vllm', and {named('engine')} is {self.engine!r}; leave one of "
+                "them out"
+            )
+        if "\0" in (self.storage or ""):
+            raise UsageError(
+                f"{named('storage')} {without_password(self.storage)} holds a null character; leave it out"
+            )
+        check_path(named("storage"), self.storage)
+        self.loading  # noqa: B018  raises UsageError
+        return self
+
+    def path(self, name: Literal["data", "out", "cache", "state"]) -> Path | None:
+        """Returns a field that names a file or a folder, as a `Path`."""
+        value = getattr(self, name)
+        return None if value is None else Path(value)
+
+    @property
+    def prompts(self) -> PromptOptions:
+        """How a task's prompts are made."""
+        return PromptOptions(**{name: getattr(self, name) for name in PromptOptions.model_fields})
+
+    @property
+    def loading(self) -> Loading:
+        """How the models are loaded."""
+        return Loading.of(self.model_kwargs, self.draft_model_kwargs)
+
+    @property
+    def reporter(self) -> Progress:
+        """Receives the progress; silent where none was given."""
+        return self.progress or Silent()
+
+    @property
+    def study_storage(self) -> str | None:
+        """The Optuna storage of the study; None: in memory."""
+        out = self.path("out")
+        return self.storage or (None if out is None else str((out / "study.log").absolute()))

@@ -1,0 +1,111 @@
+"""`fsd-train-predictor`: trains an acceptance predictor on traces and writes it with a card of its quality.
+
+Heavy imports are inside functions, so that `--help` prints at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from fsd_calib.calibrate_options import DIVERGENCES, RULES_WITH_T, Limit
+from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.family import Family
+from fsd_calib.cli.options import OutputOptions, check_sources, check_words, divergences
+from fsd_calib.tasks.asking import PROBLEMS as DATA
+from fsd_common.argument_checks import check_count
+from fsd_common.option import Option, several
+
+if TYPE_CHECKING:
+    from fsd_predictors.predictor import Predictor
+
+NAME = "fsd-train-predictor"
+_EPILOG = """
+Example: fsd-train-predictor --traces traces --out predictor
+
+Exit codes: 0 done · 2 bad input · 130 interrupted
+"""
+_MODEL = "Predictor"
+_KINDS = ("boosted", "logistic", "head")
+
+app = Family()
+
+
+@app.command(epilog=_EPILOG)
+def command(
+    traces: Annotated[Path, Option("The folder of traces along the target that fsd-collect wrote.", DATA)],
+    out: Annotated[Path, Option("Folder to write the predictor to.", DATA)],
+    limit: Limit = None,
+    seed: Annotated[int, Option("Seed for picking rows, hyperparameter search and fitting.", DATA)] = 0,
+    tokenizer: Annotated[
+        str | None, Option("The target's tokenizer, if the traces do not say where it is: hub id or local path.", DATA)
+    ] = None,
+    kind: Annotated[
+        str,
+        Option("Kind of model: boosted (LightGBM), logistic, or head (a small neural network).", _MODEL, words=_KINDS),
+    ] = "boosted",
+    rule: Annotated[
+        str, Option("Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.", _MODEL, words=RULES_WITH_T)
+    ] = "fsd-coupled",
+    divergence: Annotated[
+        tuple[str, ...],
+        Option(
+            "Divergence that T bounds, or several, separated by commas. One predictor serves them at every T.",
+            _MODEL,
+            words=DIVERGENCES,
+            read=several,
+        ),
+    ] = ("js",),
+    trials: Annotated[int, Option("Hyperparameter trials for each of the predictor's two models.", _MODEL)] = 8,
+    *,
+    output: OutputOptions,
+) -> None:
+    """Trains a model that predicts which drafted tokens will be accepted, so that drafting can stop early.
+
+    Only problems of the tuning part are used, split by a hash into fitting, calibration and evaluation sets. Writes
+    the models and card.md, which reports their quality; read it before use.
+    """
+    progress = output.begin()
+    for option, number in (("--limit", limit), ("--trials", trials)):
+        if number is not None:
+            check_count(option, number)
+    check_words(
+        ("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T),
+        ("--divergence", divergences(divergence), DIVERGENCES),
+    )  # fmt: skip
+    check_sources({"tokenizer": [tokenizer]})
+    from fsd_collectors.store.listing import MANIFEST, content_of
+
+    content_of(traces / MANIFEST)  # which loads nothing
+    check_writable(out, ())
+
+    from fsd_collectors.store.reading import load_traces
+
+    loaded = load_traces(traces)
+    load_libraries(progress)
+
+    from fsd_decoding.loading import load_tokenizer
+    from fsd_predictors.training.api import train
+
+    with interruptible(lambda: f"nothing is kept: {out} holds no new predictor, and the same command begins anew"):
+        predictor = train(
+            loaded, out, kind, rule, divergence, trials=trials, seed=seed, limit=limit,
+            tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=progress,
+        )  # fmt: skip
+    if output.as_json:
+        reply_json(NAME, {"folder": out.absolute(), "facts": predictor.facts.model_dump(mode="json")})
+        return
+    _print(predictor)
+    reply(f"{out} holds the predictor; see {out / 'card.md'}")
+
+
+def main() -> None:
+    leave(app, NAME)
+
+
+def _print(predictor: Predictor) -> None:
+    from fsd_collectors.report.description import print_sheets
+    from fsd_common.console import LiteralConsole
+    from fsd_predictors.training.card import by_threshold
+
+    print_sheets([by_threshold(predictor.facts)], LiteralConsole())

@@ -1,0 +1,210 @@
+"""vLLM's V2 model runner that follows a profile: NOT MEASURED. Only a CPU, with interpreted kernels, has run it yet.
+
+It keeps the drafts' logits by itself, wherever it draws drafts from them ("draft_sample_method": "probabilistic"), so
+that nothing is done while it drafts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+from fsd_calib.vllm_plugin import KEY, supported_vllm
+from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Verification, policy_of
+from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
+from fsd_calib.vllm_plugin.rejection_sampler import warn_of
+from fsd_calib.vllm_plugin.running_requests import RunningRequests
+from fsd_calib.vllm_plugin.settings import ServeSettings
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted
+from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
+from fsd_common.errors import UsageError
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.tensors import to_device
+
+
+class ServingV2:
+    """Follows a profile in a model runner (V2) whose models are loaded. Not measured: see above.
+
+    Args:
+        runner: vLLM's V2 `GPUModelRunner`.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        supported_vllm.check_runner(runner, supported_vllm.OF_RUNNER_V2)
+        config = runner.vllm_config
+        settings = ServeSettings(**config.additional_config[KEY])
+        profile = ThresholdProfile.from_content(settings.content)
+        drafts = StateDraftLogits(_draft_logits(runner), runner.req_states.req_id_to_index)
+        self._runner = runner
+        self._known: dict[str, Any] = {}
+        self._judge = Judge(drafts, profile.divergence, policy_of(profile))
+        self._requests = RunningRequests(
+            self._known, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len
+        )
+        self._telemetry = Telemetry(profile, settings, config)
+        self._raw: JudgedTokens | None = None
+        self._verified: Judged | None = None
+        runner.sample = functools.partial(self._sample, runner.sample)
+        self._before_grammar(runner.structured_outputs_worker)
+        self._sampler = runner.rejection_sampler = FuzzyRejectionSamplerV2(runner.rejection_sampler, self)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step needs nothing around it."""
+        yield
+
+    def admit(self, requests: Iterable[Any]) -> None:
+        """Notes requests that the scheduler sends for the first time, or again with other parameters."""
+        for request in requests:
+            self._known[request.req_id] = request
+            self._requests.forget([request.req_id])
+
+    def forget(self, finished: Iterable[str]) -> None:
+        """Forgets requests that have finished."""
+        ended = list(finished)
+        if ended:
+            self._telemetry.log.finish(ended)
+            self._requests.forget(ended)
+        for request in ended:
+            self._known.pop(request, None)
+
+    def judged(self, logits: Tensor, batch: Any) -> JudgedTokens | None:
+        """Returns the judged drafts of a step, by logits (rows, V) that a grammar has not yet masked."""
+        judged, self._raw = self._raw, None
+        return self._judged(logits, batch) if judged is None else judged
+
+    def observe(self, judged: Judged) -> None:
+        """Notes what the step that is being sampled found of its drafts."""
+        self._verified = judged
+
+    def close(self) -> None:
+        """Brings what was seen of the last steps to where it belongs. Nothing follows."""
+        self._telemetry.close()
+
+    def _sample(self, original: Callable[..., Any], hidden_states: Tensor, batch: Any, grammar_output: Any) -> Any:
+        """vLLM's `sample`, whose step is logged: every one, so that the tokens of all texts are known."""
+        self._verified = None
+        result = original(hidden_states, batch, grammar_output)
+        if self._telemetry.listens:
+            ids, counts = list(batch.req_ids), StepRows(batch.cu_num_logits_np).counts
+            lengths = batch.seq_lens[: len(ids)]
+            sampled = padded(result[0].sampled_token_ids, result[0].num_sampled)
+            emitted = Emitted(sampled, lengths, counts, np.ones(len(ids), bool))
+            self._telemetry.log.add(ids, self._requests.of(ids), self._verified, emitted)
+        return result
+
+    def _judged(self, logits: Tensor, batch: Any) -> JudgedTokens | None:
+        rows = StepRows(batch.cu_num_logits_np)
+        ids = list(batch.req_ids)
+        places = self._places(rows, batch) if self._judge.needs_places else None
+        of_tokens = to_device(rows.of_tokens.tolist(), logits.device, torch.int64)
+        drafted = batch.input_ids[batch.logits_indices][of_tokens + 1]
+        step = Verification(ids, rows.counts, logits, of_tokens, places, drafted)
+        thresholds = [request.threshold for request in self._requests.of(ids)]
+        return self._judge(step, thresholds, self._telemetry.measures)
+
+    def _places(self, rows: StepRows, batch: Any) -> Tensor:
+        """Positions of the drafted tokens in their completions (N,)."""
+        before = batch.positions[batch.logits_indices][to_device(rows.of_tokens.tolist(), batch.positions.device)]
+        prompts = self._runner.req_states.prompt_len.np[batch.idx_mapping_np]
+        return before + 1 - to_device(np.repeat(prompts, rows.counts).tolist(), before.device)
+
+    def _before_grammar(self, worker: Any) -> None:
+        """Judges the drafts of steps with a grammar before vLLM masks the logits by it, in place."""
+        mask: Callable[..., None] = worker.apply_grammar_bitmask
+
+        def judge_and_mask(logits: Tensor, batch: Any, *arguments: Any) -> None:
+            if batch.num_draft_tokens > 0:
+                self._raw = self._judged(logits, batch)
+            mask(logits, batch, *arguments)
+
+        worker.apply_grammar_bitmask = judge_and_mask
+
+
+class FuzzyRejectionSamplerV2(RejectionSampler):
+    """vLLM's own rejection sampler (V2), run on logits in which the fuzzily accepted tokens are certain.
+
+    Not measured: see above. The same trick as `FuzzyRejectionSampler`'s, in a sampler that verifies in chunks.
+
+    Args:
+        original: the runner's sampler, whose settings it takes over.
+        serving: judges steps, and is told of their ends.
+    """
+
+    sampler: Any
+
+    def __init__(self, original: Any, serving: ServingV2) -> None:
+        self.__dict__.update(vars(original))
+        self._serving = serving
+        self._rows: Tensor | None = None  # (rows,) of the step: whether the token that a row verifies is accepted by D
+        self._most_likely: list[Tensor] = []
+        self._verified = 0  # rows of the step that are in earlier chunks
+
+    def __call__(self, logits: Tensor, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
+        judged = self._serving.judged(logits, input_batch)
+        if judged is None:
+            return super().__call__(logits, input_batch, *arguments, **keywords)
+        rows = StepRows(input_batch.cu_num_logits_np)
+        self._rows, self._most_likely, self._verified = rows.spread(judged.fuzzy), [], 0
+        try:
+            output = super().__call__(logits, input_batch, *arguments, **keywords)
+        finally:
+            self._rows = None
+        judged.accepted(torch.cat(self._most_likely)[to_device(rows.of_tokens.tolist(), logits.device)])
+        self._serving.observe(judged)
+        return output
+
+    def _verify(self, logits: Tensor, *arguments: Any) -> Any:
+        if self._rows is None:
+            return super()._verify(logits, *arguments)
+        begin, self._verified = self._verified, self._verified + len(logits)
+        own, verified = self.sampler, arguments[-1]  # ids (rows,), of which vLLM rejects negative ones
+        self.sampler = _Certain(own, self._rows[begin : self._verified], verified, self._most_likely)
+        try:
+            return super()._verify(logits, *arguments)
+        finally:
+            self.sampler = own
+
+
+class _Certain:
+    """A sampler of vLLM whose processed logits make the fuzzily accepted tokens certain."""
+
+    def __init__(self, sampler: Any, fuzzy: Tensor, verified: Tensor, most_likely: list[Tensor]) -> None:
+        self._sampler, self._fuzzy, self._verified, self._found = sampler, fuzzy, verified, most_likely
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+    def apply_sampling_params(self, logits: Tensor, *arguments: Any) -> Tensor:
+        processed = self._sampler.apply_sampling_params(logits, *arguments)
+        certain, most_likely = with_certain(processed, self._verified, self._fuzzy, own=processed is not logits)
+        self._found.append(most_likely)
+        return certain
+
+
+def _draft_logits(runner: Any) -> Tensor:
+    """Returns the draft logits that the runner keeps: (requests, L, V). Raises UsageError: it does not keep them so."""
+    kept: Tensor | None = getattr(runner.speculator, "draft_logits", None)
+    if kept is None:
+        raise UsageError(
+            'vLLM\'s V2 model runner keeps no draft logits; set "draft_sample_method": "probabilistic" in '
+            "--speculative-config"
+        )
+    if kept.shape[-1] != runner.vocab_size:
+        raise UsageError(
+            f"the draft has {kept.shape[-1]} logits, the target {runner.vocab_size}; fsd compares distributions over "
+            "one vocabulary"
+        )
+    if type(runner.rejection_sampler) is not RejectionSampler:
+        raise UsageError(
+            f"the model's rejection sampler is {type(runner.rejection_sampler).__name__}, which fsd does not know; "
+            "serve another model"
+        )
+    return kept
