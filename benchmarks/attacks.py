@@ -39,7 +39,8 @@ def attack(name: str, stage: Stage, out: Path) -> list[Case]:
     def write() -> float:
         now, found = time.time(), json.loads(out.read_text()) if out.exists() else {}
         run = {"machine": machine, "disk": disk, "seed": stage.seed, "quick": stage.quick}
-        write_json(found | {name: {**run, "seconds": now - machine["began"], **report(cases)}}, out)
+        shown = json.loads(json.dumps(report(cases)).replace(str(stage.scratch), "SCRATCH"))
+        write_json(found | {name: {**run, "seconds": now - machine["began"], **shown}}, out)
         return now
 
     written = machine["began"]

@@ -23,7 +23,7 @@ from lib.common.forked_programs import environment
 
 ATTACK = "ports"
 WAYS = {"": [], " --workers 2": ["--workers", "2"], " --ray local": ["--ray", "local", "--workers", "2"]}
-_PROBLEMS = 16
+_PROBLEMS = 96
 _LISTENS = "0A"  # in the system's tables of sockets
 _ANSWER = 3.0  # seconds
 _STRANGER = "import ray; ray.init(address={!r}); print(ray.get(ray.remote(lambda: 'served').remote()))"
