@@ -476,6 +476,16 @@ class RunConfig(PromptOptions):
     data: Data = None
     limit: Limit = None
     group: Group = None
+    guard: Annotated[
+        Several[str] | None,
+        Option(
+            "Estimate on this task, too, what share of the target's accuracy the chosen setting keeps: with an "
+            "interval, on problems of its tuning part, and no certificate. Repeat it for several.",
+            GOAL,
+            words=completed_tasks,
+            repeated=True,
+        ),
+    ] = None
     seeds: Annotated[
         Count, Option("Noise seeds to decode each problem with when the temperature is above 0.", DECODING)
     ] = 1

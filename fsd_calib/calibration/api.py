@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
+from fsd_calib.calibration.guards import read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
 from fsd_calib.calibration.plan import Plan, check_enough, claim_of
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
@@ -34,6 +36,7 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
+from fsd_common.argument_checks import named as argument
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import ProgressEstimate, showing_whole
 from fsd_common.settings import Settings, listed
@@ -244,25 +247,26 @@ class Calibration:
         context = context_of(models, config.dtype)
         self._check_sizes(len(tokenizer), context)
         task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
-        for line in _code_of_others(task, loading):
+        guards = self._guards(task, tokenizer, context)
+        for line in _code_of_others((task, *guards), loading):
             config.reporter.note(line)
-        parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
-        problems = (*parts.tuning, *parts.certification)
-        capacity = capacity_of(problems, memory, config.batch_size or MOST_AT_ONCE)
+        parts, memory = self._checked(task, guards, tokenizer)  # before the weights: any of it may be refused
+        divided = _divided(task, parts)
+        capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
         config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
-            self.sources, self._first, config, task, tokenizer, problems, self._longest, self.goal.serve_batch,
+            self.sources, self._first, config, divided, guards, tokenizer, self._longest, self.goal.serve_batch,
             capacity,
         )  # fmt: skip
         with open_engines(request) as opened:
             engines = named(opened.engines)
             engine = next(iter(engines.values()), opened.engines[0])
             with open_session(
-                engine, task, config, engines, parts, opened.workers, self.sequence, self.goal.acc
+                engine, task, config, engines, parts, opened.workers, self.sequence, self.goal.acc, guards
             ) as session:
                 yield session, opened, memory
 
-    def _checked(self, task: Task, tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
+    def _checked(self, task: Task, guards: Sequence[Task], tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
         """The parts and the memory plan.
 
         UsageError: problems, models' configurations or memory do not suffice, which needs no weights to tell. The
@@ -278,7 +282,7 @@ class Calibration:
         if self.config.engine == "vllm":  # which finds out itself what it has room for
             return parts, None
         memory = plan_memory(
-            self.target, drafts_of(self.draft), tokenizer, task, (*parts.tuning, *parts.certification),
+            self.target, drafts_of(self.draft), tokenizer, [_divided(task, parts), *guards],
             self.decoding.sampling, self._longest, goal.serve_batch, self.config,
         )  # fmt: skip
         return parts, memory
@@ -302,6 +306,21 @@ class Calibration:
         if self.fixed is not None and task.prompt != self.fixed.prompt:
             config.reporter.note(f"prompts are made otherwise than those of the profile of {self.fixed.task!r}")
         return task
+
+    def _guards(self, task: Task, tokenizer: Any, context: int | None) -> tuple[Task, ...]:
+        """The tasks to guard, each with the tuning problems that are decoded."""
+        names, config = listed(self.config.guard or ()), self.config
+        if self.goal.pareto and names:
+            raise UsageError(f"{argument('guard')} is given, and a front chooses no setting; leave it out")
+        for place, name in enumerate(names):
+            if name == task.name or name in names[:place]:
+                what = "the task that is certified" if name == task.name else "given twice"
+                raise UsageError(f"{argument('guard')} {name!r} is {what}; leave it out")
+        arguments = config.prompts.chat_template_kwargs
+        load = partial(
+            load_task, seed=self.decoding.seed, limit=config.limit, tokenizer=tokenizer, chat_template_kwargs=arguments
+        )
+        return tuple(read_guard(name, load, tokenizer, context, config.reporter.note) for name in names)
 
     @property
     def _first(self) -> DecodingConfig:
@@ -342,10 +361,16 @@ class Calibration:
         return Sources(self.target, drafts_of(self.draft), config.device, config.dtype, config.loading)
 
 
-def _code_of_others(task: Task, loading: Loading) -> Iterator[str]:
+def _divided(task: Task, parts: Parts) -> Task:
+    """Returns the task with the problems that may be decoded."""
+    return replace(task, problems=(*parts.tuning, *parts.certification))
+
+
+def _code_of_others(tasks: Sequence[Task], loading: Loading) -> Iterator[str]:
     """Yields a line for whatever runs code that neither this package nor its libraries bring."""
-    if task.runs:
-        yield f"task {task.name} runs code: its grader is the function {task.runs}"
+    for task in tasks:
+        if task.runs:
+            yield f"task {task.name} runs code: its grader is the function {task.runs}"
     for role, options in (("target", loading.target), ("draft", loading.draft)):
         if options.others.get("trust_remote_code"):
             yield f"the {role} runs code: that of its own folder (trust_remote_code)"

@@ -15,7 +15,7 @@ from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import EngineWorkers
-from fsd_calib.tasks.base import Problem, Task
+from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin import RULES
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -38,7 +38,8 @@ class EngineRequest:
 
     Attributes:
         decoding: With the rule and the divergence that are searched first.
-        problems: All that may be decoded.
+        task: With the problems that may be decoded.
+        guards: The same of other tasks.
         longest: Largest draft length.
         serve_batch: Streams that are timed at once.
         capacity: Of this machine for workers.
@@ -48,8 +49,8 @@ class EngineRequest:
     decoding: DecodingConfig
     config: RunConfig
     task: Task
+    guards: Sequence[Task]
     tokenizer: Any
-    problems: Sequence[Problem]
     longest: int
     serve_batch: int
     capacity: Capacity
@@ -184,7 +185,7 @@ def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
     capacity = replace(request.capacity, gpus_each=arguments.devices)
     with open_workers(config.workers, config.ray, request.sources, capacity, config.reporter.note) as workers:
         engine = source.noting(config.reporter.note)
-        engine.check_intervals([KeyedPrompt(problem.id, problem.prompt) for problem in request.problems])
+        engine.check_intervals([KeyedPrompt(problem.id, problem.prompt) for problem in request.task.problems])
         over = None
         if workers is not None:
             over = EngineWorkers(workers, replace(source, intervals_hold=engine.intervals_hold))
@@ -194,6 +195,9 @@ def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
 
 def _context(request: EngineRequest) -> int:
     """The most tokens that a prompt, its text and a draft may have together."""
-    prompts = [problem.prompt for problem in request.problems]
-    tokens = requests_for(request.tokenizer, None, len(request.tokenizer), prompts, None, -1.0, 1, 1)
-    return max(len(each.prompt) for each in tokens) + request.task.max_new_tokens + request.longest + 1
+    longest = 0
+    for task in (request.task, *request.guards):
+        prompts = [problem.prompt for problem in task.problems]
+        tokens = requests_for(request.tokenizer, None, len(request.tokenizer), prompts, None, -1.0, 1, 1)
+        longest = max(longest, max(len(each.prompt) for each in tokens) + task.max_new_tokens)
+    return longest + request.longest + 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fsd_calib.calibration.baseline import Baseline
+from fsd_calib.calibration.guards import Guarded
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
@@ -35,6 +36,7 @@ class Findings:
         trials: of the search.
         opened: the certification part; None: nothing was decoded there.
         evidence: by tested setting.
+        guarded: what the chosen setting kept on other tasks.
     """
 
     ready: Prepared
@@ -50,6 +52,7 @@ class Findings:
     opened: HoldoutAttempt | None = None
     evidence: Mapping[Setting, Evidence] = field(default_factory=dict)
     trials: Sequence[FinishedTrial] = ()
+    guarded: tuple[Guarded, ...] = ()
 
     @property
     def lossy(self) -> bool:

@@ -52,14 +52,14 @@ class MemoryPlan:
 
 
 def plan_memory(
-    target: Any, drafts: Sequence[Any], tokenizer: Any, task: Task, problems: Sequence[Problem], sampling: Sampling,
+    target: Any, drafts: Sequence[Any], tokenizer: Any, tasks: Sequence[Task], sampling: Sampling,
     draft_length: int, serve_batch: int, config: RunConfig,
 ) -> MemoryPlan | None:  # fmt: skip
     """Returns the memory plan with its batch size: `config`'s, else the largest of `SIZES` that fits.
 
     Args:
         target, drafts: hub ids, paths or loaded models.
-        problems: all that may be decoded.
+        tasks: with the problems that may be decoded.
         draft_length: the longest, or what trees take behind a text.
 
     Returns:
@@ -75,11 +75,12 @@ def plan_memory(
     except UnknownSizeError as error:
         config.reporter.note(f"memory is not estimated: {error}")
         return None
-    work = _work(sizes, tokenizer, task, problems, draft_length, sampling.greedy)
+    work = _work(sizes, tokenizer, tasks, draft_length, sampling.greedy)
+    problems = sum(len(task.problems) for task in tasks)
     free = available(device)
 
     def at(batch_size: int) -> MemoryPlan:
-        rows = max(min(batch_size, len(problems)), serve_batch)
+        rows = max(min(batch_size, problems), serve_batch)
         needed = need(sizes[0], sizes[1:], work, rows, device)
         if config.timing == "careful":  # its processes load the models again
             needed |= {name: 2 * needed[name] for name in LOADED}
@@ -105,15 +106,17 @@ def _device(models: Sequence[Any], config: RunConfig) -> str:
     return places.pop()
 
 
-def _work(
-    sizes: Sequence[ModelSize], tokenizer: Any, task: Task, problems: Sequence[Problem], length: int, greedy: bool
-) -> Workload:
+def _work(sizes: Sequence[ModelSize], tokenizer: Any, tasks: Sequence[Task], length: int, greedy: bool) -> Workload:
     """UsageError: a prompt is too long for the models, or holds a token that they do not have."""
     context = min((size.context for size in sizes if size.context is not None), default=None)
     vocabulary = min(size.logits for size in sizes if size.logits)
-    requests = requests_for(
-        tokenizer, context, vocabulary, [p.prompt for p in problems], None, 0.0, 1, task.max_new_tokens
-    )
+    requests = [
+        request
+        for task in tasks
+        for request in requests_for(
+            tokenizer, context, vocabulary, [p.prompt for p in task.problems], None, 0.0, 1, task.max_new_tokens
+        )
+    ]
     longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
     return Workload(longest + length + 1, max(len(request.prompt) for request in requests), length, greedy)
 

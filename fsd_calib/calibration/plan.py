@@ -169,7 +169,7 @@ def make_plan(
 
 def planned_steps(
     paces: Paces, *, few_rows: float = 1.0, tuning: int, lossless: int, searched: int, certification: int, likely: int,
-    candidates: int, timed: int, timed_seconds: float, counted: int = 0, graphs: float = 0.0,
+    candidates: int, timed: int, timed_seconds: float, counted: int = 0, graphs: float = 0.0, guarded: int = 0,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     """Returns the steps of a calibration.
 
@@ -184,17 +184,20 @@ def planned_steps(
         timed_seconds: mean time of a timed decoding, at --serve-batch.
         counted: problems on which the tokens per round of the `sd` that timing chose are counted.
         graphs: seconds of making the graphs of all shapes of rounds; 0: rounds are called directly.
+        guarded: problems of other tasks that the target and the chosen setting decode.
     """
     baseline = (tuning * paces.target + lossless * paces.lossless) / (tuning + lossless)
     timing = (timed * timed_seconds + counted * paces.lossless) / max(timed + counted, 1)
     each = (paces.target + likely * paces.fuzzy) / (1 + likely)
     made = (PlannedStep("graphs", 0, 0.0, once=graphs),) if graphs else ()
+    guards = (PlannedStep("guards", 2 * guarded, (paces.target + paces.fuzzy) / 2),) if guarded else ()
     return (
         *made,
         PlannedStep("baseline", tuning + lossless, baseline),
         PlannedStep("search", searched, few_rows * paces.fuzzy),
         PlannedStep("certification", (1 + likely) * certification, each, (1 + candidates) * certification),
         PlannedStep("timing", timed + counted, timing),
+        *guards,
     )
 
 

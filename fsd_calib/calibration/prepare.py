@@ -302,6 +302,7 @@ def _efforts(
         certification=tested, likely=_CANDIDATES if goal.pareto else _LIKELY,
         candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds,
         counted=seeds * (min(COUNTED, problems) + min(COUNTED, session.holdout.problems)), graphs=graphs,
+        guarded=seeds * sum(len(guard.problems) for guard in session.guards),
     )  # fmt: skip
 
 

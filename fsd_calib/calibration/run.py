@@ -18,6 +18,7 @@ from fsd_calib.calibration.baseline import (
     note_numerical_churn,
 )
 from fsd_calib.calibration.findings import Findings
+from fsd_calib.calibration.guards import Guarded, measure_guards
 from fsd_calib.calibration.plan import Plan, claim_of
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.timing import Timed
@@ -227,11 +228,22 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     for setting in (ready.alone, chosen):
         ready.session.tuning.measure(setting)
     single = ready.timer.time_single([*dict.fromkeys((ready.alone, sd, chosen))], decision.opened)
+    guarded = _guarded(ready, chosen, meter)
     meter.end()
     return Findings(
         ready, outcome, certified, chosen, sd, chosen if followed else sd, baseline, timed, single, meter.steps,
-        decision.opened, decision.evidence, decision.trials,
+        decision.opened, decision.evidence, decision.trials, guarded,
     )  # fmt: skip
+
+
+def _guarded(ready: Prepared, chosen: Setting, meter: Meter) -> tuple[Guarded, ...]:
+    session = ready.session
+    if session.guards and chosen.threshold is None:
+        session.progress.note("the guards were not decoded: nothing lossy was chosen")
+    elif session.guards:
+        meter.begin("guards")
+        return measure_guards(session, chosen, ready.alone)
+    return ()
 
 
 def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Setting]) -> Outcome:

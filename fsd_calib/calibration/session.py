@@ -45,6 +45,7 @@ class Session:
         drafts: the engines by the names of their drafts, if there are several drafts.
         workers: processes that decode too; None: there are none.
         threads: chooses those of this process; None: an engine that has its own, or no CPU, decodes.
+        guards: other tasks on which the chosen setting is measured.
     """
 
     engine: Engine
@@ -60,6 +61,7 @@ class Session:
     drafts: Mapping[str, Engine] = field(default_factory=dict)
     workers: ModelWorkers | None = None
     threads: Threads | None = None
+    guards: tuple[Task, ...] = ()
 
     @property
     def decoder(self) -> SpeculativeDecoder:
@@ -148,6 +150,7 @@ def open_session(
     workers: EngineWorkers | None = None,
     sequence: EngineSequence | None = None,
     acc: Acc = "retention",
+    guards: tuple[Task, ...] = (),
 ) -> Iterator[Session]:
     """Opens a session and closes its files on exit.
 
@@ -159,6 +162,7 @@ def open_session(
         workers: processes that decode too.
         sequence: engines that certify one setting in turn; None: this one alone does.
         acc: what is claimed of.
+        guards: see `Session`.
 
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
@@ -179,7 +183,7 @@ def open_session(
         yield Session(
             engine, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
             batch_size, cache, progress, drafts or {}, None if workers is None else workers.models,
-            _threads(engine, parts, progress),
+            _threads(engine, parts, progress), guards,
         )  # fmt: skip
 
 

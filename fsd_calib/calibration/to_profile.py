@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fsd_calib.calibration.findings import Findings
+from fsd_calib.calibration.guards import Guarded
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.harm import difference_of, harm_of, retention_interval
@@ -24,6 +25,7 @@ from fsd_decoding.profile.parts import (
     Certificate,
     DataInfo,
     Estimate,
+    GuardEstimate,
     Lengths,
     OutcomeCounts,
     Repetition,
@@ -68,6 +70,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         lossy=findings.lossy,
         curve=list(_curve(findings)),
         certificate=_certificate(findings),
+        guards=tuple(_guard(each, ready.goal.confidence) for each in findings.guarded),
         accuracy=Accuracy(target=grades.target_accuracy, chosen=grades.accuracy),
         tokens_per_round=TokensPerRound(
             sd=findings.measured(findings.sd).tokens_per_round, chosen=fuzzy.tokens_per_round
@@ -133,6 +136,15 @@ def _certificate(findings: Findings) -> Certificate:
             "history": opened.history if opened else None,
             "dropped": opened.claim.dropped if opened else 0,
         }
+    )  # fmt: skip
+
+
+def _guard(guarded: Guarded, confidence: float) -> GuardEstimate:
+    paired, task = guarded.paired, guarded.task
+    return GuardEstimate(
+        task=task.name, source=task.source, problems=paired.problems, counts=paired.outcomes, seeds=paired.seeds,
+        retention=paired.retention if paired.target.any() else None, interval=retention_interval(paired, confidence),
+        confidence=confidence,
     )  # fmt: skip
 
 

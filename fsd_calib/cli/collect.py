@@ -162,7 +162,7 @@ def command(
             loaded, tokenizer, context_of([(large, loading.target), (small, loading.draft)], dtype), progress.note
         )
         memory = plan_memory(
-            large, [small], tokenizer, asked, asked.problems, Sampling(**dict(drawn)),
+            large, [small], tokenizer, [asked], Sampling(**dict(drawn)),
             policy.draft_length if policy else 1, 1, config,
         )  # fmt: skip
         sources = Sources(large, (small,), device, dtype, loading)

@@ -240,6 +240,10 @@ class Engine(ABC):
         if compile is not False:
             raise UsageError(f"engine {self.name!r} calls its rounds in its own way; leave {named('compile')} out")
 
+    @abstractmethod
+    def with_limits(self, limits: GenerationLimits) -> Engine:
+        """Returns an engine with the same models whose texts end elsewhere, as those of another task do."""
+
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Engine:
         """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by divergence.
 

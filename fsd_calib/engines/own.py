@@ -314,6 +314,9 @@ class OwnEngine(Engine):
     def call_rounds(self, compile: Compile) -> None:
         self.decoder.compile = compile
 
+    def with_limits(self, limits: GenerationLimits) -> OwnEngine:
+        return OwnEngine(self.decoder, limits, self._policies)
+
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> OwnEngine:
         copied = copy.copy(self)
         copied._policies = policies

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt
+from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, Limits
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
@@ -92,8 +93,7 @@ class CachedDecoder:
         self._seeds = range(first, first + (1 if engine.decoding.sampling.greedy else seeds))
         self._workers = workers
         self._own_texts: dict[int, list[str | None]] = {}  # of the target, by problem, see `_answers`
-        self.decoded = self.decoded_tokens = 0
-        self.reused = self.reused_tokens = 0
+        self._counts = Counter[str]()  # the fields of `Work`
 
     @property
     def seeds(self) -> int:
@@ -103,10 +103,17 @@ class CachedDecoder:
     @property
     def work(self) -> Work:
         """What was decoded and reused so far."""
-        return Work(
-            decoded=self.decoded, decoded_tokens=self.decoded_tokens, reused=self.reused,
-            reused_tokens=self.reused_tokens,
-        )  # fmt: skip
+        return Work.model_validate(dict(self._counts))
+
+    @property
+    def decoded(self) -> int:
+        """Number of decodings made so far."""
+        return self._counts["decoded"]
+
+    @property
+    def reused(self) -> int:
+        """Number of decodings reused so far."""
+        return self._counts["reused"]
 
     def count(self) -> int:
         """Returns the number of decodings so far, made or reused."""
@@ -123,7 +130,15 @@ class CachedDecoder:
         copied = copy.copy(self)
         copied._workers = self._workers.with_source(early_stop=source) if self._workers and source else None
         copied._engines = {name: engine.stopping_early(policies) for name, engine in self._engines.items()}
-        copied.decoded = copied.decoded_tokens = copied.reused = copied.reused_tokens = 0
+        copied._counts = Counter()
+        return copied
+
+    def for_task(self, task: Task) -> CachedDecoder:
+        """Returns a copy for the problems of another task, which counts what it decodes together with this one."""
+        copied, limits = copy.copy(self), Limits.of(task)
+        copied._task, copied._own_texts = task, {}
+        copied._workers = self._workers and self._workers.with_source(limits=limits)
+        copied._engines = {name: engine.with_limits(limits) for name, engine in self._engines.items()}
         return copied
 
     def call_rounds(self, compile: Compile) -> None:
@@ -206,8 +221,7 @@ class CachedDecoder:
         def add_to_cache(place: int, result: Result) -> None:
             index = indices[place]
             done[index] = self._cache.add(key, prompts[index], threshold, result)
-            self.decoded += 1
-            self.decoded_tokens += done[index].tokens
+            self._counts.update(decoded=1, decoded_tokens=done[index].tokens)
             advance(1)
 
         try:
@@ -246,8 +260,7 @@ class CachedDecoder:
         return [self._own_texts[problem.id] for problem in problems]
 
     def _count_reused(self, cached: Sequence[CachedText]) -> None:
-        self.reused += len(cached)
-        self.reused_tokens += sum(cached_text.tokens for cached_text in cached)
+        self._counts.update(reused=len(cached), reused_tokens=sum(cached_text.tokens for cached_text in cached))
 
     def _graded(self, problem: Problem, cached_text: CachedText, answer: str | None) -> Decoding:
         counts = (cached_text.tokens, cached_text.rounds, cached_text.drafted, cached_text.accepted)

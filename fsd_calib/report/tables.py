@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.report.figures import draft_length_label, was_selected, was_timed
+from fsd_calib.report.verdict import guarded
 from fsd_common.console import TITLE, breakable, literal
 from fsd_common.formatting import (
     ROUNDS,
@@ -42,7 +43,8 @@ def details(profile: ThresholdProfile) -> dict[str, dict[str, str]]:
     """Returns names and values, by title, of what the profile holds of these."""
     contents = {
         "settings": _settings(profile), "models": _models(profile), "certificate": _certificate(profile),
-        "costs": _costs(profile), "texts": _texts(profile), "effort": _effort(profile),
+        "guards": {guard.task: guarded(guard) for guard in profile.guards}, "costs": _costs(profile),
+        "texts": _texts(profile), "effort": _effort(profile),
     }  # fmt: skip
     return {title: lines for title, lines in contents.items() if lines}
 

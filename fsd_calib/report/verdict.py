@@ -26,7 +26,7 @@ from fsd_common.formatting import (
     tokens,
 )
 from fsd_decoding.profile.fields import CERTIFIED, MET, Speed
-from fsd_decoding.profile.parts import TextCounts
+from fsd_decoding.profile.parts import GuardEstimate, TextCounts
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 LIKE = {"population": "on problems like these", "dataset": "on these very problems", "none": ""}
@@ -190,7 +190,19 @@ def verdict(profile: ThresholdProfile) -> str:
     """Returns the outcome, the evidence, its scope and what rounding alone changes, a line each."""
     outcome = " ".join(filter(None, (_OUTCOMES[profile.outcome](profile), _gain(profile), _requested_speed(profile))))
     outcome = outcome if profile.bound else f"{unbound(profile)}. The profile says: {outcome}"
-    return "\n".join(filter(None, (outcome, shown(profile), scope(profile), rounding(profile))))
+    lines = (outcome, shown(profile), *map(guarded, profile.guards), scope(profile), rounding(profile))
+    return "\n".join(filter(None, lines))
+
+
+def guarded(guard: GuardEstimate) -> str:
+    """Returns what the chosen setting keeps on another task."""
+    if guard.retention is None or guard.interval is None:
+        return f"Guard {guard.task}: the target solved none of {guard.problems} problems."
+    low, high = map(percent, guard.interval)
+    return (
+        f"Guard {guard.task}: an estimated retention of {percent(guard.retention)} ({low} to {high} at "
+        f"{exact(guard.confidence)} confidence, on {guard.problems:,} problems). Nothing is certified of it."
+    )
 
 
 def unbound(profile: ThresholdProfile) -> str:

@@ -21,6 +21,7 @@ from fsd_decoding.profile.parts import (
     EarlyStopInfo,
     EngineInfo,
     Estimate,
+    GuardEstimate,
     Lengths,
     ModelInfo,
     Natural,
@@ -388,6 +389,8 @@ class ProfileContent(Part):
     """The measured points, one for each configuration and part."""
     certificate: Certificate
     """What was tested, and what it showed."""
+    guards: tuple[GuardEstimate, ...] = ()
+    """What the chosen configuration keeps on other tasks, as far as that was asked for."""
     accuracy: Accuracy
     """Accuracy of the target and of the chosen configuration: that of `threshold`, or if that is null of `estimate`,
     or if that is null too the lossless rule."""

@@ -310,9 +310,7 @@ class Certificate(Part):
             ("harm", c.lost, c.right),
             ("difference", c.solved - c.right, c.total),
         ):
-            value, counted = getattr(self, name), count / whole if whole else None
-            if value is not None and (counted is None or abs(value - counted) > _ROUNDING):
-                raise ValueError(f"{name} is {value}, but the counts give {counted}")
+            check_quotient(name, getattr(self, name), count, whole)
         return self
 
     @model_validator(mode="after")
@@ -334,6 +332,33 @@ class Certificate(Part):
         most = attempt_level(self.confidence, self.attempt)
         if self.delta > most * (1 + _ROUNDING):
             raise ValueError(f"delta is {self.delta}, but attempt {self.attempt} may be tested at {most:.6g} at most")
+        return self
+
+
+class GuardEstimate(Part):
+    """What the chosen configuration keeps on another task: an estimate, of which nothing is certified."""
+
+    task: str
+    """Name of the task."""
+    source: str
+    """Where its problems come from."""
+    problems: Natural
+    """Number of problems that were decoded, of its tuning part."""
+    counts: OutcomeCounts
+    """What was counted."""
+    seeds: Natural = 1
+    """Number of noise seeds per problem; the counts are of (problem, seed) pairs."""
+    retention: Ratio | None
+    """Right answers of the configuration, divided by those of the target. null: the target solved nothing."""
+    interval: tuple[Ratio, Ratio] | None
+    """Two-sided interval of retention, by itself at `confidence`. null: the target solved nothing."""
+    confidence: Confidence
+    """Confidence of the interval."""
+
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        check_total(self.counts, self.problems, self.seeds)
+        check_quotient("retention", self.retention, self.counts.solved, self.counts.right)
         return self
 
 
@@ -475,6 +500,13 @@ def check_total(counts: OutcomeCounts, problems: int, seeds: int) -> None:
     if counts.total != problems * seeds:
         times = f" with {seeds} seeds each" if seeds > 1 else ""
         raise ValueError(f"the counts add up to {counts.total}, but problems is {problems}{times}")
+
+
+def check_quotient(name: str, value: float | None, count: int, whole: int) -> None:
+    """Raises ValueError if a value is not count / whole."""
+    counted = count / whole if whole else None
+    if value is not None and (counted is None or abs(value - counted) > _ROUNDING):
+        raise ValueError(f"{name} is {value}, but the counts give {counted}")
 
 
 _LONGEST = 60  # characters of parameters that are shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -182,6 +183,14 @@ _CHECKED_AT = 0.2  # the threshold of texts that show whether batches matter
 _CHECKED, _FEW = 32, 3  # such texts, decoded in usual batches and so many at a time
 
 
+@dataclass
+class _Loaded:
+    """vLLM's engine, and the setting that it follows."""
+
+    llm: Any
+    follows: MeasuredSetting | None = None
+
+
 class VllmEngine(Engine):
     """Decodes in vLLM, in this process.
 
@@ -211,7 +220,6 @@ class VllmEngine(Engine):
         self.decoding, self.limits, self.tokenizer = decoding, limits, checkpoints.tokenizer
         self._checkpoints, self._arguments, self._room = checkpoints, arguments, room
         self._task, self._note = task, note
-        self._setting: MeasuredSetting | None = None
         self.intervals_hold = False
 
     def decode(
@@ -292,9 +300,16 @@ class VllmEngine(Engine):
 
     def follow(self, setting: MeasuredSetting) -> None:
         """Lets the engine decode under another setting from now on."""
-        if setting != self._setting:
-            self._llm.llm_engine.collective_rpc("fsd_follow", args=(setting.model_dump_json(),))
-            self._setting = setting
+        loaded = self._loaded
+        if setting != loaded.follows:
+            loaded.llm.llm_engine.collective_rpc("fsd_follow", args=(setting.model_dump_json(),))
+            loaded.follows = setting
+
+    def with_limits(self, limits: GenerationLimits) -> VllmEngine:
+        assert self._loaded  # before the copy is made, which shares it
+        copied = copy.copy(self)
+        copied.limits = limits
+        return copied
 
     @property
     def pair(self) -> Pair:
@@ -335,19 +350,20 @@ class VllmEngine(Engine):
     @property
     def devices(self) -> int:
         """How many devices it is spread over."""
-        return int(self._llm.llm_engine.vllm_config.parallel_config.world_size)
+        return int(self._loaded.llm.llm_engine.vllm_config.parallel_config.world_size)
 
     @property
     def device(self) -> str:
-        return str(self._llm.llm_engine.vllm_config.device_config.device_type)
+        return str(self._loaded.llm.llm_engine.vllm_config.device_config.device_type)
 
     @property
     def dtype(self) -> str:
         return self._checkpoints.pair.target.dtype
 
     @cached_property
-    def _llm(self) -> Any:
-        return load(self._checkpoints.pair, self.dtype, self._arguments, self._exact(self._room.longest), self._room)
+    def _loaded(self) -> _Loaded:
+        exact = self._exact(self._room.longest)
+        return _Loaded(load(self._checkpoints.pair, self.dtype, self._arguments, exact, self._room))
 
     @cached_property
     def _versions(self) -> dict[str, str]:
@@ -385,7 +401,7 @@ class VllmEngine(Engine):
             [prompt.id for prompt in prompts], -1.0, self._room.longest, self.limits.max_new_tokens,
         )  # fmt: skip
         parameters = [self._parameters(seed, request.key, request.max_new_tokens) for request in requests]
-        return Requests(self._llm, requests, parameters, min(rows, self._room.rows))
+        return Requests(self._loaded.llm, requests, parameters, min(rows, self._room.rows))
 
     def _parameters(self, seed: int, key: int, limit: int) -> Any:
         from vllm.sampling_params import SamplingParams

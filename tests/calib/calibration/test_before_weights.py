@@ -153,7 +153,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, free: int | None, batch_size: int |
     config = RunConfig(batch_size=batch_size, limit=600, device="cpu")
     calibration = Calibration("arithmetic", TARGET, DRAFT, Goal(min_acc=0.9), SearchSpace(), config)
     tokenizer = load_tokenizer(TARGET)
-    _, found = calibration._checked(calibration._task(tokenizer), tokenizer)
+    _, found = calibration._checked(calibration._task(tokenizer), (), tokenizer)
     assert found is not None
     return found
 

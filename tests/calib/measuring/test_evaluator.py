@@ -81,7 +81,7 @@ def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeD
             with ResultCache(None) as empty:
                 fresh = decode(empty, decoder, batch_size=5)(setting, problems)
             assert found == [*fresh[5:12], *fresh]
-            assert (cached.decoded + cached.reused, cached.decoded_tokens + cached.reused_tokens) == (
+            assert (cached.decoded + cached.reused, cached.work.decoded_tokens + cached.work.reused_tokens) == (
                 len(found), sum(d.tokens for (d,) in found),
             )  # fmt: skip
             reused += cached.reused - 7  # beyond the seven that were requested twice
@@ -100,7 +100,7 @@ def test_it_decodes_for_an_evaluator_and_grades_each_time() -> None:
         cached = decode(store, task_=mended)
         second = Evaluator(cached, mended.problems, "tuning").measure(FUZZY)
         assert (first.correct != second.correct).all()
-        assert (cached.decoded, cached.reused, cached.reused_tokens) == (0, 24, first.tokens)
+        assert (cached.decoded, cached.reused, cached.work.reused_tokens) == (0, 24, first.tokens)
     assert 0 < first.accuracy < 1
 
 

@@ -1,0 +1,65 @@
+"""Guards: other tasks on which it is estimated what the chosen setting keeps, beside the one that is certified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsd_calib.calibration.memory import usable
+from fsd_calib.calibration.session import Session
+from fsd_calib.certification.holdout import groups_of
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.measuring.evaluator import Evaluator
+from fsd_calib.tasks.base import Task
+from fsd_calib.tasks.split import tuning_of
+from fsd_common.argument_checks import named
+from fsd_common.errors import UsageError
+from fsd_decoding.profile.setting import Setting
+
+GUARDED = 500
+"""Problems of a guard that are decoded, at most."""
+
+
+def read_guard(
+    name: str, load: Callable[[str], Task], tokenizer: Any, context: int | None, note: Callable[[str], None]
+) -> Task:
+    """Returns a guard with the problems that are decoded: the first of its tuning part.
+
+    Its certification part stays closed, so that it can be certified later.
+
+    Args:
+        load: returns a task by its name.
+        context, note: see `usable`.
+
+    Raises:
+        UsageError: it has no tuning problems.
+    """
+    task = load(name)
+    problems = tuning_of(task)[:GUARDED]
+    if not problems:
+        raise UsageError(f"{named('guard')} {name!r} has no tuning problems; give a task with more problems")
+    return usable(replace(task, problems=tuple(problems)), tokenizer, context, lambda line: note(f"{name}: {line}"))
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Grades on a guard's problems."""
+
+    task: Task
+    paired: Paired
+
+
+def measure_guards(session: Session, setting: Setting, alone: Setting) -> tuple[Guarded, ...]:
+    """Decodes the guards' problems with the chosen setting and with the target alone.
+
+    What is seen of them may guide what is certified next, so the ledger has them as tuned on.
+    """
+    return tuple(_measured(session, task, setting, alone) for task in session.guards)
+
+
+def _measured(session: Session, task: Task, setting: Setting, alone: Setting) -> Guarded:
+    decode = session.tuned.before(session.decode.for_task(task))
+    problems = Evaluator(decode, task.problems, "tuning")
+    target, fuzzy = (problems.measure(each).correct for each in (alone, setting))
+    return Guarded(task, Paired(target, fuzzy, groups_of(task.problems)))
