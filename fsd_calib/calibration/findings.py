@@ -95,7 +95,7 @@ class Findings:
         tested = self.evidence.get(measured.setting)
         if tested is not None and measured.part == "certification":
             return tested.paired
-        return Paired(self.alone(measured).correct, measured.correct)
+        return Paired.of(self.alone(measured), measured)
 
     def _part(self, of: Measurement) -> Evaluator | HoldoutAttempt:
         return self.opened if self.opened and of.part == "certification" else self.ready.session.tuning

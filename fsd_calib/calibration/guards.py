@@ -8,7 +8,6 @@ from typing import Any
 
 from fsd_calib.calibration.memory import usable
 from fsd_calib.calibration.session import Session
-from fsd_calib.certification.holdout import groups_of
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.tasks.base import Task
@@ -61,5 +60,4 @@ def measure_guards(session: Session, setting: Setting, alone: Setting) -> tuple[
 def _measured(session: Session, task: Task, setting: Setting, alone: Setting) -> Guarded:
     decode = session.tuned.before(session.decode.for_task(task))
     problems = Evaluator(decode, task.problems, "tuning")
-    target, fuzzy = (problems.measure(each).correct for each in (alone, setting))
-    return Guarded(task, Paired(target, fuzzy, groups_of(task.problems)))
+    return Guarded(task, Paired.of(problems.measure(alone), problems.measure(setting)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy.stats import beta
@@ -16,8 +17,9 @@ from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.certification.bounds import Floor
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.multi_seed import FEW
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.power import least_problems, power, problems_needed
+from fsd_calib.certification.power import independent_worth, least_problems, power, problems_needed
 from fsd_calib.measuring.measurement import Measurement
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -40,12 +42,16 @@ class Pilot:
     numerical_churn: float | None  # share of outcomes that flip between the target and the lossless rule, by rounding
     churn: float  # between the target and the fuzzy setting
     retention: float | None  # of the fuzzy setting; None: the target solved nothing
+    worth: float = 1.0  # independent problems that one in a group counts as
 
     @classmethod
-    def of(cls, target: Measurement, lossless: Measurement | None, fuzzy: Measurement) -> Pilot:
+    def of(cls, target: Measurement, lossless: Measurement | None, fuzzy: Measurement, wanted: float = 1) -> Pilot:
         """Returns the pilot of measurements on the same problems; `lossless` is None where its noise is its own.
 
         With several seeds all shares but the numerical churn are of (problem, seed) pairs.
+
+        Args:
+            wanted: the retention to show, by which flips of a group are weighed.
         """
         return cls(
             target.problems,
@@ -53,6 +59,7 @@ class Pilot:
             None if lossless is None else float((target.correct[:, 0] != lossless.correct[:, 0]).mean()),
             float((target.correct != fuzzy.correct).mean()),
             fuzzy.accuracy / target.accuracy if target.accuracy else None,
+            _worth(Paired.of(target, fuzzy), wanted),
         )
 
     @property
@@ -71,6 +78,15 @@ class Pilot:
         """Upper 80 % bound of the churn by Jeffreys' interval (Brown, Cai, DasGupta 2001)."""
         flipped = self.problems * max(self.churn, self.numerical_churn or 0.0)
         return float(beta.ppf(_CAUTION, flipped + 0.5, self.problems - flipped + 0.5))
+
+
+def _worth(paired: Paired, wanted: float) -> float:
+    """See `Pilot`. Where too few outcomes flipped to tell, a group counts as one problem."""
+    if paired.groups is None:
+        return 1.0
+    if np.count_nonzero(paired.unit_flips) < FEW:
+        return len(paired.unit_sizes) / paired.problems
+    return min(independent_worth(paired, wanted), 1.0)
 
 
 @dataclass(frozen=True)
@@ -202,8 +218,9 @@ def planned_steps(
 
 
 def check_enough(
-    claim: Claim, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1, left_out: int = 0
-) -> None:
+    claim: Claim, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1, left_out: int = 0,
+    group: int = 1,
+) -> None:  # fmt: skip
     """Checks that the claim could be shown by `certification` problems if no outcome flipped.
 
     Args:
@@ -211,13 +228,14 @@ def check_enough(
         accuracy: of the target; 1, where the fewest problems are needed, before anything is known.
         seeds: noise seeds per problem.
         left_out: further certification problems that cannot be used, since they were tuned on before.
+        group: problems of a group, at the least.
 
     Raises:
         UsageError: there are too few problems; the message gives the number needed.
     """
     if claim.wanted is None or claim.guarantee == "dataset":
         return
-    needed = _fewest(claim, delta, accuracy, seeds)
+    needed = _fewest(claim, delta, accuracy, seeds, group)
     if needed is not None and certification < needed:
         what = "accuracy" if claim.acc == "absolute" else "retention"
         tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
@@ -228,7 +246,7 @@ def check_enough(
         )
 
 
-def _fewest(claim: Claim, delta: float, accuracy: float, seeds: int) -> int | None:
+def _fewest(claim: Claim, delta: float, accuracy: float, seeds: int, group: int) -> int | None:
     """The fewest problems that pass the claim's own test where target and fuzzy rule solve the same ones."""
     assert claim.wanted is not None
     solved = 1.0 if claim.acc == "absolute" else accuracy
@@ -236,17 +254,19 @@ def _fewest(claim: Claim, delta: float, accuracy: float, seeds: int) -> int | No
         return least_problems(accuracy=solved, wanted=claim.wanted, delta=delta)
     wrong = int(solved < 1)  # where the target fails a problem, gains are possible, and another test decides
     low, high = 0, 1  # problems that both solve
-    while not _passes_unlost(claim, high, wrong, seeds, delta):
+    passes = partial(_passes_unlost, claim, wrong=wrong, seeds=seeds, delta=delta, group=group)
+    while not passes(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _passes_unlost(claim, middle, wrong, seeds, delta) else (middle, high)
+        low, high = (low, middle) if passes(middle) else (middle, high)
     return math.ceil(high / solved)
 
 
-def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, delta: float) -> bool:
+def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, delta: float, group: int) -> bool:
     both = np.repeat([True, False], [right, wrong])[:, None].repeat(seeds, 1)
-    return claim.p_value(Paired(both, both)) <= delta
+    groups = None if group == 1 else np.arange(len(both)) // group
+    return claim.p_value(Paired(both, both, groups)) <= delta
 
 
 @dataclass(frozen=True)
@@ -257,6 +277,7 @@ class _Odds:
     accuracy: float
     churn: float  # planned; `_population` changes it where the truth does not allow it
     delta: float
+    worth: float = 1.0  # see `Pilot`
 
     def prospect(self, truth: float, problems: int) -> Prospect:
         share = self.claim.wanted
@@ -269,13 +290,17 @@ class _Odds:
         """The probability that so many problems show `goal`."""
         if self.claim.guarantee == "dataset":  # every problem is decoded, so nothing is left to chance
             return float(truth >= goal and problems > 0)
-        return power(problems=problems, wanted=goal, delta=self.delta, **self._population(truth))
+        independent = max(round(self.worth * problems), 1)
+        return power(problems=independent, wanted=goal, delta=self.delta, **self._population(truth))
 
     def needed(self, truth: float, problems: int) -> int | None:
         assert self.claim.wanted is not None
         if self.claim.guarantee == "dataset":
             return problems if truth >= self.claim.wanted else None
-        return problems_needed(wanted=self.claim.wanted, delta=self.delta, chance=CHANCE, **self._population(truth))
+        independent = problems_needed(
+            wanted=self.claim.wanted, delta=self.delta, chance=CHANCE, **self._population(truth)
+        )
+        return None if independent is None else math.ceil(independent / self.worth)
 
     def least_truth(self, best: float, problems: int) -> float | None:
         share = self.claim.wanted
@@ -292,8 +317,8 @@ class _Odds:
 
 def _odds(claim: Claim, pilot: Pilot, delta: float) -> _Odds:
     if claim.acc == "absolute":
-        return _Odds(claim, 1.0, 0.0, delta)
-    return _Odds(claim, pilot.likely_accuracy, pilot.cautious_churn, delta)
+        return _Odds(claim, 1.0, 0.0, delta, pilot.worth)
+    return _Odds(claim, pilot.likely_accuracy, pilot.cautious_churn, delta, pilot.worth)
 
 
 def _truths(claim: Claim, pilot: Pilot) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from fsd_calib.calibration.timing import Timer
 from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
-from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.measuring.measurement import Measurement, group_size
 from fsd_calib.search.forecast import DraftForecasts, Forecast
 from fsd_calib.search.space import Space, logit
 from fsd_calib.tasks.base import Problem
@@ -160,7 +160,7 @@ def prepare(
         session = session.stopping_early(early.policies, stops)
     timer = Timer(session, goal, config.timing, sources, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
-    pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy)
+    pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy, goal.min_acc or 1)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)
@@ -310,4 +310,5 @@ def _check_enough(goal: Goal, session: Session, problems: int, level: float, acc
     """UsageError: there are too few problems to certify the goal. Not checked if nothing is tested."""
     if not goal.explore:
         out = session.holdout.whole - problems
-        check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out)
+        size = group_size(session.holdout.part)
+        check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out, size)

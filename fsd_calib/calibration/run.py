@@ -25,7 +25,7 @@ from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.power import power, seeds_worth
+from fsd_calib.certification.power import independent_worth, power
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
@@ -273,7 +273,7 @@ def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objec
     if goal.min_acc is not None:
         level = ready.facts.level(goal.confidence)
         words = f"keeping {goal.acc} {goal.min_acc:g}, {goal.guarantee}, {problems} at {level:.6g}"
-        bar = pass_model_of(goal, problems, level, alone)
+        bar = pass_model_of(goal, problems, level, alone, ready.plan.pilot.worth)
         return MaxSpeed(_chance(ready), words, bar, ready.forecast.measured(baseline.lossless))
     return MaxAccuracy(goal.min_speed) if goal.min_speed is not None else ParetoFront()
 
@@ -440,26 +440,26 @@ def chance_of(goal: Goal, problems: int, delta: float) -> Chance:
     assert wanted is not None
 
     def chance(fuzzy: Measurement, alone: Measurement) -> float:
-        paired = Paired(alone.correct, fuzzy.correct)
+        paired = Paired.of(alone, fuzzy)
         tested = paired.against_perfect() if goal.acc == "absolute" else paired
         return power(
-            problems=round(problems * seeds_worth(tested, wanted)), accuracy=tested.target_accuracy,
+            problems=max(round(problems * independent_worth(tested, wanted)), 1), accuracy=tested.target_accuracy,
             churn=tested.churn, retention=tested.retention, wanted=wanted, delta=level,
         )  # fmt: skip
 
     return chance
 
 
-def pass_model_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> PassModel:
+def pass_model_of(goal: Goal, problems: int, delta: float, alone: Measurement, worth: float = 1) -> PassModel:
     """Returns the bar that unmeasured settings must clear: `chance_of` in normal approximation.
 
     Args:
         alone: the target on the tuning part.
+        worth: independent problems that one in a group counts as.
     """
+    tuning, certification = (max(round(worth * each), 1) for each in (alone.problems, problems))
     assert goal.min_acc is not None
-    return PassModel(
-        goal.min_acc, alone.accuracy, alone.problems, problems, _level(goal, delta), goal.acc == "absolute"
-    )
+    return PassModel(goal.min_acc, alone.accuracy, tuning, certification, _level(goal, delta), goal.acc == "absolute")
 
 
 def _level(goal: Goal, delta: float) -> float:

@@ -118,6 +118,7 @@ def _certificate(findings: Findings) -> Certificate:
         "accuracy": evidence.paired.accuracy,
         "accuracy_lower_bound": evidence.printed.accuracy,
         "problems": evidence.paired.problems,
+        "groups": None if evidence.paired.groups is None else len(evidence.paired.unit_sizes),
         "lossless": lossless,
         "given_passing": evidence.given_passing is not None,
         "counts": evidence.outcomes,
@@ -187,7 +188,10 @@ def _loops(of: Measurement) -> int:
 def _method(findings: Findings) -> str:
     if findings.opened is None:
         return "not tested"
-    return "simultaneous bounds (Bonferroni)" if findings.outcome == "front" else findings.opened.claim.method
+    if findings.outcome == "front":
+        return "simultaneous bounds (Bonferroni)"
+    evidence, _ = findings.certifying
+    return findings.opened.claim.method_on(evidence.paired if evidence else None)
 
 
 def _speed(findings: Findings) -> Speed:

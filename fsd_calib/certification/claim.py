@@ -60,13 +60,14 @@ class Claim:
         """Whether the test may decide before all problems are decoded."""
         return self.test == "betting" or self.guarantee == "dataset"
 
-    @property
-    def method(self) -> str:
-        """The name of the test, as it is written to a profile."""
+    def method_on(self, paired: Paired | None) -> str:
+        """The name of the test of these grades, as it is written to a profile."""
         if self.guarantee == "dataset":
             return "betting test without replacement; fixed sequence"
         if self.test == "betting":
             return "betting test; fixed sequence"
+        if paired is not None and paired.groups is not None:
+            return "t test of sums over groups (betting below 5 that flipped); fixed sequence"
         if self.acc == "absolute":
             return "exact binomial test (several seeds: score test of problems); fixed sequence"
         return "paired-ratio score test, exact below 12 flips (several seeds: betting below 5); fixed sequence"

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-
 from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run, numbers
 from fsd_calib.certification.certificate import (
     Evidence,
@@ -23,9 +21,9 @@ from fsd_calib.certification.certificate import (
 )
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.dropped import Dropped, dropped
-from fsd_calib.certification.outcomes import Counts, Paired
+from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.evaluator import Decode, Evaluator
-from fsd_calib.measuring.measurement import Measurement, Seeds
+from fsd_calib.measuring.measurement import Measurement, Seeds, groups_of
 from fsd_calib.tasks.base import Problem
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
@@ -273,18 +271,10 @@ class HoldoutAttempt:
 
     def _paired(self, setting: Setting, first: int | None) -> Paired:
         target, fuzzy = (self._evaluator.measure(c, first) for c in (self.target, setting))
-        return self._grouped(Paired(target.correct, fuzzy.correct))
+        return Paired.of(target, fuzzy)
 
     def _grouped(self, grades: Paired) -> Paired:
         return grades if self._groups is None else replace(grades, groups=self._groups[: grades.problems])
-
-
-def groups_of(problems: Sequence[Problem]) -> Counts | None:
-    """Returns, (n,), numbers of the problems' groups, of which one that has none is alone; None: none has any."""
-    if all(problem.group is None for problem in problems):
-        return None
-    alone = [-1 - place if problem.group is None else problem.group for place, problem in enumerate(problems)]
-    return np.unique(alone, return_inverse=True)[1]
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fsd_decoding.profile.parts import OutcomeCounts
+
+if TYPE_CHECKING:
+    from fsd_calib.measuring.measurement import Measurement
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -26,6 +30,11 @@ class Paired:
     target: Gradings
     fuzzy: Gradings
     groups: Counts | None = None
+
+    @classmethod
+    def of(cls, target: Measurement, fuzzy: Measurement) -> Self:
+        """Returns the grades of two measurements on the same problems."""
+        return cls(target.correct, fuzzy.correct, fuzzy.groups)
 
     def __post_init__(self) -> None:
         if self.target.ndim != 2 or self.target.shape != self.fuzzy.shape or not self.target.size:

@@ -61,7 +61,8 @@ def power(*, problems: int, accuracy: float, churn: float, retention: float, wan
     accuracy q is the retention of a target that is always right: accuracy 1, churn 1 - q, retention q.
 
     Args:
-        problems: Size of the certification part, with one decoding each; for several seeds see `seeds_worth`.
+        problems: Size of the certification part, with one decoding each; for several seeds, and for groups, see
+            `independent_worth`.
         accuracy, churn, retention: The truth, as in `cells`.
 
     Raises:
@@ -141,12 +142,16 @@ def least_problems(accuracy: float, wanted: float, delta: float) -> int | None:
     return _fewest(enough)
 
 
-def seeds_worth(paired: Paired, wanted: float) -> float:
-    """Returns how many single-seed problems a problem with k seeds is worth, from 1 to k.
+def independent_worth(paired: Paired, wanted: float) -> float:
+    """Returns how many independent problems with one seed a problem is worth: up to k with k seeds, below 1 in groups.
 
-    It is the ratio of the variances of B - wanted * A, of one decoding and of a problem's mean. Power with several
-    seeds is approximated by `power` of that many times the problems, as if they were independent.
+    It is the ratio of the variances of B - wanted * A, of one decoding and of a problem's share in the sum over units.
+    Power with several seeds or with groups is approximated by `power` of that many times the problems.
     """
     z = paired.fuzzy - wanted * paired.target
-    of_means = float(z.mean(1).var())
-    return min(max(float(z.var()) / of_means, 1.0), float(paired.seeds)) if of_means > _TINY else 1.0
+    target, fuzzy = paired.units
+    sums = fuzzy - wanted * target - paired.unit_sizes * z.mean()
+    of_units = float(sums @ sums) / paired.problems
+    if of_units <= _TINY:
+        return 1.0
+    return min(max(float(z.var()) / of_units, 1 / float(paired.unit_sizes.max())), float(paired.seeds))

@@ -12,7 +12,7 @@ from pathlib import Path
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, Limits
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.workers import EngineWorkers
-from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
+from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds, groups_of
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.split import Part
@@ -39,6 +39,7 @@ class Evaluator:
 
     def __init__(self, decode: Decode, problems: Sequence[Problem], part: Part) -> None:
         self.decode, self.problems, self.part = decode, tuple(problems), part
+        self._groups = groups_of(self.problems)
         self._done: dict[Setting, list[Seeds]] = {}
 
     def measure(self, setting: Setting, first: int | None = None) -> Measurement:
@@ -47,15 +48,19 @@ class Evaluator:
         needed = len(self.problems) if first is None else min(first, len(self.problems))
         if len(done) < needed:
             done += self.decode(setting, self.problems[len(done) : needed])
-        return Measurement(setting, self.part, tuple(done[:needed]))
+        return self._of(setting, done[:needed])
 
     def counted(self, setting: Setting) -> Measurement:
         """Returns the measurement on the problems decoded so far."""
-        return Measurement(setting, self.part, tuple(self._done[setting]))
+        return self._of(setting, self._done[setting])
 
     def measured(self) -> list[Measurement]:
         """Returns all measurements so far, each on the problems decoded of it."""
         return [self.counted(c) for c, done in self._done.items() if done]
+
+    def _of(self, setting: Setting, done: Sequence[Seeds]) -> Measurement:
+        groups = None if self._groups is None else self._groups[: len(done)]
+        return Measurement(setting, self.part, tuple(done), groups)
 
 
 class CachedDecoder:

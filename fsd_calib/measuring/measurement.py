@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fsd_collectors.split import Part
 from fsd_decoding.profile.setting import Setting
+
+if TYPE_CHECKING:
+    from fsd_calib.tasks.base import Problem
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,32 @@ Seeds = tuple[Decoding, ...]
 """One problem's decodings, one per seed; greedy decoding has one."""
 
 
+def groups_of(problems: Sequence[Problem]) -> NDArray[np.int64] | None:
+    """Returns, (n,), numbers of the problems' groups, of which one that has none is alone; None: none has any."""
+    if all(problem.group is None for problem in problems):
+        return None
+    alone = [-1 - place if problem.group is None else problem.group for place, problem in enumerate(problems)]
+    return np.asarray(np.unique(alone, return_inverse=True)[1], np.int64)
+
+
+def group_size(problems: Sequence[Problem]) -> int:
+    """Returns how many problems a group has on average, rounded down."""
+    groups = groups_of(problems)
+    return 1 if groups is None else len(groups) // len(set(groups.tolist()))
+
+
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """One setting on the first problems of a part, in the part's order."""
+    """One setting on the first problems of a part, in the part's order.
+
+    Attributes:
+        groups: (problems,): see `groups_of`.
+    """
 
     setting: Setting
     part: Part
     decodings: Sequence[Seeds]
+    groups: NDArray[np.int64] | None = None
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
@@ -74,7 +96,8 @@ class Measurement:
 
     def first(self, problems: int) -> Measurement:
         """Returns the measurement on the first problems only."""
-        return Measurement(self.setting, self.part, self.decodings[:problems])
+        groups = None if self.groups is None else self.groups[:problems]
+        return replace(self, decodings=self.decodings[:problems], groups=groups)
 
 
 COPIES: Final = 3
@@ -123,7 +146,7 @@ def _with_grades(fuzzy: Measurement, which: np.ndarray[tuple[int], np.dtype[np.i
     decodings = list(fuzzy.decodings)
     for i in which.tolist():
         decodings[i] = tuple(replace(seed, correct=correct) for seed in decodings[i])
-    return Measurement(fuzzy.setting, fuzzy.part, decodings)
+    return replace(fuzzy, decodings=decodings)
 
 
 def plausible_flips(flipped: float, decoded: int, whole: int, deviations: float) -> tuple[int, int]:

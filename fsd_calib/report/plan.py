@@ -60,6 +60,11 @@ def pilot_summary(plan: Plan) -> str:
         f"The target solved {percent(first.accuracy)} of the first {first.problems} tuning problems. {rounding}; a "
         f"fuzzy setting flipped {percent(first.churn)}."
     )
+    if first.worth < 1:
+        summary += (
+            f" Problems come in groups: {plan.certification:,} of them show about as much as "
+            f"{round(first.worth * plan.certification):,} that are independent."
+        )
     if _depends_on_churn(plan):
         summary += f" To be cautious, the plan assumes {percent(first.cautious_churn)}."
     return summary

@@ -116,6 +116,7 @@ def _model(model: ModelInfo) -> str:
 def _certificate(p: ThresholdProfile) -> dict[str, str]:
     c = p.certificate
     wanted = {} if c.wanted is None else {"wanted": f"{c.acc} {exact(c.wanted)}"}
+    groups = "" if c.groups is None else f" in {c.groups:,} groups"
     return {
         "certified": f"{'yes' if c.certified else 'no'}{_unless_bound(p)}",
         "guarantee": c.guarantee,
@@ -125,7 +126,7 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
         "accuracy": f"{percent(c.accuracy)}, lower bound {bound(c.accuracy_lower_bound)}",
         "outcomes": str(c.counts),
         **_harm(c),
-        "counted on": f"{c.problems:,} problems, {c.seeds} seed{'s' * (c.seeds > 1)} each",
+        "counted on": f"{c.problems:,} problems{groups}, {c.seeds} seed{'s' * (c.seeds > 1)} each",
         "frozen": "not recorded" if c.frozen is None else f"{c.frozen} candidate{'s' * (c.frozen != 1)}{_caveat(p)}",
         "confidence": f"{exact(c.confidence)}, tested at level {level(c.level)}",
         "attempt": "not recorded" if c.attempt is None else str(c.attempt),

@@ -74,7 +74,8 @@ def _counts(profile: ThresholdProfile) -> str:
     if not c.problems:
         return _why_no_counts(profile)
     seeds = f", {c.seeds} seeds each" if c.seeds > 1 else ""
-    part = f"On the certification part ({c.problems} problems that the search never saw{seeds})"
+    groups = "" if c.groups is None else f" in {c.groups} groups"
+    part = f"On the certification part ({c.problems} problems{groups} that the search never saw{seeds})"
     if c.lossless:
         return f"{part} the target alone solved {percent(c.accuracy)}{_at_least(c.accuracy_lower_bound)}."
     return f"{part}: {c.counts}."
@@ -94,7 +95,7 @@ def _bounds(profile: ThresholdProfile) -> str:
     figures = [f"{name} of {percent(share)}{_at_least(low)}" for name, share, low in both if share is not None]
     if not figures or c.lossless:
         return ""
-    given = " The bounds hold given that it passed, which a result that only just passes hardly adds to."
+    given = " The bounds hold given that it passed, so after a narrow pass they are low."
     return f"That is {' and '.join(figures)}.{given if c.given_passing else ''}"
 
 

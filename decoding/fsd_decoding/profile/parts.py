@@ -274,6 +274,8 @@ class Certificate(Part):
     """Share of right answers. null: nothing was decoded."""
     accuracy_lower_bound: Share | None = None
     """Lower bound of accuracy, as `lower_bound`. null: nothing was decoded, or retention is certified."""
+    groups: Natural | None = None
+    """Number of groups of problems, which the test takes as its unit. null: each problem is one."""
     frozen: Natural | None = None
     """Number of configurations that were frozen to be tested. If there were several, the bounds of the chosen one hold
     for it by itself and are not corrected for the choice. null: nothing was tested."""

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import binom
 
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
@@ -149,6 +150,32 @@ def test_what_is_not_refused_can_pass(seeds: int) -> None:
 def test_nothing_is_refused_that_needs_no_number() -> None:
     check_enough(Claim(None), 1, DELTA)
     check_enough(Claim(0.98, guarantee="dataset", problems=100), 1, DELTA)
+
+
+def test_problems_in_groups_count_as_fewer() -> None:
+    """Of 20 groups of 4 that flip as one, each problem is worth a quarter; where few flipped, it is taken to be."""
+    grades = np.repeat(np.random.default_rng(1).random(20) < 0.7, 4)
+
+    def measured(correct: NDArray[np.bool_]) -> Measurement:
+        decodings = [(Decoding(bool(c), "", 1, 1, 0, 0),) for c in correct]
+        return Measurement(Setting("fsd", "js", 5), "tuning", decodings, np.repeat(np.arange(20), 4))
+
+    perfect = np.ones(80, bool)
+    few = np.arange(80) >= 4
+    for fuzzy in (grades, few):
+        pilot = Pilot.of(measured(perfect), None, measured(fuzzy), 0.98)
+        assert pilot.worth == pytest.approx(0.25)
+    grouped, alone = (make_plan(Claim(0.98), replace(HANDFUL, worth=worth), 4000, DELTA) for worth in (0.25, 1.0))
+    quarter = make_plan(Claim(0.98), HANDFUL, 1000, DELTA)
+    assert [p.chance for p in grouped.prospects] == [p.chance for p in quarter.prospects]
+    for one, other in zip(grouped.prospects, alone.prospects, strict=True):
+        assert one.needed is not None
+        assert other.needed is not None
+        assert one.needed == 4 * other.needed
+    assert "4,000 of them show about as much as 1,000" in printed(grouped)
+    with pytest.raises(UsageError, match="takes at least"):
+        check_enough(Claim(0.98), 600, DELTA, group=4)
+    check_enough(Claim(0.98), 600, DELTA)
 
 
 def test_of_a_dataset_nothing_is_left_to_chance() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.certification.multi_seed import fitted_p_values
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.power import cells, least_problems, power, problems_needed, seeds_worth
+from fsd_calib.certification.power import cells, independent_worth, least_problems, power, problems_needed
 from fsd_calib.certification.score_test import p_value, p_values
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import OutcomeCounts
@@ -151,7 +151,7 @@ def test_power_with_several_seeds_is_approximately_right() -> None:
     cell = rng.choice(16, p=table.ravel(), size=200_000)
     seeds = rng.permuted(np.tile(np.arange(3), (200_000, 1)), axis=1)
     pool = Paired(seeds < (cell // 4)[:, None], seeds < (cell % 4)[:, None])
-    worth = seeds_worth(pool, 0.97)
+    worth = independent_worth(pool, 0.97)
     assert 1 < worth < 3
     drawn = rng.multinomial(300, table.ravel(), size=4000).reshape(-1, 4, 4)
     simulated = float((fitted_p_values(drawn, 0.97) <= 0.05).mean())
@@ -165,5 +165,16 @@ def test_seeds_that_repeat_the_first_are_worth_nothing() -> None:
     rng = np.random.default_rng(9)
     target, fuzzy = rng.random((2, 500, 1)) < 0.8
     one = Paired(np.repeat(target, 4, 1), np.repeat(fuzzy, 4, 1))
-    assert seeds_worth(one, 0.9) == pytest.approx(1.0)
-    assert seeds_worth(Paired(target, target), 1.0) == 1.0
+    assert independent_worth(one, 0.9) == pytest.approx(1.0)
+    assert independent_worth(Paired(target, target), 1.0) == 1.0
+
+
+def test_groups_that_flip_together_are_worth_a_problem_each() -> None:
+    """600 groups of 4: three standard errors of either ratio are below .2."""
+    rng = np.random.default_rng(10)
+    target, fuzzy = rng.random((2, 600, 1)) < 0.8
+    groups = np.repeat(np.arange(600), 4)
+    together = Paired(np.repeat(target, 4, 0), np.repeat(fuzzy, 4, 0), groups)
+    assert independent_worth(together, 0.9) == pytest.approx(0.25)
+    target, fuzzy = rng.random((2, 2400, 1)) < 0.8
+    assert independent_worth(Paired(target, fuzzy, groups), 0.9) == pytest.approx(1.0, abs=0.2)
