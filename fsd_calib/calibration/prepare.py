@@ -142,7 +142,7 @@ def prepare(
         space = replace(space, policies=tuple(shaped))
         name = _run_name(session, goal, space, _given(chosen, fixed, session.holdout.sequence), config)
         if not goal.explore:
-            session = session.certifying(name, () if chosen is None else chosen.trained())
+            session = session.certifying(name, frozenset() if chosen is None else chosen.trained())
         facts = begin_or_resume(
             folder, name, session.holdout, partial(_timings, session, goal, space, config), session.progress
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,8 +116,10 @@ class Session:
             tuning=Evaluator(self.tuned.before(decode), self.tuning.problems, self.tuning.part),
         )  # fmt: skip
 
-    def certifying(self, run: str, trained: Collection[int]) -> Session:
+    def certifying(self, run: str, trained: frozenset[int]) -> Session:
         """Returns a copy whose holdout is limited to the problems that this run may use, see `Holdout.of_run`."""
+        engines = self.drafts.values() or [self.engine]
+        trained = trained.union(*(engine.trained_on for engine in engines))
         holdout = self.holdout.of_run(run, trained)
         out = self.holdout.problems - holdout.problems
         if out:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -107,13 +107,13 @@ class Holdout:
         """What the ledger knows of the family to have been tuned or certified on, beside these problems."""
         return self._ledger.other_questions(self._family, self._evaluator.problems)
 
-    def of_run(self, run: str, trained: Collection[int] = ()) -> Holdout:
+    def of_run(self, run: str, trained: frozenset[int] = frozenset()) -> Holdout:
         """Returns the part for the run of that name, without problems that influenced a choice.
 
         A run whose attempt is decided has the problems of that attempt again, whatever was tuned on since.
 
         Args:
-            trained: Ids or keys of problems that a predictor of the run was trained on.
+            trained: Keys of problems that a predictor or a draft of the run was trained on.
 
         Raises:
             UsageError: Fewer than two problems remain.
@@ -122,7 +122,7 @@ class Holdout:
         remaining = [
             problem
             for problem, is_usable in zip(self._evaluator.problems, usable, strict=True)
-            if is_usable and problem.id not in trained and problem.key not in trained
+            if is_usable and problem.keys.isdisjoint(trained)
         ]
         if len(remaining) < _LEAST:
             raise UsageError(

@@ -98,7 +98,8 @@ def command(
         loaded = load_task(name, seed, config.limit, data, tokenizer, config.group, **dict(config.prompts))
         problems, model = tuning_of(loaded), load_model(large, place, dtype)
         mark(model, problems)
-        source = Source(name, tuple(problem.prompt for problem in problems), loaded.max_new_tokens, loaded.stop)
+        prompts, keys = tuple(each.prompt for each in problems), frozenset().union(*(each.keys for each in problems))
+        source = Source(name, prompts, loaded.max_new_tokens, loaded.stop, keys)
         record = train_head(model, tokenizer, source, out, recipe, progress)
     if output.as_json:
         reply_json(NAME, {"folder": out.absolute(), **record})

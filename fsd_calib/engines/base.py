@@ -187,6 +187,11 @@ class Engine(ABC):
         """The target's `family_id`, by which the ledger counts attempts, whatever decodes it."""
 
     @property
+    def trained_on(self) -> frozenset[int]:
+        """Keys of problems that the draft was trained on, as far as it says."""
+        return frozenset()
+
+    @property
     @abstractmethod
     def rule(self) -> str:
         """The rule that thresholds are searched for first."""

@@ -37,7 +37,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
 from fsd_decoding.acceptance import Criterion, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.drafters.base import DraftSource, trained_on
 from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
@@ -281,6 +281,10 @@ class OwnEngine(Engine):
     @property
     def family(self) -> str:
         return family_id(self.decoder.target)
+
+    @property
+    def trained_on(self) -> frozenset[int]:
+        return trained_on(self.decoder.draft)
 
     @property
     def rule(self) -> str:

@@ -72,6 +72,11 @@ class Problem:
         return self.key if self.source is None else row_hash(self.source)
 
     @property
+    def keys(self) -> frozenset[int]:
+        """All numbers that it is known by: whatever was trained on one of them was trained on it."""
+        return frozenset((self.id, self.key, self.row_key))
+
+    @property
     def answer_key(self) -> int:
         """The 48-bit hash of the reference answer."""
         return hashed(self.reference)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fsd_calib.tasks.base import Problem, Task
@@ -97,15 +97,7 @@ def parts_of(task: Task) -> Parts:
         UsageError: An id belongs to two problems, problems with the same content have different answers or are in both
             parts of the source, or a part has fewer than two problems.
     """
-    check_ids(task.problems)
-    distinct = [_representative(task, group) for group in _groups_of_same_content(task.problems)]
-    tuning, certification = tuning_and_certification(distinct)
-    if torn := {p.group for p in tuning} & {p.group for p in certification} - {None}:
-        one = next(p for p in tuning if p.group in torn)
-        raise UsageError(
-            f"{len(torn)} groups have problems in both parts of the source (such as {one.question[:_EXCERPT]!r}); "
-            "leave them out of one part"
-        )
+    distinct, tuning, certification, torn = _divided(task)
     for name, part in (("tuning", tuning), ("certification", certification)):
         if len(part) < 2:
             raise UsageError(
@@ -113,7 +105,8 @@ def parts_of(task: Task) -> Parts:
             )
     tuning = tuning[:_TUNING_PROBLEMS]
     notes = (
-        *_note_repeats(task, distinct), *_note_near_duplicates(tuning, certification), *_note_alike(certification),
+        *_note_repeats(task, distinct), *_note_torn(torn), *_note_near_duplicates(tuning, certification),
+        *_note_alike(certification),
     )  # fmt: skip
     return Parts(tuple(tuning), tuple(certification), notes)
 
@@ -124,8 +117,27 @@ def tuning_of(task: Task) -> list[Problem]:
     Raises:
         UsageError: see `parts_of`.
     """
+    return _divided(task).tuning
+
+
+class _Divided(NamedTuple):
+    """Each problem once, in both parts, and how many groups had problems in both parts of the source."""
+
+    distinct: list[Problem]
+    tuning: list[Problem]
+    certification: list[Problem]
+    torn: int
+
+
+def _divided(task: Task) -> _Divided:
+    """A group is on one side: where the source tears one apart, its parts are not those of the problems."""
     check_ids(task.problems)
-    return tuning_and_certification(_representative(task, group) for group in _groups_of_same_content(task.problems))[0]
+    distinct = [_representative(task, group) for group in _groups_of_same_content(task.problems)]
+    tuning, certification = tuning_and_certification(distinct)
+    torn = {p.group for p in tuning} & {p.group for p in certification} - {None}
+    if torn:
+        tuning, certification = tuning_and_certification([replace(p, part=None) for p in distinct])
+    return _Divided(distinct, tuning, certification, len(torn))
 
 
 def _groups_of_same_content(problems: Iterable[Problem]) -> list[list[Problem]]:
@@ -170,6 +182,14 @@ def _note_repeats(task: Task, distinct: Sequence[Problem]) -> Iterator[str]:
         yield (
             f"{repeats} of {len(task.problems)} problems repeat others, white space and the composition of characters "
             "aside, and are left out: each counts once"
+        )
+
+
+def _note_torn(groups: int) -> Iterator[str]:
+    if groups:
+        yield (
+            f"{groups} groups have problems in both parts of the source, whose parts are not used: a hash divides the "
+            "groups instead"
         )
 
 

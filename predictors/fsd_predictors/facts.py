@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_common.errors import UsageError
+from fsd_common.packed_ids import PATTERN, unpack_ids
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
-
-_BASE64 = r"^[A-Za-z0-9+/]*=*$"
-_ID = "<i8"
 
 
 class Problems(Part):
@@ -126,7 +121,7 @@ class PredictorFacts(Part):
     traces: str
     seed: int
     problems: Problems
-    trained: Annotated[str, Field(pattern=_BASE64)]
+    trained: Annotated[str, Field(pattern=PATTERN)]
     rows: dict[str, Natural]
     features: dict[str, tuple[str, ...]]
     hidden: HiddenInfo | None = None
@@ -138,7 +133,7 @@ class PredictorFacts(Part):
     @property
     def trained_ids(self) -> frozenset[int]:
         """Ids of the problems it was trained on."""
-        return frozenset(np.frombuffer(base64.b64decode(self.trained), _ID).tolist())
+        return unpack_ids(self.trained)
 
     def check(self, target: ModelInfo, draft: ModelInfo, tokenizer: Any, rule: str, divergence: str) -> None:
         """Raises UsageError where it was trained for other models, another tokenizer, rule, divergence or version."""
@@ -162,11 +157,6 @@ class PredictorFacts(Part):
         """Returns whether the rule is the predictor's own, or the lossless rule that it equals at T < 0."""
         same = rule in REPLAYABLE and REPLAYABLE[rule].exact == REPLAYABLE[self.rule].exact
         return rule == self.rule or (same and not REPLAYABLE[rule].fuzzy)
-
-
-def pack_ids(ids: Iterable[int]) -> str:
-    """Encodes problem ids, sorted, in base64: as a list each would take a line of predictor.json."""
-    return base64.b64encode(np.array(sorted(ids), _ID).tobytes()).decode()
 
 
 def check_version(owner: str, version: int, way_out: str) -> None:

@@ -14,6 +14,11 @@ import pytest
 
 from fsd_calib.cli import train_eagle as train_app
 from fsd_calib.cli.console import run
+from fsd_calib.tasks.registry import load_task
+from fsd_calib.tasks.split import tuning_of
+from fsd_data import pair_paths
+from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.loading import load_model, load_tokenizer
 from support.messages import error_line
 
 TRAIN = [sys.executable, "-c", "from fsd_calib.cli.train_eagle import main; main()"]
@@ -41,6 +46,11 @@ def test_a_head_and_its_card(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for expected in ("agreement 3", "tokens per round", "tree 5 deep, 16 nodes"):
         assert expected in captured.out
     assert (out / "card.md").read_text().startswith("# EAGLE-3 head for ")
+    target = str(pair_paths()[0])
+    tuning = tuning_of(load_task("arithmetic", 0, 60, tokenizer=load_tokenizer(target)))
+    assert Eagle(out).load(load_model(target, "cpu", None)).trained_on == frozenset().union(
+        *(problem.keys for problem in tuning)
+    )
 
 
 @pytest.mark.slow

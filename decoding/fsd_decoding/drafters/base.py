@@ -129,3 +129,9 @@ def layers_read(source: Any) -> tuple[int, ...]:
     """Returns which of the target's hidden states a draft reads, as indices into transformers' `hidden_states`."""
     layers: tuple[int, ...] = getattr(source, "target_layers", ())
     return layers
+
+
+def trained_on(source: Any) -> frozenset[int]:
+    """Returns keys of the problems that a draft was trained on, as far as it says: they certify nothing with it."""
+    keys: frozenset[int] = getattr(source, "trained_on", frozenset())
+    return keys

@@ -24,6 +24,7 @@ from transformers.activations import ACT2FN
 
 from fsd_common.errors import UsageError, in_one_line
 from fsd_common.files import atomic_write, check_regular, read_regular
+from fsd_common.packed_ids import unpack_ids
 from fsd_common.strict_json import parse
 from fsd_decoding.drafters.eagle_head import Eagle1Head, Eagle3Head, EagleHead, Rotation
 from fsd_decoding.hub import SMALL_FILES, fetch_files
@@ -33,6 +34,10 @@ from fsd_decoding.models.runner import vocabulary_size
 LAYERS = "target_hidden_states"
 """Entry of `config.json`: which of the target's hidden states are read, as indices into transformers'."""
 
+TRAINING = "training.json"
+"""The file, beside the head, of how it was trained."""
+KEYS = "keys"
+"""The entry of its "source" that holds keys of the problems, see `pack_ids`."""
 _CONFIG, _SAFE, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 
 
@@ -45,12 +50,14 @@ class Checkpoint:
         values: the entries of `config.json`.
         weights: tensors by name, on the CPU.
         revision: commit on the hub; None: of a folder.
+        trained_on: keys of the problems that it learnt from; empty where the files do not say.
     """
 
     name: str
     values: dict[str, Any]
     weights: dict[str, Tensor]
     revision: str | None = None
+    trained_on: frozenset[int] = frozenset()
 
     @classmethod
     def read(cls, source: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
@@ -71,7 +78,8 @@ class Checkpoint:
             )
         fetched = fetch_files("EAGLE head", name, (*SMALL_FILES, _SAFE, _PICKLED), revision)
         folder = fetched or Path(source)
-        return cls(name, _values(folder, name), _weights(folder, name), None if fetched is None else fetched.name)
+        commit = None if fetched is None else fetched.name
+        return cls(name, _values(folder, name), _weights(folder, name), commit, _trained_on(folder, name))
 
     def error(self, what: str) -> UsageError:
         """Returns a `UsageError` about this head: what is wrong with it, and the way out."""
@@ -107,16 +115,28 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
             file.write(content)
 
 
-def _values(folder: Path, name: str) -> dict[str, Any]:
+def _values(folder: Path, name: str, file: str = _CONFIG) -> dict[str, Any]:
     try:
-        values = parse(read_regular(folder / _CONFIG).decode())
+        values = parse(read_regular(folder / file).decode())
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"EAGLE head {name!r}: {_CONFIG} cannot be read: {in_one_line(error)}; give the folder of a head"
+            f"EAGLE head {name!r}: {file} cannot be read: {in_one_line(error)}; give the folder of a head"
         ) from error
     if not isinstance(values, dict):
-        raise UsageError(f"EAGLE head {name!r}: {_CONFIG} is not a JSON object; give the folder of a head")
+        raise UsageError(f"EAGLE head {name!r}: {file} is not a JSON object; give the folder of a head")
     return values
+
+
+def _trained_on(folder: Path, name: str) -> frozenset[int]:
+    if not (folder / TRAINING).exists():
+        return frozenset()
+    source = _values(folder, name, TRAINING).get("source")
+    if not isinstance(source, dict) or KEYS not in source:
+        return frozenset()  # a file of this name by another trainer
+    try:
+        return unpack_ids(source[KEYS])
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"EAGLE head {name!r}: {KEYS} in {TRAINING} are damaged; fetch it anew") from error
 
 
 def _weights(folder: Path, name: str) -> dict[str, Tensor]:
@@ -199,7 +219,7 @@ class Eagle:
         head = head.to(target.device, target.dtype).eval()
         with told(found):
             Rotation(head.config, 1, next(head.parameters()))  # as its drafter will make
-        head.name, head.revision = self.name, found.revision
+        head.name, head.revision, head.trained_on = self.name, found.revision, found.trained_on
         return head
 
 

@@ -135,12 +135,14 @@ class EagleHead(nn.Module, ABC):
         config: the same.
         target_layers: which of the target's hidden states are read, as indices into transformers' `hidden_states`.
         name, revision: where it was loaded from; None: it was not.
+        trained_on: keys of the problems that it learnt from, as far as its folder says.
     """
 
     config: LlamaConfig
     target_layers: tuple[int, ...]
     name: str | None = None
     revision: str | None = None
+    trained_on: frozenset[int] = frozenset()
 
     def drafter(self, rows: int, slots: int, vocabulary: int) -> EagleDrafter:
         """See `DraftSource`."""

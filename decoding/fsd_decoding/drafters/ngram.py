@@ -28,6 +28,7 @@ LONGEST_ORDER = 16
 _FOLLOWERS = 32  # of a context that are kept: the most frequent ones
 _ODD = 0x9E3779B97F4A7C15  # its powers make the places within a context count in its hash
 _PARTS = ("contexts", "ends", "tokens", "counts")
+_TRAINED_ON = "trained_on"
 
 Array = NDArray[Any]
 
@@ -68,9 +69,11 @@ class NGramCorpus:
 
     Attributes:
         fingerprint: digest of the counts.
+        trained_on: keys of the problems whose texts were counted, such as `Problem.keys`; they certify nothing with it.
     """
 
     _tables: tuple[_Table, ...]  # by the length of contexts
+    trained_on: frozenset[int] = frozenset()
     fingerprint: str = field(init=False)
     _on_device: dict[torch.device, list[list[Tensor]]] = field(init=False, repr=False, default_factory=dict)
 
@@ -87,8 +90,11 @@ class NGramCorpus:
         return hash(self.fingerprint)
 
     @classmethod
-    def of(cls, texts: Iterable[Sequence[int]], order: int) -> NGramCorpus:
+    def of(cls, texts: Iterable[Sequence[int]], order: int, trained_on: Iterable[int] = ()) -> NGramCorpus:
         """Counts texts, as token ids, with contexts of up to `order` - 1 tokens.
+
+        Args:
+            trained_on: keys of the problems that the texts answer; see the attribute.
 
         Raises:
             UsageError: the order is not a whole number from 1 to 16, or the texts hold no token.
@@ -107,7 +113,7 @@ class NGramCorpus:
         if not tokens[0]:
             raise UsageError("the texts of an n-gram corpus hold no token; give at least one text")
         counted = zip(hashes, tokens, strict=True)
-        return cls(tuple(_table(np.concatenate(h), np.concatenate(t)) for h, t in counted if t))
+        return cls(tuple(_table(np.concatenate(h), np.concatenate(t)) for h, t in counted if t), frozenset(trained_on))
 
     @property
     def vocabulary(self) -> int:
@@ -117,7 +123,8 @@ class NGramCorpus:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the counts into one file, in the format of safetensors."""
         with atomic_write(Path(path)) as file:
-            file.write(save(self._parts(), metadata={"kind": "fsd-calib n-grams"}))
+            keys = {_TRAINED_ON: np.array(sorted(self.trained_on), np.int64)}
+            file.write(save(self._parts() | keys, metadata={"kind": "fsd-calib n-grams"}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NGramCorpus:
@@ -130,12 +137,13 @@ class NGramCorpus:
             parts = load(read_regular(Path(path)))
         except (OSError, SafetensorError) as error:
             raise UsageError(f"n-gram corpus {os.fspath(path)!r} cannot be read: {error}; write it anew") from error
+        keys = parts.pop(_TRAINED_ON, np.empty(0, np.int64))
         named = [[f"{name}.{length}" for name in _PARTS] for length in range(len(parts) // len(_PARTS))]
         whole = {name for names in named for name in names} == set(parts) and 0 < len(named) <= LONGEST_ORDER
         tables: list[Any] = [tuple(parts[name] for name in names) for names in named] if whole else []
-        if not tables or not all(map(_is_flawless, tables)):
+        if not tables or not all(map(_is_flawless, tables)) or keys.dtype != np.int64 or keys.ndim != 1:
             raise UsageError(f"{os.fspath(path)!r} is no n-gram corpus, or a damaged one; write it anew")
-        return cls(tuple(tables))
+        return cls(tuple(tables), frozenset(keys.tolist()))
 
     def followers(self, length: int, hashes: Tensor) -> tuple[Tensor, Tensor]:
         """Looks up contexts.
@@ -211,6 +219,11 @@ class NGram:
     @property
     def name(self) -> str:
         return repr(self)
+
+    @property
+    def trained_on(self) -> frozenset[int]:
+        """See `NGramCorpus`."""
+        return frozenset() if self.corpus is None else self.corpus.trained_on
 
     def __repr__(self) -> str:
         """What tells drafts apart, in cache keys too: settings other than the usual ones, and the corpus by content."""

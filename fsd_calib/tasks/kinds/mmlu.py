@@ -79,7 +79,8 @@ def _subject_rows(file: Path) -> list[Row]:
 
 def _example(row: Row) -> Example:
     stratum = row.text("subject") if "subject" in row.columns else ""
-    return choice_example(row, row.text("question"), _options(row), row["answer"], _subject(stratum))
+    example = choice_example(row, row.text("question"), _options(row), row["answer"], _subject(stratum))
+    return replace(example, source=row.columns)
 
 
 def _options(row: Row) -> object:

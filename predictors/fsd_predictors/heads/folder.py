@@ -27,11 +27,12 @@ from fsd_common.argument_checks import named
 from fsd_common.digests import difference, facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write, foreign_name, leftovers, open_to_append, sync
+from fsd_decoding.drafters.eagle import TRAINING
 
 UNFINISHED, DISCARDED, FACTS, TEXTS = "unfinished", "unfinished.tmp", "facts.json", "texts.jsonl"
 CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
 _DIGEST_SIZE = hashlib.sha256().digest_size
-CARD, TRAINING = "card.md", "training.json"
+CARD = "card.md"
 _OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished(\.tmp)?"
 _OURS_UNFINISHED = r"facts\.json|texts\.jsonl|checkpoint\.pt|\.lock"
 

@@ -19,17 +19,19 @@ class Source:
         prompts: of problems for tuning alone, in random order.
         max_new_tokens: the longest completion.
         stop: strings that end one.
+        keys: numbers that the problems are known by; what is certified with the head leaves them out.
     """
 
     name: str
     prompts: tuple[str, ...]
     max_new_tokens: int
     stop: tuple[str, ...] = ()
+    keys: frozenset[int] = frozenset()
 
     @property
     def digest(self) -> str:
         """SHA-256 (hex) of all of it."""
-        return facts_digest(asdict(self))
+        return facts_digest(asdict(self) | {"keys": sorted(self.keys)})
 
 
 _RATE, _AT_WIDTH = 4e-3, 128  # a larger head takes smaller steps: in inverse proportion to its width

@@ -23,16 +23,17 @@ from transformers import LlamaConfig
 
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError, in_one_line
+from fsd_common.packed_ids import pack_ids
 from fsd_common.pages.blocks import Sheet
 from fsd_common.pages.markdown import table
 from fsd_common.progress.base import Progress
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.drafters.eagle import files_of
+from fsd_decoding.drafters.eagle import KEYS, TRAINING, files_of
 from fsd_decoding.drafters.eagle_head import Eagle3Head, Rotation
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_decoding.tree_shape import TreeShape
-from fsd_predictors.heads.folder import CARD, TRAINING, HeadFolder, Text
+from fsd_predictors.heads.folder import CARD, HeadFolder, Text
 from fsd_predictors.heads.recipe import HeadRecipe, Source
 
 _DRAFTS = {"chain of 3": (3, None), "chain of 5": (5, None), "tree 5 deep, 16 nodes": (5, TreeShape(4, 16))}
@@ -251,7 +252,9 @@ def _facts(target: Any, tokenizer: Any, source: Source, recipe: HeadRecipe) -> d
     return {
         "target": str(target.config._name_or_path), "fingerprint": model_fingerprint(target),
         "dtype": str(target.dtype).removeprefix("torch."), "tokenizer": tokenizer_fingerprint(tokenizer),
-        "source": {"name": source.name, "problems": len(source.prompts), "digest": source.digest},
+        "source": {
+            "name": source.name, "problems": len(source.prompts), "digest": source.digest, KEYS: pack_ids(source.keys),
+        },
         "recipe": asdict(recipe) | {
             "layers": recipe.layers_of(target),
             "learning_rate": recipe.rate(target.config.get_text_config().hidden_size),

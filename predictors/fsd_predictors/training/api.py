@@ -22,6 +22,7 @@ from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE, check_along_target, check_divergence, check_rule
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
+from fsd_common.packed_ids import pack_ids
 from fsd_common.progress.base import Advance, Progress
 from fsd_decoding.acceptance import rule_named
 from fsd_decoding.loading import load_tokenizer
@@ -35,7 +36,6 @@ from fsd_predictors.facts import (
     check_version,
     facts_of_manifest,
     hidden_of,
-    pack_ids,
 )
 from fsd_predictors.features import FEATURES, ROLES, SHARE, STATE, Array, Forecast, TokenKinds
 from fsd_predictors.models.base import AcceptanceModel

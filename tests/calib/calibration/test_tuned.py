@@ -16,7 +16,9 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.space import Space
+from fsd_calib.tasks.split import parts_of
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.ngram import NGram, NGramCorpus
 from fsd_decoding.models.fingerprint import family_id
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -54,6 +56,18 @@ def test_problems_that_weigh_prompts_are_marked(tmp_path: Path) -> None:
         with traces_along_target(made, ("js",), made.tuning.problems) as traces:
             shapes(["per-prompt"], made, SPACE, traces)
         assert all(marked(made, tmp_path))
+
+
+def test_what_a_draft_was_trained_on_certifies_nothing_with_it(tmp_path: Path) -> None:
+    task, target = tiny_calibration.task(100), tiny_calibration.far_apart()[0]
+    seen = parts_of(task).certification[:9]
+    keys = frozenset().union(*(problem.keys for problem in seen))
+    corpus = NGramCorpus.of([[2, 3, 4]], 2, keys)
+    decoder = SpeculativeDecoder(target, NGram(2, corpus), word_tokenizer(), seed=0)
+    with open_session(OwnEngine(decoder, task), task, RunConfig(cache=tmp_path, state=tmp_path)) as made:
+        left = made.certifying("run", frozenset()).holdout
+        assert made.holdout.problems - left.problems == len(seen)
+        assert not {problem.id for problem in left.part} & {problem.id for problem in seen}
 
 
 @pytest.mark.slow

@@ -153,7 +153,7 @@ def test_problems_that_were_tuned_on_are_left_out_and_the_rest_certifies() -> No
     table = Table()
     with AttemptLedger(None) as ledger:
         ledger.tuned_on("family", TUNED)
-        part = holdout(ledger, table).of_run("run", trained={9, PROBLEMS[10].key})
+        part = holdout(ledger, table).of_run("run", trained=frozenset({9, PROBLEMS[10].key}))
         opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95)
         assert (part.problems, part.whole, opened.decide().passed) == (396, 400, 0)
     assert not {7, 8, 9, 10} & table.decoded_ids

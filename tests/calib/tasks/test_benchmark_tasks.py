@@ -125,6 +125,13 @@ def test_mmlu_reads_the_hub_s_columns(tmp_path: Path) -> None:
     assert 'the choices are "wxyz"; they must be texts' in load_refusal("mmlu", data=bad)
 
 
+def test_subjects_of_mmlu_may_be_groups(tmp_path: Path) -> None:
+    task = load_task("mmlu", data=mmlu_folder(tmp_path, False), group="subject")
+    by_group = {problem.group: "astronomy" in problem.question for problem in task.problems}
+    assert sorted(by_group.values()) == [False, True]
+    assert all(by_group[problem.group] == ("astronomy" in problem.question) for problem in task.problems)
+
+
 @pytest.mark.parametrize("name", ["csqa", "mmlu"])
 def test_worked_examples_and_instructions_end_in_the_answer_that_is_graded(name: str, tmp_path: Path) -> None:
     data = write(tmp_path / "a.jsonl", CSQA_ORIGINAL) if name == "csqa" else mmlu_folder(tmp_path, True)

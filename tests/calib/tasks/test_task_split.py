@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -61,6 +62,19 @@ def test_parts_do_not_depend_on_order_spaces_or_composition(questions: list[list
 def _reworked(words: list[str], random: Random) -> str:
     spaced = "".join(word + random.choice([" ", "  ", "\n", "\xa0 "]) for word in words)
     return unicodedata.normalize(random.choice(["NFC", "NFD"]), spaced)
+
+
+def test_groups_that_the_source_tears_apart_are_on_one_side(tmp_path: Path) -> None:
+    sides: tuple[Part, ...] = ("tuning", "certification")
+    rows = [{"question": f"How many are {i}?", "answer": "#### 1", "about": i // 4} for i in range(200)]
+    examples = [Example(str(r["question"]), "#### 1", sides[i % 2], source=r) for i, r in enumerate(rows)]
+    parts = parts_of(task(*examples).grouped_by("about"))
+    assert sum(map(len, parts[:2])) == 200
+    assert not {problem.group for problem in parts.tuning} & {problem.group for problem in parts.certification}
+    assert any("50 groups have problems in both parts of the source" in note for note in parts.notes)
+    whole = [replace(each, part=sides[i // 4 % 2]) for i, each in enumerate(examples)]  # which keeps them together
+    kept = parts_of(task(*whole).grouped_by("about"))
+    assert (len(kept.tuning), len(kept.certification)) == (100, 100)
 
 
 def test_a_trailing_space_leaves_every_problem_in_its_part() -> None:

@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.base import trained_on
 from fsd_decoding.drafters.ngram import NGram, NGramCorpus
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
@@ -28,6 +29,15 @@ def test_a_file_holds_the_same_counts(tmp_path: Path) -> None:
     loaded = NGramCorpus.load(tmp_path / "corpus.safetensors")
     assert loaded == corpus()
     assert repr(NGram(4, loaded)) == repr(NGram(4, corpus()))
+
+
+def test_a_file_says_what_was_trained_on(tmp_path: Path) -> None:
+    keys = frozenset((2**47, 3, 1))
+    NGramCorpus.of(TEXTS, 4, keys).save(tmp_path / "corpus.safetensors")
+    loaded = NGramCorpus.load(tmp_path / "corpus.safetensors")
+    assert trained_on(NGram(4, loaded)) == keys
+    assert loaded == corpus()  # which is the same draft
+    assert trained_on(NGram(4, corpus())) == trained_on(NGram()) == frozenset()
 
 
 def test_the_fingerprint_is_of_the_content() -> None:

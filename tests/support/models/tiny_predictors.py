@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fsd_common.packed_ids import pack_ids
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
-from fsd_predictors.facts import PredictorFacts, Problems, Quality, facts_of_manifest, pack_ids
+from fsd_predictors.facts import PredictorFacts, Problems, Quality, facts_of_manifest
 from fsd_predictors.features import FEATURES, ROLES, Array
 from fsd_predictors.models.registry import MODELS, Calibrated
 from fsd_predictors.predictor import Predictor
