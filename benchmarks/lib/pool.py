@@ -10,7 +10,6 @@ pool is simulated only in which problems it draws: search, freezing and certific
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,13 +38,14 @@ from fsd_calib.tasks.base import Example, Problem, Task
 from fsd_calib.tasks.kinds.arithmetic import ARITHMETIC
 from fsd_common.progress.base import Silent
 from fsd_data.problems import generate
+from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.setting import Setting
 from lib.common.results import RESULTS
 
 FOLDER = RESULTS / "pool"
 TARGET = Setting("target", "js", 1)
 CONFIDENCE = 0.95
-DELTA = (1 - CONFIDENCE) * 6 / math.pi**2  # the significance level of a first attempt
+DELTA = attempt_level(CONFIDENCE, 1)
 _BASELINE = 256  # tuning problems that the lossless rule decodes
 _TRIALS = 30
 _POINTS = 200  # thresholds per arm at which the truth is computed
