@@ -23,7 +23,7 @@ from fsd_calib.report.rows import Row
 from fsd_calib.report.rows import rows as measured_rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import details, front
-from fsd_calib.report.verdict import LIKE, by_agreement, is_bounded_front, unbound, verdict
+from fsd_calib.report.verdict import LIKE, by_agreement, is_bounded_front, lost, unbound, verdict
 from fsd_collectors.report.description import short_name
 from fsd_common.formatting import NONE, answer_seconds, bound, exact, in_trees, interval, pace, percent, threshold
 from fsd_common.pages.blocks import (
@@ -188,7 +188,8 @@ def verdict_section(profile: ThresholdProfile) -> Section:
         badge, tone = unbound(profile)[0].upper() + unbound(profile)[1:], "bad"
     opened = Verdict(badge, plain_sentence(profile), tuple(verdict(profile).splitlines()), tone)
     points = (front_sheet(profile),) if profile.outcome == "front" and front(profile) else ()
-    return Section("verdict", "What was found", "", (opened, figures_sheet(profile), *points))
+    guards = (guard_sheet(profile),) if profile.guards else ()
+    return Section("verdict", "What was found", "", (opened, figures_sheet(profile), *points, *guards))
 
 
 def plain_sentence(profile: ThresholdProfile) -> str:
@@ -230,7 +231,8 @@ def _found(profile: ThresholdProfile) -> str:
         setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {draft_length_label(profile)}"
         slower = ", less than was asked" if profile.outcome == "too-slow" else ""
         slower += ", but is slower than sd, which decoders of this profile run" if profile.threshold is None else ""
-        return f"{setting}, which {' and '.join(filter(None, (_keeps(profile), _runs(speed))))}{slower}"
+        *did, runs = filter(None, (_keeps(profile), lost(profile), _runs(speed)))
+        return f"{setting}, which {', '.join(did)}{' and ' if did else ''}{runs}{slower}"
     if profile.outcome == "front":
         fuzzy = any(point.setting.threshold is not None for point in front(profile))
         return "the points below, to choose from" if fuzzy else "no fuzzy setting that is expected to be faster than sd"
@@ -284,6 +286,17 @@ def front_sheet(profile: ThresholdProfile) -> Sheet:
     )  # fmt: skip
     headings = ("setting", "accuracy", "retention", "tokens\n/round", f"{profile.speed.unit}\n(forecast)")
     return Sheet("The front, to choose from", headings, rows)
+
+
+def guard_sheet(profile: ThresholdProfile) -> Sheet:
+    """Returns what was estimated of other tasks."""
+    rows = tuple(
+        (guard.task, f"{guard.problems:,}", percent(guard.retention),
+         NONE if guard.interval is None else " to ".join(map(percent, guard.interval)))
+        for guard in profile.guards
+    )  # fmt: skip
+    note = "Estimates on problems of other tasks, each with an interval of its own. Nothing is certified of them."
+    return Sheet("Guards", ("task", "problems", "retention", "interval"), rows, note)
 
 
 def _bounded(share: float | None, low: float | None) -> str:

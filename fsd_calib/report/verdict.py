@@ -222,10 +222,16 @@ def effort_line(profile: ThresholdProfile) -> str:
 def _certified(profile: ThresholdProfile) -> str:
     c = profile.certificate
     kept = _claim(profile, bound(c.lower_bound) if c.wanted is None else exact(c.wanted))
-    harm = ""
-    if c.given_passing and c.harm is not None and c.harm_upper_bound is not None:
-        harm = f" It lost {percent(c.harm)} of the target's right answers (at most {at_most(c.harm_upper_bound)})."
+    harm = f" It {lost(profile)}." if lost(profile) else ""
     return f"Certified at {exact(c.confidence)} confidence: {_chosen(profile)} {kept} {LIKE[c.guarantee]}.{harm}"
+
+
+def lost(profile: ThresholdProfile) -> str:
+    """Returns what a certified setting lost; empty where that has no bound that holds beside the claim."""
+    c = profile.certificate
+    if not c.certified or not c.given_passing or c.harm is None or c.harm_upper_bound is None:
+        return ""
+    return f"lost {percent(c.harm)} of the target's right answers (at most {at_most(c.harm_upper_bound)})"
 
 
 def _not_certified(profile: ThresholdProfile) -> str:
