@@ -76,10 +76,11 @@ def test_near_duplicates_between_given_parts_are_noted() -> None:
 def test_near_duplicates_between_hashed_parts_are_not_noted() -> None:
     stories = [STORY.format(name, 8, 6, 12) for name in ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hal")]
     drawn = _parts([Example(question, "#### 1") for question in (*stories, *FILL[:50])])
-    assert not drawn.notes
+    (note,) = drawn.notes
+    assert "closely resemble another" in note  # within the certification part
     examples = [Example(p.question, p.reference, "tuning") for p in drawn.tuning]
     examples += [Example(p.question, p.reference, "certification") for p in drawn.certification]
-    assert _parts(examples).notes  # the same parts, given by the source
+    assert any("closely resemble a tuning problem" in note for note in _parts(examples).notes)  # given by the source
 
 
 def _parts(examples: list[Example]) -> Parts:

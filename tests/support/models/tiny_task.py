@@ -14,6 +14,7 @@ class TinyProblem:
     id: int
     question: str
     part: Part | None = None
+    group: int | None = None
 
     @property
     def prompt(self) -> str:
