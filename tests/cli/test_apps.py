@@ -17,14 +17,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.marking import LEDGER
 from fsd_calib.cli import calibrate as calibrate_app
 from fsd_calib.cli import generate as generate_app
 from fsd_calib.cli.console import run
+from fsd_calib.tasks.base import Example, problem_of
+from fsd_common.user_folders import default_state
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.acceptance import RULES
 from fsd_decoding.divergence import DIVERGENCE_VERSION, DIVERGENCES
 from fsd_decoding.loading import load_model, load_tokenizer
-from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from support.calibration.profiles import UNCERTIFIED, profile
 from support.messages import error_line
@@ -283,12 +287,17 @@ def test_generate_with_a_threshold_is_fuzzy_even_without_a_certificate(
     path = tmp_path / "profile.json"
     profile(tiny_profile | UNCERTIFIED).save(path)
     common = ["--profile", str(path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
-    with pytest.warns(UserWarning, match="threshold is 0.7 .* certifies no threshold, so nothing is known"):
-        assert generate(*common, "--threshold", "0.7") == 0  # js never exceeds ln 2: all is accepted
-    assert "100% of" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="lossless"):
         assert generate(*common) == 0
     assert "100% of" not in capsys.readouterr().err
+    assert not (default_state() / LEDGER).exists()
+    with pytest.warns(UserWarning, match="threshold is 0.7 .* certifies no threshold, so nothing is known"):
+        assert generate(*common, "--threshold", "0.7") == 0  # js never exceeds ln 2: all is accepted
+    assert "100% of" in capsys.readouterr().err
+    asked = [problem_of(Example(text, ""), text) for text in ("How many?", "How few?")]
+    with AttemptLedger(default_state() / LEDGER) as ledger:  # it may certify nothing any more
+        family = family_id(load_model(tiny_profile["target"]["id"], "cpu", None))
+        assert ledger.usable(family, asked, "run").tolist() == [False, True]
 
 
 def test_generate_follows_an_edited_profile_only_where_that_is_allowed(

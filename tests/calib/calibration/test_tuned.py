@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.split import parts_of
+from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram, NGramCorpus
 from fsd_decoding.models.fingerprint import family_id
@@ -68,6 +70,33 @@ def test_what_a_draft_was_trained_on_certifies_nothing_with_it(tmp_path: Path) -
         left = made.certifying("run", frozenset()).holdout
         assert made.holdout.problems - left.problems == len(seen)
         assert not {problem.id for problem in left.part} & {problem.id for problem in seen}
+
+
+def test_a_problem_that_was_seen_in_other_words_is_told_of(tmp_path: Path) -> None:
+    """The ledger keeps the questions of calibrations, so that rewritten ones are found, if not left out."""
+    story = "Ana has {} apples and gives {} of them to each of her {} friends at school. How many has she left over?"
+    stories = [story.format(f"w{i}", f"w{i + 1}", f"w{i + 2}") for i in range(2, 62)]
+
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            lines.append(text)
+
+    lines = list[str]()
+    task = tiny_calibration.task(60)
+    problems = [
+        replace(p, id=i, question=q, prompt=p.prompt)
+        for i, (p, q) in enumerate(zip(task.problems, stories, strict=True))
+    ]
+    retold = [replace(p, id=1000 + p.id, question=p.question.replace("Ana", "Now Ana")) for p in problems]
+    decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), seed=0)
+    config = RunConfig(cache=tmp_path, state=tmp_path, progress=Notes())
+    for each, told in ((problems, False), (retold, True)):
+        own = replace(task, problems=tuple(each))
+        with open_session(OwnEngine(decoder, own), own, config) as made:
+            made.tuned.mark(made.tuning.problems)
+            lines.clear()
+            made.certifying("run", frozenset())
+            assert any("resemble one that was tuned or certified on before" in line for line in lines) == told
 
 
 @pytest.mark.slow

@@ -16,13 +16,17 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.marking import LEDGER
 from fsd_calib.lm_eval_plugin.__main__ import main
 from fsd_calib.lm_eval_plugin.model import FsdLM
 from fsd_calib.tasks import load_task
+from fsd_calib.tasks.base import Example, problem_of
+from fsd_common.user_folders import default_state
 from fsd_data import head_path, pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.eagle import Eagle
-from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
 from fsd_decoding.profile.drafts import info_of, kind_of
 from fsd_decoding.profile.parts import ModelInfo
 from support.calibration.harness_tasks import write_task
@@ -72,6 +76,22 @@ def model(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch, **argume
 
 def request(prompt: str, **settings: Any) -> Instance:
     return Instance("generate_until", {}, (prompt, {"until": [], "do_sample": False, **settings}), 0)
+
+
+def test_what_it_decodes_under_a_threshold_certifies_nothing(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doc = {"question": "How many?", "answer": "4"}
+    seen = Instance(
+        "generate_until", doc, ("Q: How many?\nA:", {"until": [], "do_sample": False, "max_gen_toks": 2}), 0
+    )
+    wordings = (("How many?", None), ("The number, please.", doc), ("Something else.", None))
+    problems = [problem_of(Example(text, "4", source=row), text) for text, row in wordings]
+    family = family_id(decoder.target)
+    for used, free in ((decoder.with_config(rule="coupled"), True), (decoder, False)):
+        model(used, monkeypatch).generate_until([seen])
+        with AttemptLedger(default_state() / LEDGER) as ledger:
+            assert ledger.usable(family, problems, "run").tolist() == [free, free, True]
 
 
 @pytest.mark.slow
