@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, WantedTraces
+from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, Limits, WantedTraces
 from fsd_calib.tasks.base import Task
 from fsd_collectors.replay import sweep
 from fsd_common.errors import UsageError
@@ -112,6 +112,14 @@ class EngineConformance:
                 changed += (beyond.tokens, beyond.rounds) != (result.tokens, result.rounds)
         finite = sum(math.isfinite(r.interval[1]) for r in results)
         assert changed >= finite / 2 > 0  # a token that is accepted after all may be the argmax's equal in effect
+
+    def test_texts_of_another_task_end_where_it_says(self, engine: Engine, task: Task) -> None:
+        whole, least = self.decode(engine, task, self.fuzzy()), 3
+        short = engine.with_limits(Limits(least, ()))
+        assert short.key(ALONE, 0) != engine.key(ALONE, 0)
+        for setting in (self.fuzzy(0.6), ALONE):
+            assert all(r.emitted <= least for r in self.decode(short, task, setting))
+        assert self.decode(engine, task, self.fuzzy()) == whole  # whatever the other one followed last
 
     def test_keys_differ_where_texts_may(self, engine: Engine) -> None:
         fuzzy = self.fuzzy()
