@@ -69,7 +69,7 @@ def compare(traces: Traces, models: tuple[Any, Any], task: Any, tokenizer: Any, 
     assert np.concatenate(agreed, 1).mean(1).min() >= agreeing
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_equal_a_computation_from_the_models_alone(
@@ -96,7 +96,7 @@ def test_families_that_process_logits_after_the_last_layer(family: str, tmp_path
     compare(traces, models, task, TOKENIZER, off=1e-5, agreeing=1.0)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("way", WAYS)
 def test_results_do_not_depend_on_the_batch(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(9)
@@ -108,7 +108,7 @@ def test_results_do_not_depend_on_the_batch(way: str, pair: tuple[Any, Any], tmp
         pd.testing.assert_frame_equal(tables[0], other, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("way", WAYS)
 def test_small_chunks_give_the_same_rows(
     way: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +146,7 @@ def test_rows_along_the_target_equal_decisions_of_decoding(
         assert both[name].to_numpy() == pytest.approx(both[f"{name}_along"].to_numpy(), abs=1e-6), name
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "along the target"])
 def test_rows_hold_the_outcome_of_every_draft(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(14, max_new_tokens=16)

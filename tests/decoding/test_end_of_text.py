@@ -13,7 +13,7 @@ from support.models.tiny_models import EOS, word_tokenizer
 from support.models.tiny_pair import related
 
 NEW = 40
-PROMPTS = [[first, 5, 11] for first in range(2, 32)]
+PROMPTS = [[first, 5, 11] for first in range(2, 32, 3)]
 CONFIGURED: dict[str, Any] = {
     "none": None,
     "one": EOS[1],

@@ -66,7 +66,7 @@ def test_greedy_without_a_penalty_returns_logits_unchanged() -> None:
     assert Sampling().warp(logits, tokens, positions) is logits
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("rule", ["target", "sd", "coupled", "ensemble"])
 @pytest.mark.parametrize("penalty", [1.3, 0.7])
 def test_greedy_honours_the_penalty_as_transformers_does(

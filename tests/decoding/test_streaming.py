@@ -34,7 +34,7 @@ def stream_pieces(tokenizer: Any, tokens: list[int], sizes: list[int]) -> list[s
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.data())
 def test_pieces_concatenate_to_any_text(kind: str, data: st.DataObject) -> None:
@@ -70,7 +70,7 @@ def test_a_possible_start_of_a_stop_string_is_held_back() -> None:
     assert [stream.push(tokens[:n]) for n in range(5, 9)] == ["", "a", "b", "<"]
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.data())
 def test_stop_strings_are_found_when_they_are_completed(kind: str, data: st.DataObject) -> None:
@@ -127,7 +127,7 @@ def test_a_text_that_ends_anywhere_is_streamed(kind: str) -> None:
         assert "".join(pair.stream([5], room)) == decode_whole(pair.tokenizer, tokens[:room])
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=9)
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
 @pytest.mark.parametrize(
     "stop", [[TEXT[0]], [TEXT[:9]], ["😀🎉 naïve 你好, don't"], ["你", "é"], ["\n\n"], ["zz"], ["."]]
@@ -153,7 +153,7 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 12))] for _ in range(10)]
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("rule", ["target", "sd", "fsd", "fsd-coupled"])
 def test_pieces_concatenate_to_the_text_of_generate(
     decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str

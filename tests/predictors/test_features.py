@@ -161,7 +161,7 @@ def known_of(traces: MemoryTraces, rule: str, threshold: float, scale: ShareScal
     return found
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("rule", "share"), [("fsd-coupled", 0.7), ("fsd", 0.7), ("fsd-coupled", None)])
 def test_decoding_and_traces_give_the_same_features(rule: str, share: float | None, sampling: Sampling) -> None:

@@ -14,10 +14,18 @@ from support.messages import usage_error
 TRIALS = 4
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("finished") / "study.sqlite"
+    run_search(f"sqlite:///{path}", world(), TRIALS)
+    return path.read_bytes()
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
-    run_search(f"sqlite:///{tmp_path}/study.sqlite", world(), TRIALS)
-    return tmp_path / "study.sqlite"
+def database(finished: bytes, tmp_path: Path) -> Path:
+    path = tmp_path / "study.sqlite"
+    path.write_bytes(finished)
+    return path
 
 
 def change(database: Path, statement: str, *values: Any) -> str:
@@ -27,7 +35,7 @@ def change(database: Path, statement: str, *values: Any) -> str:
     return usage_error(lambda: run_search(f"sqlite:///{database}", world(), TRIALS))
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -66,7 +74,7 @@ def test_a_damaged_record_ends_the_search(record: str, database: Path) -> None:
     assert said.startswith("the record 'ended with at most 4 trials' in the study's storage does not match its digest")
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -30,6 +30,7 @@ def forecast(traces: Traces) -> ReplayForecast:
     return ReplayForecast(traces, SPACE, COSTS)
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize("length", SPACE.draft_lengths)
 @pytest.mark.parametrize("rule", SPACE.rules)
 def test_forecast_speed_is_that_of_a_replay(traces: Traces, forecast: ReplayForecast, rule: str, length: int) -> None:

@@ -71,7 +71,7 @@ def test_trials_record_what_held_and_none_is_repeated(lapses: float) -> None:
     assert all(passes(world, t.setting) == t.feasible for t in searched.trials)
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("middle", [3.0, 7.0, 10.0, 14.0])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_frozen_sequence_is_nearly_as_fast_as_the_best_that_passes(seed: int, middle: float) -> None:

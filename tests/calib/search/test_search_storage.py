@@ -60,21 +60,23 @@ def test_finished_trials_are_not_repeated(kind: str, tmp_path: Path, alone: Sear
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> optuna.Study:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[optuna.Study, SearchResult]:
     url = place("sqlite", tmp_path_factory.mktemp("study"))
-    run_search(url, world())
-    return optuna.load_study(study_name="study", storage=url)
+    found = run_search(url, world(), trials=8)
+    return optuna.load_study(study_name="study", storage=url), found
 
 
-def test_the_study_holds_parameters_values_and_constraints(study: optuna.Study, alone: SearchResult) -> None:
-    assert [t.value for t in study.trials] == [t.value for t in alone.trials]
-    for trial, expected in zip(study.trials, alone.trials, strict=True):
+def test_the_study_holds_parameters_values_and_constraints(recorded: tuple[optuna.Study, SearchResult]) -> None:
+    study, found = recorded
+    assert [t.value for t in study.trials] == [t.value for t in found.trials]
+    for trial, expected in zip(study.trials, found.trials, strict=True):
         assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "draft", "tree", "logit_share"]
         assert trial.constraints["shortfall"] == expected.shortfall
 
 
-def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Study, alone: SearchResult) -> None:
-    for trial, expected in zip(study.trials, alone.trials, strict=True):
+def test_a_trial_has_attributes_of_its_setting_and_its_result(recorded: tuple[optuna.Study, SearchResult]) -> None:
+    study, found = recorded
+    for trial, expected in zip(study.trials, found.trials, strict=True):
         shown, fuzzy = trial.user_attrs, expected.setting
         assert (shown["rule"], shown["divergence"], shown["draft_length"]) == astuple(fuzzy)[:3]
         assert (shown["threshold"], shown["problems"]) == (fuzzy.threshold, expected.problems)
@@ -84,7 +86,7 @@ def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Stud
         assert expected.lost == shown["lost"] == pytest.approx((target & ~kept).mean())
         assert expected.gained == shown["gained"] == pytest.approx((kept & ~target).mean())
         assert shown["churn"] == pytest.approx((target != kept).mean())
-    assert any(t.lost > 0 for t in alone.trials)
+    assert any(t.lost > 0 for t in found.trials)
 
 
 @pytest.mark.slow
@@ -97,11 +99,12 @@ def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
     assert optuna.load_study(study_name="study", storage=url).best_trial.value == best.value
 
 
-def test_dashboards_find_which_trials_are_infeasible(study: optuna.Study, alone: SearchResult) -> None:
+def test_dashboards_find_which_trials_are_infeasible(recorded: tuple[optuna.Study, SearchResult]) -> None:
     """optuna-dashboard 0.21 reads the list that samplers of Optuna 4 wrote: _serializer.py, CONSTRAINTS_KEY."""
+    study, found = recorded
     read = [trial.system_attrs.get("constraints", []) for trial in study.trials]
-    assert [all(value <= 0 for value in values) for values in read] == [t.feasible for t in alone.trials]
-    assert not all(t.feasible for t in alone.trials)
+    assert [all(value <= 0 for value in values) for values in read] == [t.feasible for t in found.trials]
+    assert not all(t.feasible for t in found.trials)
 
 
 @pytest.mark.thinned(every=2)

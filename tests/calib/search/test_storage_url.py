@@ -35,7 +35,7 @@ def secret(middle: str) -> str:
     return f"Zq7{middle}9Xk"
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=12)
 @pytest.mark.parametrize("shape", SHAPES)
 @given(middle=PASSWORDS)
 @example(middle="@")
@@ -51,7 +51,7 @@ def test_a_password_is_never_shown(shape: str, middle: str) -> None:
         assert "9Xk" not in shown
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=11)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("password", ["Zq79Xk", "Zq7@9Xk"])
 def test_a_search_refuses_a_bad_url_without_the_password(

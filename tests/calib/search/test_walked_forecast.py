@@ -53,7 +53,7 @@ def test_lengths_between_those_that_were_walked_are_on_a_line_of_the_logarithm()
     assert found == pytest.approx([2, 4, 6])
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("tree", [None, SHAPE], ids=str)
 @pytest.mark.parametrize("rule", ["coupled", "sd"])
 def test_lossless_rules_are_forecast_as_they_were_decoded(tree: TreeShape | None, rule: str) -> None:

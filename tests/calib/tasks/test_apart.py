@@ -45,7 +45,7 @@ def test_a_process_is_used_again() -> None:
     assert DEEDS("who a") == DEEDS("who b") != str(os.getpid())
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize(
     ("text", "why"),
     [

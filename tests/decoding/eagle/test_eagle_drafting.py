@@ -16,7 +16,7 @@ from support.models.tiny_heads import HEADS
 from support.models.tiny_models import llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
 
-NEW = 20
+NEW = 12
 SHAPES = [None, TreeShape(1, 9), TreeShape(3, 12), TreeShape(2, 5), TreeShape(1, 1)]
 
 
@@ -28,11 +28,11 @@ def target() -> Any:
 @pytest.mark.parametrize(("kind", "tree", "lean"), product(HEADS, SHAPES, [True, False]), ids=str)
 @pytest.mark.thinned(every=11)
 def test_q_is_that_of_a_dense_computation(kind: str, tree: TreeShape | None, lean: bool, target: Any) -> None:
-    """In every round of texts in three rows, at every decided token, the target's states and the head's own.
+    """In every round of texts in four rows, at every decided token, the target's states and the head's own.
 
     Two prompts have a single token, the pair of which has no feature before it.
     """
-    head, prompts = HEADS[kind](target), [[7], *ragged_prompts(6), [9]]
+    head, prompts = HEADS[kind](target), [[7], *ragged_prompts(3), [9]]
     decoder = SpeculativeDecoder(target, head, word_tokenizer(), rule="fsd-coupled", threshold=0.3, tree=tree,
                                  draft_length=3, lean=lean)  # fmt: skip
     checked = 0
@@ -51,7 +51,7 @@ def test_q_is_that_of_a_dense_computation(kind: str, tree: TreeShape | None, lea
                 checked += 1
 
     with torch.inference_mode():
-        decoder.generate(prompts, NEW, 0.9, batch_size=3, observer=observe)
+        decoder.generate(prompts, 16, 0.9, batch_size=4, observer=observe)
     assert checked > 60
 
 
@@ -65,7 +65,7 @@ def test_lossless_texts_are_the_targets_own(kind: str, rule: str, temperature: f
         target, HEADS[kind](target), word_tokenizer(), rule=rule, draft_length=4,
         threshold=None if rule == "coupled" else -1.0,
     )  # fmt: skip
-    prompts = ragged_prompts(20)
+    prompts = ragged_prompts(8)
     own = decoder.generate(prompts, NEW, temperature, rule="target")
     rounds = {}
     for tree in SHAPES:
@@ -85,9 +85,9 @@ def test_a_text_does_not_depend_on_its_batch(kind: str, tree: TreeShape | None, 
     """Nor do its rounds, its counts, or its interval of T, with refills."""
     decoder = SpeculativeDecoder(target, HEADS[kind](target), word_tokenizer(), rule="fsd-coupled", threshold=0.4,
                                  draft_length=3, tree=tree)  # fmt: skip
-    prompts = ragged_prompts(9)
+    prompts = ragged_prompts(5)
     alone = [decoder.generate([prompt], NEW, 0.9, ids=[i])[0] for i, prompt in enumerate(prompts)]
-    for size in (2, 9):
+    for size in (2, 5):
         for one, other in zip(alone, decoder.generate(prompts, NEW, 0.9, batch_size=size), strict=True):
             assert replace(one, interval=(0.0, 0.0)) == replace(other, interval=(0.0, 0.0))
             assert one.interval == pytest.approx(other.interval, abs=1e-6)  # norms are fp32

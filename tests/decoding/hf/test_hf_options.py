@@ -90,7 +90,7 @@ def test_every_lossless_rule_gives_what_generate_gives(fsd_rule: str, fsd_draft_
     assert same(fsd(batch(), fsd_rule=fsd_rule, fsd_draft_length=fsd_draft_length, **options), plain_batch())
 
 
-@pytest.mark.thinned(every=4)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_of_generate_are_honoured(option: str) -> None:
     expected = plain(batch(), **OPTIONS[option])

@@ -63,7 +63,7 @@ def law_of_two(prompt: list[int], warpers: LogitsProcessorList) -> np.ndarray[An
     return law
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("name", WARPERS)
 @pytest.mark.parametrize("fsd_rule", ["sd", "fsd-coupled"])
 def test_sampled_texts_follow_the_targets_law(fsd_rule: str, name: str) -> None:

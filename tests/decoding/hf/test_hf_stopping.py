@@ -47,7 +47,7 @@ def criteria(*each: StoppingCriteria) -> dict[str, Any]:
     return {"stopping_criteria": StoppingCriteriaList(each)}
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize("eos", [{}, {"eos_token_id": None}], ids=["with EOS", "without EOS"])
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_criterion_that_remembers_rows_of_the_batch(rows: int, eos: dict[str, Any]) -> None:
