@@ -22,8 +22,8 @@ from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # the cores that workers are started for by default
 
-# The first call into torch takes longer than Hypothesis's 200 ms, and so does any call on a busy machine. Every run draws
-# other examples: half of Hypothesis's hundred are half the time.
+# The first call into torch takes longer than Hypothesis's 200 ms, and so does any call on a busy machine. Every run
+# draws other examples: half of Hypothesis's hundred are half the time.
 settings.register_profile("fsd", deadline=None, max_examples=50)
 settings.load_profile("fsd")
 

@@ -47,10 +47,9 @@ class SettingGrid:
         for t in trials:
             ratio = t.tokens_per_second / forecast.tokens_per_second(t.setting)
             ratios.setdefault(t.arm.family, []).append(ratio)
-        corrections = {arm: float(np.mean(ratios.get(arm.family, [1.0]))) for arm in set(self.arms)}
-        return SettingGrid(
-            self.arms, self.logit_shares, self.speeds * np.array([corrections[arm] for arm in self.arms])
-        )
+        by_arm = {arm: float(np.mean(ratios.get(arm.family, [1.0]))) for arm in set(self.arms)}
+        corrections = np.array([by_arm[arm] for arm in self.arms])
+        return SettingGrid(self.arms, self.logit_shares, self.speeds * corrections)
 
 
 def settings_at(points: Iterable[Point], speeds: Sequence[float] | None = None) -> SettingGrid:
