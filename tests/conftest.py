@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from xdist import is_xdist_controller
 
 from fsd_common.pages.page import FOLDER as PAGES
 from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
@@ -33,8 +32,8 @@ UNTIL = "FSD_SLOW_TESTS_UNTIL"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Not in the process that only waits for pytest-xdist's workers, which start as soon as it has."""
-    if is_xdist_controller(session):
+    """Imports what takes seconds, but not in the process that starts pytest-xdist's workers and waits for them."""
+    if session.config.getoption("dist", "no") != "no" and not hasattr(session.config, "workerinput"):
         return
     import torch
 
