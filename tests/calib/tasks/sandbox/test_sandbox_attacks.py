@@ -45,6 +45,7 @@ def test_a_program_cannot_claim_a_success(name: str) -> None:
     assert_the_next_is_right()
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize(
     "path",
     [Path("/etc/passwd"), Path.home(), user_cache_path(), Path(__file__), Path("/proc/self/environ"), Path("/sys")],
