@@ -4,6 +4,7 @@ are measured by few rounds, and commands start worker processes, which import fo
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -13,27 +14,44 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
 from fsd_common.pages.page import FOLDER as PAGES
 from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 
-if not torch.cuda.is_available():  # Triton looks at it when it is first imported
-    os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # the cores that workers are started for by default
 
-from support.calibration.quick_costs import measure_few_rounds
-
-measure_few_rounds()
-
-# The first call into torch takes longer than Hypothesis's 200 ms, and so does any call on a busy machine.
-settings.register_profile("fsd", deadline=None)
+# The first call into torch takes longer than Hypothesis's 200 ms, and so does any call on a busy machine. Every run
+# draws other examples: half of Hypothesis's hundred are half the time.
+settings.register_profile("fsd", deadline=None, max_examples=50)
 settings.load_profile("fsd")
 
 
 UNTIL = "FSD_SLOW_TESTS_UNTIL"
 """Names the variable with the time, in seconds of the epoch, from when on slow tests are skipped."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Imports what takes seconds, but not in the process that starts pytest-xdist's workers and waits for them."""
+    if session.config.getoption("dist", "no") != "no" and not hasattr(session.config, "workerinput"):
+        return
+    import torch
+
+    if not torch.cuda.is_available():  # Triton looks at it when it is first imported
+        os.environ["TRITON_INTERPRET"] = "1"
+    from support.calibration.quick_costs import measure_few_rounds
+
+    measure_few_rounds()
+    gc.disable()  # until all tests are collected, which makes millions of objects that stay
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the garbage collector would go through modules and tests for seconds, again and again
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # at exit, nanobind calls what was never freed leaks
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -87,6 +105,8 @@ def cache(folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
+    import torch
+
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

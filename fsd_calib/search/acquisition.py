@@ -47,7 +47,8 @@ class SettingGrid:
         for t in trials:
             ratio = t.tokens_per_second / forecast.tokens_per_second(t.setting)
             ratios.setdefault(t.arm.family, []).append(ratio)
-        corrections = np.array([np.mean(ratios.get(arm.family, [1.0])) for arm in self.arms])
+        by_arm = {arm: float(np.mean(ratios.get(arm.family, [1.0]))) for arm in set(self.arms)}
+        corrections = np.array([by_arm[arm] for arm in self.arms])
         return SettingGrid(self.arms, self.logit_shares, self.speeds * corrections)
 
 

@@ -42,7 +42,7 @@ class _Stopping:
 @pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("way", ["along the target", "sd"])
 def test_an_interrupted_run_continues(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
-    task, settings = tiny_task(70, max_new_tokens=8), {"batch_size": 2, "temperature": 1.0, **WAYS[way]}
+    task, settings = tiny_task(70, max_new_tokens=4), {"batch_size": 2, "temperature": 1.0, **WAYS[way]}
     whole = collect(tmp_path / "whole", pair, task, **settings)
     assert whole.manifest.portion == 32
     for after in (5, 40, 71):

@@ -1,7 +1,6 @@
-"""Collected rows equal values computed another way, column by column, in both ways of collecting.
+"""Collected rows, hidden states among them, equal values computed another way, in both ways of collecting.
 
-Float64 on tiny random models, where only a mistake can differ; fp32 on the bundled pair (slow).
-"""
+Float64 on tiny random models, where only a mistake can differ; fp32 on the bundled pair (slow)."""
 
 from __future__ import annotations
 
@@ -11,14 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from fsd_calib import load_task
+from fsd_calib import NGram, load_task
+from fsd_collectors.collection.measures import HiddenStates, Measures
+from fsd_collectors.collection.on_policy import OnPolicy
 from fsd_collectors.split import tuning_and_certification
 from fsd_collectors.store.reading import Traces
 from fsd_collectors.store.verifying import verify
+from fsd_common.errors import UsageError
 from fsd_data import pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model, load_tokenizer
+from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import CONTEXT, EOS, FAMILIES, VOCABULARY, random_model
 from support.models.tiny_pair import related
 from support.models.tiny_task import TinyTask, tiny_task
@@ -69,7 +73,7 @@ def compare(traces: Traces, models: tuple[Any, Any], task: Any, tokenizer: Any, 
     assert np.concatenate(agreed, 1).mean(1).min() >= agreeing
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_equal_a_computation_from_the_models_alone(
@@ -96,7 +100,7 @@ def test_families_that_process_logits_after_the_last_layer(family: str, tmp_path
     compare(traces, models, task, TOKENIZER, off=1e-5, agreeing=1.0)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("way", WAYS)
 def test_results_do_not_depend_on_the_batch(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(9)
@@ -108,7 +112,7 @@ def test_results_do_not_depend_on_the_batch(way: str, pair: tuple[Any, Any], tmp
         pd.testing.assert_frame_equal(tables[0], other, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("way", WAYS)
 def test_small_chunks_give_the_same_rows(
     way: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +150,7 @@ def test_rows_along_the_target_equal_decisions_of_decoding(
         assert both[name].to_numpy() == pytest.approx(both[f"{name}_along"].to_numpy(), abs=1e-6), name
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "along the target"])
 def test_rows_hold_the_outcome_of_every_draft(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(14, max_new_tokens=16)
@@ -235,3 +239,47 @@ def test_fifty_problems_of_the_bundled_pair(way: str, temperature: float, tmp_pa
     traces = collect(tmp_path, models, task, **settings | WAYS[way])
     compare(traces, models, task, tokenizer, off=5e-4, agreeing=0.998)
     assert traces.to_pandas(table="completions").correct.mean() > 0.5
+
+
+def _last_states(model: Any, texts: list[list[int]]) -> list[Array]:
+    with torch.inference_mode():
+        return [model(torch.tensor([t]), output_hidden_states=True).hidden_states[-1][0].numpy() for t in texts]
+
+
+@pytest.mark.thinned(every=2)
+@pytest.mark.parametrize("way", ["along the target", "fsd-coupled"])
+def test_hidden_states_are_those_that_q_was_computed_from(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
+    task = tiny_task(9)
+    traces = collect(tmp_path / "whole", pair, task, hidden="whole", **WAYS[way])
+    assert (traces.manifest.hidden, traces.manifest.projected) == (32, False)
+    prompts = {p.id: TOKENIZER(p.prompt)["input_ids"] for p in task.problems}
+    for problem, rows, completion in by_problem(traces):
+        texts, counts = contexts(rows, prompts[problem], list(completion.tokens))
+        expected = [states[-n:] for states, n in zip(_last_states(pair[1], texts), counts, strict=True)]
+        assert np.stack(list(rows.draft_hidden)) == pytest.approx(np.concatenate(expected), abs=5e-3)  # fp16 of up to 5
+    whole = np.stack(list(traces.to_pandas().draft_hidden)).astype(np.float64)
+    projected = collect(tmp_path / "projected", pair, task, hidden=12, **WAYS[way])
+    assert (projected.manifest.hidden, projected.manifest.projected) == (12, True)
+    narrow = np.stack(list(projected.to_pandas().draft_hidden))
+    matrix = np.linalg.lstsq(whole, narrow.astype(np.float64))[0]
+    assert whole @ matrix == pytest.approx(narrow, abs=0.02)
+    # Entries are N(0, 1/12): the sum of 384 squares of such, times 12, is chi-squared, which leaves [250, 540] with
+    # probability 4e-7 (and the seed is fixed).
+    assert 250 < 12 * (matrix**2).sum() < 540
+
+
+@pytest.mark.slow
+def test_hidden_states_need_a_model_in_eager_mode(pair: tuple[Any, Any]) -> None:
+    assert HiddenStates(pair[1], 3, 2**70).width == 3  # whatever a seed may be
+    with pytest.raises(UsageError, match=r"NGram\(\) has no hidden state; leave it out"):
+        HiddenStates(NGram(), 4, 0)
+    with pytest.raises(UsageError, match="the draft is compiled"):
+        HiddenStates(torch.compile(pair[1]), 4, 0)
+    with pytest.raises(UsageError, match="hidden is 33, but the draft's state has 32 components"):
+        HiddenStates(pair[1], 33, 0)
+    for wrong in (0, True, "half"):
+        with pytest.raises(UsageError, match=f"hidden is {wrong!r}"):
+            HiddenStates(pair[1], wrong, 0)  # type: ignore[arg-type]
+    decoder = SpeculativeDecoder(*pair, TOKENIZER, compile="capture")
+    with HiddenStates(pair[1], "whole", 0, calls=5) as states, pytest.raises(Exception, match="eager drafts only"):
+        decoder.generate([[3, 4]], 4, observer=OnPolicy(Measures(["js"], "raw", Sampling()), states))

@@ -203,7 +203,7 @@ def rows_along(decoder: SpeculativeDecoder, prompt: list[int], result: Result) -
     return [{"same_token": s, "sd_accepts": s, "js": d, "draft_top1": t} for s, d, t in columns]
 
 
-@pytest.mark.thinned(every=4)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("length", [1, 3, 6])
 @pytest.mark.parametrize("rule", sorted(EXACT))
 def test_decoding_equals_replay_until_a_substitution(

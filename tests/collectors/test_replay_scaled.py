@@ -107,7 +107,7 @@ def decoder() -> SpeculativeDecoder:
     return tiny_decoder()
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("policy", [Alternating(), Unsure()], ids=["alternating", "unsure"])
 @pytest.mark.parametrize("rule", ["fsd", "fsd-coupled"])
 def test_decoding_equals_replay_until_a_substitution(

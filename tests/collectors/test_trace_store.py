@@ -54,7 +54,7 @@ def same(actual: list[Any], reference: list[Any]) -> bool:
 # --- reading ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize("of", [ALONG, ON], ids=["along", "on"])
 @pytest.mark.parametrize("table", ["tokens", "completions", "rounds"])
 def test_every_reader_returns_every_column(of: Manifest, table: str, tmp_path: Path) -> None:

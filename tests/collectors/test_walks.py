@@ -35,7 +35,7 @@ def first_rounds(decoder: SpeculativeDecoder, **settings: Any) -> tuple[Walks, l
 
 
 @pytest.mark.parametrize(("shape", "rule", "temperature"), product(SHAPES, ["fsd-coupled", "fsd"], [0.0, 1.0]), ids=str)
-@pytest.mark.thinned(every=7)
+@pytest.mark.thinned(every=16)
 def test_a_walk_at_any_threshold_is_the_round_that_is_decoded_there(
     shape: TreeShape | None, rule: str, temperature: float
 ) -> None:

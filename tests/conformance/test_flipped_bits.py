@@ -188,7 +188,7 @@ KINDS = {
     "verified traces": Kind(
         lambda folder: write(folder, ON), lambda folder: subjects.verify_traces(folder, {}), (0.9, 1.0), slow=True
     ),
-    "digests of weights": Kind(make_digests, read_digests, (0.0, 0.0), 60, forgets=True, files="cache/fingerprints/*"),
+    "digests of weights": Kind(make_digests, read_digests, (0.0, 0.0), 20, forgets=True, files="cache/fingerprints/*"),
     "head in training": Kind(
         make_training, lambda folder: subjects.read_training(folder, {}), files="unfinished/*", says=("unfinished",)
     ),

@@ -182,7 +182,7 @@ def test_broken_logits_in_a_later_round_are_named_and_finished_results_kept(
     assert all(result == sound[i] for i, result in error.finished.items())
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=9)
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("rule", RULES)
 def test_minus_infinity_is_a_probability_of_zero(prompts: list[list[int]], rule: str, role: str) -> None:

@@ -41,7 +41,7 @@ def reference(name: str, p: np.ndarray, q: np.ndarray) -> float:
     return formula()
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("name", DIVERGENCES)
 @given(logits=LOGITS)
 def test_agrees_with_scipy(name: str, logits: np.ndarray) -> None:
@@ -51,7 +51,7 @@ def test_agrees_with_scipy(name: str, logits: np.ndarray) -> None:
     assert divergence(name, target.float(), draft.float()).item() == pytest.approx(expected, abs=2e-6, rel=2e-4)
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize(("there", "back"), [(n, MIRROR.get(n, n)) for n in DIVERGENCES if n != "doubt"])
 @given(logits=LOGITS)
 def test_exchanging_target_and_draft(there: str, back: str, logits: np.ndarray) -> None:
@@ -75,7 +75,7 @@ def test_impossible_tokens_and_huge_logits_keep_the_bounds(logits: np.ndarray, d
             assert actual[name] == pytest.approx(reference(name, p, q), abs=1e-12, rel=1e-9)
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("name", DIVERGENCES)
 @given(logits=arrays.arrays(np.float64, (7,), elements=st.floats(-12, 12)), shift=st.floats(-5, 5))
 def test_equal_distributions_have_no_divergence(name: str, logits: np.ndarray, shift: float) -> None:
@@ -101,7 +101,7 @@ def test_results_are_fp32_for_any_dtype(dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual, divergence("js", logits.float(), logits.float().flip(-1)))
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("name", DIVERGENCES)
 @given(logits=LOGITS, k=st.integers(1, 9))
 def test_top_k_form_is_the_same_on_k_tokens_and_one_bucket(name: str, logits: np.ndarray, k: int) -> None:

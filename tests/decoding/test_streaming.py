@@ -1,21 +1,50 @@
-"""Streaming: the pieces concatenate to the generated text, whatever the tokenizer does at their borders."""
+"""Texts as they grow: pieces concatenate to the generated text, and it ends where transformers' `generate` ends it."""
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.text import StopStrings, TextStream
+from fsd_decoding.text import StopStrings, TextStream, text_pieces
 from support.models.scripted_models import TEXT, generating
-from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
+from support.models.tiny_models import EOS, VOCABULARY, llama, word_tokenizer
+from support.models.tiny_pair import related
 from support.models.tiny_tokenizers import TOKENIZERS, decode_whole
+
+
+@pytest.mark.thinned(every=3)
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(st.data())
+def test_pieces_join_to_any_text_and_to_any_beginning_of_it(kind: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[kind]
+    tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=14))
+    text = decode_whole(tokenizer, tokens)
+    cut = data.draw(st.integers(0, len(text)))
+    for wanted in (text, text[:cut]):
+        pieces = text_pieces(tokenizer, tokens, wanted)
+        assert len(pieces) == len(tokens)
+        assert "".join(pieces) == wanted
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
+def test_a_character_belongs_to_the_token_that_completes_it(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    text = "a你éx😀"
+    pieces = text_pieces(tokenizer, tokenizer(text)["input_ids"], text)
+    assert [piece for piece in pieces if piece.strip()] == [*text]
+    assert "\ufffd" not in "".join(pieces)
+    assert len(pieces) >= 1 + 3 + 2 + 1 + 4
+    assert pieces[-1] == "😀"
+
 
 NEW = 24
 STOPS = ["w5", "w12 w"]
@@ -34,7 +63,7 @@ def stream_pieces(tokenizer: Any, tokens: list[int], sizes: list[int]) -> list[s
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.data())
 def test_pieces_concatenate_to_any_text(kind: str, data: st.DataObject) -> None:
@@ -70,7 +99,7 @@ def test_a_possible_start_of_a_stop_string_is_held_back() -> None:
     assert [stream.push(tokens[:n]) for n in range(5, 9)] == ["", "a", "b", "<"]
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.data())
 def test_stop_strings_are_found_when_they_are_completed(kind: str, data: st.DataObject) -> None:
@@ -127,7 +156,7 @@ def test_a_text_that_ends_anywhere_is_streamed(kind: str) -> None:
         assert "".join(pair.stream([5], room)) == decode_whole(pair.tokenizer, tokens[:room])
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=9)
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
 @pytest.mark.parametrize(
     "stop", [[TEXT[0]], [TEXT[:9]], ["😀🎉 naïve 你好, don't"], ["你", "é"], ["\n\n"], ["zz"], ["."]]
@@ -153,7 +182,7 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 12))] for _ in range(10)]
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("rule", ["target", "sd", "fsd", "fsd-coupled"])
 def test_pieces_concatenate_to_the_text_of_generate(
     decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str
@@ -199,3 +228,45 @@ def test_invalid_arguments_are_refused_at_the_call(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         decoder.stream(prompt, **more)  # without requesting a piece
+
+
+PROMPTS = [[first, 5, 11] for first in range(2, 32, 3)]
+CONFIGURED: dict[str, Any] = {
+    "none": None,
+    "one": EOS[1],
+    "several": list(EOS[1:]),
+    "a tensor": torch.tensor(EOS[2]),
+    "an empty list": [],
+}
+
+
+@pytest.mark.thinned(every=5)
+@pytest.mark.parametrize("rule", ["target", "coupled"])
+@pytest.mark.parametrize("case", CONFIGURED)
+def test_a_text_ends_where_generate_ends_it(case: str, rule: str) -> None:
+    """None of these configurations names the tokenizer's EOS, of which `generate` does not know."""
+    target, draft = related(seed=1, spread=0.05)
+    target.generation_config.eos_token_id = CONFIGURED[case]
+    results = SpeculativeDecoder(target, draft, word_tokenizer(), rule=rule).generate(PROMPTS, 40)
+    expected = _generated_of(case)
+    for result, (tokens, ended) in zip(results, expected, strict=True):
+        assert result.tokens == tokens
+        assert (result.finish_reason == "eos") == ended
+    assert any(EOS[0] in tokens for tokens, _ in expected)  # the tokenizer's own, within a text
+
+
+@cache
+def _generated_of(case: str) -> list[tuple[list[int], bool]]:
+    target, _ = related(seed=1, spread=0.05)
+    target.generation_config.eos_token_id = CONFIGURED[case]
+    return [_generated(target, prompt) for prompt in PROMPTS]
+
+
+def _generated(target: Any, prompt: list[int]) -> tuple[list[int], bool]:
+    """The new tokens of `generate`, without the EOS that ends them, and whether there is one."""
+    ids = torch.tensor([prompt])
+    out = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+    tokens = out[0, len(prompt) :].tolist()
+    configured = target.generation_config.eos_token_id
+    ends = [] if configured is None else torch.as_tensor(configured).flatten().tolist()
+    return (tokens[:-1], True) if tokens[-1] in ends else (tokens, False)

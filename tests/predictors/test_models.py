@@ -21,13 +21,13 @@ from fsd_predictors.training.evaluation import auc, calibration_error, falls
 from support.traces.acceptance_rows import FEATURES, SHARE, SHARES, Array, Labels, rows
 
 HIDDEN = 8
-FIT, MEND, JUDGE = 20_000, 10_000, 10_000  # rows
+FIT, MEND, JUDGE = 12_000, 10_000, 10_000  # rows
 
 UNFITTED: dict[str, Callable[[], AcceptanceModel]] = {
     "logistic": lambda: Logistic(share=SHARE),
     "boosted": lambda: Boosted(share=SHARE),
-    "head": lambda: MLP(share=SHARE, steps=500),
-    "head on hidden states": lambda: MLP(share=SHARE, hidden=HIDDEN, steps=500),
+    "head": lambda: MLP(share=SHARE, steps=300),
+    "head on hidden states": lambda: MLP(share=SHARE, hidden=HIDDEN, steps=300),
 }
 MADE = [*UNFITTED, *(f"{name}, calibrated" for name in UNFITTED)]
 
@@ -55,7 +55,7 @@ class TestConformance:
         assert np.allclose(chances.sum(1), 1, atol=1e-12, rtol=0)
         assert (fitted(name).predict(seen) == (chances[:, 1] > 0.5)).all()
 
-    @pytest.mark.thinned(every=3)
+    @pytest.mark.thinned(every=8)
     def test_parameters_make_the_same_model(self, name: str) -> None:
         model = clone(fitted(name))
         assert str(model.get_params()) == str(fitted(name).get_params())
@@ -73,7 +73,7 @@ class TestConformance:
         parameter, value = next((key, value) for key, value in model.get_params().items() if key in ("knots", "leaves"))
         assert model.set_params(**{parameter: value + 1}).get_params()[parameter] == value + 1
 
-    @pytest.mark.thinned(every=3)
+    @pytest.mark.thinned(every=8)
     def test_never_falls_in_the_share(self, name: str) -> None:
         seen = np.random.default_rng(4).normal(0, 3, (10_000, fitted(name).n_features_in_))
         assert falls(fitted(name), seen, SHARES) == 0
@@ -157,7 +157,7 @@ def test_learns_interactions(name: str) -> None:
 
 def test_head_reads_hidden_states() -> None:
     seen, y, _ = drawn("head on hidden states", JUDGE, 2)
-    blind = MLP(share=SHARE, steps=500).fit(*[each[:FIT] for each in (seen[:, :FEATURES], y)])
+    blind = MLP(share=SHARE, steps=300).fit(*[each[:FIT] for each in (seen[:, :FEATURES], y)])
     seeing = auc(y, fitted("head on hidden states").predict_proba(seen)[:, 1])
     assert seeing > auc(y, blind.predict_proba(seen[:, :FEATURES])[:, 1]) + 0.03
 
@@ -174,7 +174,7 @@ def test_the_rise_with_the_share_differs_by_context() -> None:
 
 
 class TestCalibrated:
-    @pytest.mark.thinned(every=2)
+    @pytest.mark.thinned(every=4)
     @pytest.mark.parametrize("name", UNFITTED)
     def test_corrects_a_biased_model(self, name: str) -> None:
         """Fitted on rows of which three of four accepted ones were dropped; compared with the true probabilities."""

@@ -40,7 +40,7 @@ RULES: list[StoppingRule] = [
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @given(st.integers(0, 10_000), st.integers(1, 6))
 def test_arrays_and_single_rows_get_the_same_decisions(rule: StoppingRule, seed: int, steps: int) -> None:
@@ -221,7 +221,7 @@ class Right:
         return float(self.predict_proba(np.array([values]))[0, 1])
 
 
-def random_traces(completions: int = 300, tokens: int = 60, seed: int = 0) -> MemoryTraces:
+def random_traces(completions: int = 100, tokens: int = 60, seed: int = 0) -> MemoryTraces:
     """Acceptance with probabilities from .4 to 1; T < 0 accepts `same_token` alone, T = .5 half of the others too."""
     rng = np.random.default_rng(seed)
     shape = completions, tokens
@@ -236,7 +236,7 @@ def random_traces(completions: int = 300, tokens: int = 60, seed: int = 0) -> Me
             ]
             for rows in zip(same, js, chance, strict=True)
         ],
-        per_table=100,
+        per_table=40,
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_the_same_settings_make_the_same_predictor(training_traces: Traces, tmp_
     assert made[0] == made[1] != made[2]
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [

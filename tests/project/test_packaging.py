@@ -37,7 +37,7 @@ APPS = [
 ]
 
 
-@pytest.mark.thinned(every=4)
+@pytest.mark.thinned(every=10)
 @pytest.mark.parametrize("app", APPS)
 def test_help_answers_without_heavy_imports(app: str) -> None:
     code = f"""

@@ -64,7 +64,7 @@ class Noting:
         yield advance
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize(
     ("rule", "decoder"),
     [("fsd-coupled", tiny_decoder()), *((rule, sampled()) for rule in ("fsd", "fsd-sd", "typical", "ensemble"))],

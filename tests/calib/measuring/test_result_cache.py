@@ -1,9 +1,16 @@
-"""The result cache: its hits. Without models: keys and results are written by hand."""
+"""The result cache: its hits, and damage to its files, with real processes that are killed. Without models."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import random
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -13,8 +20,13 @@ from hypothesis import strategies as st
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
+from fsd_calib.storage import LOGS
+from fsd_common.errors import UsageError
+from fsd_common.files import set_aside
 from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.engine.result import Result
 from support.calibration.cached_results import KEY, QUERY, key, result
+from support.child_processes import kill, remaining_messages, start_process
 
 
 def is_hit(threshold: float | None, *, own: float | None, lo: float, hi: float, cache_key: CacheKey = KEY) -> bool:
@@ -133,3 +145,194 @@ def test_equal_keys_have_equal_hashes_and_others_do_not() -> None:
     other = KEY.setting.under("fsd")
     changed = [dataclasses.replace(KEY, **change) for change in ({"seed": 0}, {"stop": ["a"]}, {"setting": other})]
     assert len({k.hash for k in (KEY, *changed)}) == 4
+
+
+MANY = [KeyedPrompt(i, f"problem {i}") for i in range(300)]
+
+
+def texts(seed: int = 0) -> list[Result]:
+    rng = random.Random(seed)
+    return [result("".join(rng.choices("abc \n0123456789é", k=rng.randrange(400))), rng.random(), 2.0) for _ in MANY]
+
+
+def filled(path: Path) -> dict[int, CachedText]:
+    with ResultCache(path) as store:
+        return {i: store.add(KEY, a, 0.2, r) for i, (a, r) in enumerate(zip(MANY, texts(), strict=True))}
+
+
+def named(path: Path) -> list[str]:
+    """Returns the warnings of opening, reading and writing the file, which must succeed whatever it holds."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ResultCache(path) as store:
+            store.find(KEY, MANY, 0.2)
+            store.add(KEY, QUERY, 0.9, result())
+            assert store.find(KEY, [QUERY], 0.9)
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_person_can_read_the_tables(tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    found = sqlite3.connect(tmp_path / "cache").execute(
+        "SELECT keys.key FROM keys JOIN decodings ON hash = decodings.key"
+    )
+    assert set(found) == {(KEY.json,)}
+
+
+def test_a_reopened_cache_has_lost_nothing(tmp_path: Path) -> None:
+    added = filled(tmp_path / "new folder" / "cache")
+    with ResultCache(tmp_path / "new folder" / "cache") as store:
+        assert store.find(KEY, MANY, 0.2) == added
+
+
+@pytest.mark.parametrize("values", ["text = x'ff'", "text = NULL", "lo = NULL, threshold = 0.2", "rounds = 'many'"])
+def test_a_row_that_cannot_be_read_renames_the_file(values: str, tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    file = sqlite3.connect(tmp_path / "cache")
+    file.execute(f"UPDATE decodings SET {values} WHERE problem = 9")
+    file.commit()
+    file.close()
+    (line,) = named(tmp_path / "cache")
+    assert "is damaged (" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_renamed(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    filled(path)
+    os.truncate(path, int(share * path.stat().st_size))
+    (line,) = named(path)
+    assert "is damaged" in line
+    assert "\n" not in line
+    assert named(path) == []  # the new file is intact
+
+
+def test_other_files_are_renamed_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    for number, content in enumerate((b"{}\n", b"\0" * 5000, random.Random(0).randbytes(100_000)), 1):
+        path.write_bytes(content)
+        assert "not a database" in named(path)[0] or "it is not a cache" in named(path)[0]
+        assert (tmp_path / f"cache.damaged-{number}").read_bytes() == content
+        path.unlink()
+    sqlite3.connect(path).execute("CREATE TABLE mine (a)")
+    assert "it is not a cache of decodings of fsd-calib" in named(path)[0]
+    assert sqlite3.connect(tmp_path / "cache.damaged-4").execute("SELECT * FROM mine").fetchall() == []
+
+
+def test_a_file_of_another_version_is_renamed(tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    sqlite3.connect(tmp_path / "cache").execute("PRAGMA user_version = 7")
+    assert "its schema has version 7, and this fsd-calib reads 2" in named(tmp_path / "cache")[0]
+
+
+def test_damaged_bytes_in_a_warning_do_not_act_on_a_terminal(tmp_path: Path) -> None:
+    """SQLite quotes the schema as it stands in the file."""
+    path = tmp_path / "cache"
+    filled(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"CREATE TABLE decodings", b"CREATE TABLE \x1b[2Jdings"))
+    (line,) = named(path)
+    assert "malformed database schema" in line
+    assert line.isprintable()
+
+
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "cache"):
+        with pytest.raises(UsageError, match=r"cache of decodings '.*' cannot be used \(.*\); free space or repair it"):
+            ResultCache(path)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind this user")
+def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    (tmp_path / "cache").chmod(0o400)
+    with pytest.raises(UsageError, match="readonly"):
+        ResultCache(tmp_path / "cache")
+
+
+def test_open_caches_switch_to_the_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    with ResultCache(path) as here, ResultCache(path) as there:
+        here.add(KEY, QUERY, 0.2, result())
+        set_aside(path, LOGS)  # as another process does on finding the damage
+        assert here.find(KEY, [QUERY], 0.2) == {}
+        there.add(KEY, QUERY, 0.2, result("new"))
+        assert here.find(KEY, [QUERY], 0.2)[0].text == "new"
+    assert (tmp_path / "cache.damaged-1").exists()
+
+
+# --- processes --------------------------------------------------------------------------------------------
+
+
+def add_and_announce(pipe: Connection, path: Path, problems: Iterable[int]) -> None:
+    with ResultCache(path) as store:
+        for i in problems:
+            store.add(KEY, KeyedPrompt(i, f"problem {i}"), 0.2, result(f"text {i}" * 20))
+            pipe.send(i)
+
+
+@pytest.mark.slow
+def test_no_added_row_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
+    path, rng, announced = tmp_path / "cache", random.Random(0), list[int]()
+    for run in range(10):
+        process, pipe = start_process(add_and_announce, path, range(run * 10**6, (run + 1) * 10**6))
+        announced.append(pipe.recv())
+        time.sleep(rng.uniform(0, 0.15))
+        kill(process)
+        announced += remaining_messages(pipe)
+        with ResultCache(path) as store:  # a warning would be an error
+            found = store.find(KEY, [KeyedPrompt(i, f"problem {i}") for i in announced], 0.2)
+        assert [found[n].text for n in range(len(announced))] == [f"text {i}" * 20 for i in announced]
+    assert len(announced) > 100
+    assert not list(tmp_path.glob("*damaged*"))
+
+
+def share(pipe: Connection, path: Path, number: int) -> None:
+    """Adds its own rows and some of its neighbour's, and finds all rows in the end."""
+    pipe.recv()
+    rows = [KeyedPrompt(i, "p") for i in range(600)]
+    with ResultCache(path) as store:
+        for i in range(200 * number, 200 * number + 250):
+            store.add(KEY, rows[i % 600], 0.2, result(f"text {i % 600}"))
+            store.find(KEY, rows[:: 1 + i % 50], 0.2)
+        pipe.send("done")
+        pipe.recv()
+        pipe.send({i: kept.text for i, kept in store.find(KEY, rows, 0.2).items()})
+
+
+@pytest.mark.slow
+def test_three_processes_create_and_share_one_file(tmp_path: Path) -> None:
+    children = [start_process(share, tmp_path / "cache", number) for number in range(3)]
+    for order in ("begin", "look"):
+        for _, pipe in children:
+            pipe.send(order)
+        replies = [pipe.recv() for _, pipe in children]
+    assert replies == [{i: f"text {i}" for i in range(600)}] * 3
+    for process, _ in children:
+        process.join()
+        assert process.exitcode == 0
+
+
+def add_when_told(pipe: Connection, path: Path, problem: int) -> None:
+    pipe.recv()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ResultCache(path) as store:
+            store.add(KEY, KeyedPrompt(problem, "p"), 0.2, result())
+    pipe.send(len(caught))
+
+
+@pytest.mark.slow
+def test_a_damaged_file_is_renamed_once_by_several_processes(tmp_path: Path) -> None:
+    for round_ in range(5):
+        path = tmp_path / f"{round_}"
+        path.write_bytes(b"no database")
+        children = [start_process(add_when_told, path, problem) for problem in range(6)]
+        for _, pipe in children:
+            pipe.send("go")
+        assert sum(pipe.recv() for _, pipe in children) == 1
+        with ResultCache(path) as store:
+            assert len(store.find(KEY, [KeyedPrompt(problem, "p") for problem in range(6)], 0.2)) == 6
+        assert not path.with_name(f"{round_}.damaged-2").exists()

@@ -142,7 +142,7 @@ def test_the_chosen_number_holds_within_and_is_told_once() -> None:
     ]
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize(
     ("program", "given", "spins"),
     [

@@ -57,7 +57,7 @@ def selectable(searched: SearchResult) -> list[FinishedTrial]:
     return [t for t in nondominated(searched.trials) if t.retention >= SELECTABLE]
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize("middle", [5.0, 7.0, 9.5])
 @pytest.mark.parametrize("low", [2.0, 4.0])
 def test_the_selectable_front_has_six_points_spread_out(low: float, middle: float) -> None:

@@ -1,11 +1,13 @@
-"""Storage of a search: journals and databases, several processes, killed processes, damage."""
+"""Storage of a search: journals and databases, several processes, killed processes, damage, URLs without passwords."""
 
 from __future__ import annotations
 
 import os
 import random
 import sqlite3
+import string
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from multiprocessing.connection import Connection
@@ -14,9 +16,11 @@ from typing import Any
 
 import optuna
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from fsd_calib.search.space import Space
-from fsd_calib.search.storage_url import check_storage
+from fsd_calib.search.storage_url import check_storage, is_url, reason, without_password
 from fsd_calib.search.study_storage import first_recorded, open_journal, open_storage
 from fsd_calib.search.trials import SearchResult, freeze, record_recounts, search, setting_attributes
 from fsd_common.progress.base import Silent
@@ -60,21 +64,23 @@ def test_finished_trials_are_not_repeated(kind: str, tmp_path: Path, alone: Sear
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> optuna.Study:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[optuna.Study, SearchResult]:
     url = place("sqlite", tmp_path_factory.mktemp("study"))
-    run_search(url, world())
-    return optuna.load_study(study_name="study", storage=url)
+    found = run_search(url, world(), trials=8)
+    return optuna.load_study(study_name="study", storage=url), found
 
 
-def test_the_study_holds_parameters_values_and_constraints(study: optuna.Study, alone: SearchResult) -> None:
-    assert [t.value for t in study.trials] == [t.value for t in alone.trials]
-    for trial, expected in zip(study.trials, alone.trials, strict=True):
+def test_the_study_holds_parameters_values_and_constraints(recorded: tuple[optuna.Study, SearchResult]) -> None:
+    study, found = recorded
+    assert [t.value for t in study.trials] == [t.value for t in found.trials]
+    for trial, expected in zip(study.trials, found.trials, strict=True):
         assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "draft", "tree", "logit_share"]
         assert trial.constraints["shortfall"] == expected.shortfall
 
 
-def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Study, alone: SearchResult) -> None:
-    for trial, expected in zip(study.trials, alone.trials, strict=True):
+def test_a_trial_has_attributes_of_its_setting_and_its_result(recorded: tuple[optuna.Study, SearchResult]) -> None:
+    study, found = recorded
+    for trial, expected in zip(study.trials, found.trials, strict=True):
         shown, fuzzy = trial.user_attrs, expected.setting
         assert (shown["rule"], shown["divergence"], shown["draft_length"]) == astuple(fuzzy)[:3]
         assert (shown["threshold"], shown["problems"]) == (fuzzy.threshold, expected.problems)
@@ -84,7 +90,7 @@ def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Stud
         assert expected.lost == shown["lost"] == pytest.approx((target & ~kept).mean())
         assert expected.gained == shown["gained"] == pytest.approx((kept & ~target).mean())
         assert shown["churn"] == pytest.approx((target != kept).mean())
-    assert any(t.lost > 0 for t in alone.trials)
+    assert any(t.lost > 0 for t in found.trials)
 
 
 @pytest.mark.slow
@@ -97,11 +103,12 @@ def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
     assert optuna.load_study(study_name="study", storage=url).best_trial.value == best.value
 
 
-def test_dashboards_find_which_trials_are_infeasible(study: optuna.Study, alone: SearchResult) -> None:
+def test_dashboards_find_which_trials_are_infeasible(recorded: tuple[optuna.Study, SearchResult]) -> None:
     """optuna-dashboard 0.21 reads the list that samplers of Optuna 4 wrote: _serializer.py, CONSTRAINTS_KEY."""
+    study, found = recorded
     read = [trial.system_attrs.get("constraints", []) for trial in study.trials]
-    assert [all(value <= 0 for value in values) for values in read] == [t.feasible for t in alone.trials]
-    assert not all(t.feasible for t in alone.trials)
+    assert [all(value <= 0 for value in values) for values in read] == [t.feasible for t in found.trials]
+    assert not all(t.feasible for t in found.trials)
 
 
 @pytest.mark.thinned(every=2)
@@ -373,3 +380,161 @@ def test_a_killed_search_resumes_in_postgresql(postgres: Postgres, alone: Search
 
 def test_the_space_is_the_workers(alone: SearchResult) -> None:
     assert {t.setting.divergence for t in alone.trials} == set(SPACE.divergences)
+
+
+TRIALS = 4
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("finished") / "study.sqlite"
+    run_search(f"sqlite:///{path}", world(), TRIALS)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def database(finished: bytes, tmp_path: Path) -> Path:
+    path = tmp_path / "study.sqlite"
+    path.write_bytes(finished)
+    return path
+
+
+def change(database: Path, statement: str, *values: Any) -> str:
+    """Returns what a search with the changed study ends with."""
+    with sqlite3.connect(database) as file:
+        assert file.execute(statement, values).rowcount > 0
+    return usage_error(lambda: run_search(f"sqlite:///{database}", world(), TRIALS))
+
+
+@pytest.mark.thinned(every=5)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE trial_values SET value = value + 1 WHERE trial_id = 2",
+        "UPDATE trial_params SET param_value = param_value + 0.01 WHERE trial_id = 2 AND param_name = 'logit_share'",
+        "UPDATE trial_user_attributes SET value_json = '0.5' WHERE trial_id = 2 AND key = 'retention'",
+        "DELETE FROM trial_user_attributes WHERE trial_id = 2 AND key = 'churn'",
+        "DELETE FROM trial_system_attributes WHERE trial_id = 2 AND key = 'digest'",
+    ],
+)
+def test_a_changed_trial_ends_the_search(statement: str, database: Path) -> None:
+    said = change(database, statement)
+    assert said.startswith("trial 1 in the study's storage does not match its digest")
+    assert "give another one" in said
+
+
+@pytest.mark.thinned(every=3)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE trials SET state = 'FAIL' WHERE trial_id = 2",
+        "UPDATE trials SET state = 'WAITING' WHERE trial_id = 2",
+        "DELETE FROM trials WHERE trial_id = 2",
+    ],
+)
+def test_a_trial_that_is_gone_ends_the_search(statement: str, database: Path) -> None:
+    assert "one of the trials 0, 1, 2, 3" in change(database, statement)
+
+
+@pytest.mark.thinned(every=6)
+@pytest.mark.parametrize(
+    "record", ["null", '"x"', "[1]", '{"value": []}', '{"value": [0], "digest": "0"}', '{"value": [0], "digest": 1}']
+)
+def test_a_damaged_record_ends_the_search(record: str, database: Path) -> None:
+    said = change(database, "UPDATE trial_user_attributes SET value_json = ? WHERE key LIKE 'ended%'", record)
+    assert said.startswith("the record 'ended with at most 4 trials' in the study's storage does not match its digest")
+
+
+@pytest.mark.thinned(every=5)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE trial_user_attributes SET value_json = '{' WHERE trial_id = 2",
+        "UPDATE trial_user_attributes SET value_json = '{' WHERE key LIKE 'ended%'",
+        "UPDATE trials SET state = 'NONE' WHERE trial_id = 2",
+        "UPDATE trial_params SET distribution_json = '{}' WHERE trial_id = 2",
+        "UPDATE trial_params SET distribution_json = '[' WHERE trial_id = 2",
+    ],
+)
+def test_a_row_that_cannot_be_read_is_an_error_in_one_line(statement: str, database: Path) -> None:
+    said = change(database, statement)
+    assert str(database) in said
+    assert "failed" in said
+
+
+SHAPES = [
+    "postgresql://user:{}@host/db", "postgresql:/user:{}@host/db", "postgres//user:{}@host/db",
+    "postgresql:user:{}@host/db", "postgres://user:{}@host:5432/db", "mysql+foo://u:{}@h/x", "mysql+://u:{}@h/x",
+    "sqlite:///u:{}@h/x", "sqlite:///u:{}@h",
+    "sqlite+pysqlite:////u:{}@h", "sqlite://u:{}@h/x", "sqlite:/u:{}@h/x", "user:{}@host/db", "//user:{}@host/db",
+    "postgresql://user:{}", "postgresql://user:{}/db", "postgresql://:{}@host/db", "postgresql://{}@host/db",
+    "postgresql://user:{}@host:port/db", "postgresql://user:{}@[::1]/db", "postgresql://user:{}@[::1/db",
+    "postgresql://user:{}@host/db?sslmode=x", "postgresql://host/db?user=u&password={}",
+    " postgresql://user:{}@host/db", "postgresql ://user:{}@host/db", "nosuch://user:{}@host/db",
+    "://user:{}@host/db", "user:{}@host", "oracle:thin:user/{}@host", "postgresql://user:{} @host/db",
+    "redis:{}@host", "a b://user:{}@host", "mysql+pymysql:user:{}@host/db", "POSTGRESQL:/user:{}@HOST/DB",
+    "host=h user=u password={}", "Driver=x;Pwd={};", "x PASSWORD = {}",
+]  # fmt: skip
+PASSWORDS = st.text(string.ascii_letters + string.digits + "@:/?#%&[]+= éß\\'\"!$*", min_size=1, max_size=12)
+
+
+def secret(middle: str) -> str:
+    """A password that no message holds by chance; its parts are marked, so that a half shown is found, too."""
+    return f"Zq7{middle}9Xk"
+
+
+@pytest.mark.thinned(every=12)
+@pytest.mark.parametrize("shape", SHAPES)
+@given(middle=PASSWORDS)
+@example(middle="@")
+@example(middle="/")
+@example(middle="%40")
+@example(middle="://")
+@settings(max_examples=60, deadline=None)
+def test_a_password_is_never_shown(shape: str, middle: str) -> None:
+    url = shape.format(secret(middle))
+    assert is_url(url)
+    for shown in (without_password(url), reason(url, ValueError(f"cannot connect to {url!r} by {secret(middle)}"))):
+        assert "Zq7" not in shown
+        assert "9Xk" not in shown
+
+
+@pytest.mark.thinned(every=11)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("password", ["Zq79Xk", "Zq7@9Xk"])
+def test_a_search_refuses_a_bad_url_without_the_password(
+    shape: str, password: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fsd_calib.search.study_storage._TRIES", 1)
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        said = usage_error(lambda: run_search(shape.format(password), world(), trials=1))
+    assert "Zq7" not in said
+    assert "9Xk" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["study.log", "/data/study.log", "./user:pw@host/study.log", "C:/data/me@home/study.log", "C:\\data\\study.log",
+     "~/a:b@c", "./a://b", "runs@home/study.log", "12:30/study.log", "sqlite.log", "postgresql/study.log"],
+)  # fmt: skip
+def test_a_path_is_no_url(path: str) -> None:
+    assert not is_url(path)
+    assert without_password(path) == path
+
+
+def test_what_may_be_shown_is_shown() -> None:
+    assert without_password("sqlite:////data/study.db") == "sqlite:////data/study.db"
+    assert without_password("postgresql://me:secret@host/db").startswith("postgresql URL (not shown")
+    refused = OSError('connection to "host" failed: password authentication failed for user "me"\nmore')
+    said = reason("postgresql://me:secret@host/db", refused)
+    assert said == 'connection to "***" failed: password authentication failed for user "***"'
+
+
+@pytest.mark.parametrize("storage", ["sqlite:////data/study.db", "postgresql://me:secret@host/db"])
+def test_bytes_that_a_driver_quotes_do_not_act_on_a_terminal(storage: str) -> None:
+    damaged = ValueError('malformed schema: unrecognized token: "\x1a\x1b[2J"')
+    assert reason(storage, damaged) == r'malformed schema: unrecognized token: "\x1a\x1b[2J"'

@@ -107,7 +107,7 @@ def tiny(grader_of: str, tmp_path: Path) -> Task:
     return replace(made, problems=problems, max_new_tokens=12)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("least", [None, 0.6])
 def test_right_is_what_agrees_with_the_target_under_the_same_seed(

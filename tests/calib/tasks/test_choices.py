@@ -150,7 +150,7 @@ def test_a_part_of_a_number_is_no_choice(text: str, letter: str | None) -> None:
     assert final_choice(text, ("0", "1", "5", "6")) == letter
 
 
-@pytest.mark.thinned(every=7)
+@pytest.mark.thinned(every=19)
 @pytest.mark.parametrize(
     "part",
     ["*", "(", ")", "\n", " ", "answer is ", "answer is A ", "answer is not A ", "So ", "B is ", "I choose ", "A and ",

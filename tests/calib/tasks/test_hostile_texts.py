@@ -35,7 +35,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("name", GRADERS)
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.integers(1, 60))
 def test_any_text_has_a_verdict(name: str, pieces: list[str], times: int) -> None:
@@ -47,7 +47,7 @@ def test_any_text_has_a_verdict(name: str, pieces: list[str], times: int) -> Non
 
 
 @pytest.mark.parametrize(("piece", "name"), product(PIECES, GRADERS))
-@pytest.mark.thinned(every=19)
+@pytest.mark.thinned(every=57)
 def test_a_piece_repeated_takes_no_long_time(name: str, piece: str) -> None:
     assert _seconds(GRADERS[name], piece, "", 100_000) < 5
     assert _seconds(GRADERS[name], piece, "x", 100_000) < 5

@@ -34,7 +34,7 @@ def saved(case: PromptCase, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.thinned(every=4)
+@pytest.mark.thinned(every=7)
 def test_a_command_and_a_calibration_ask_alike(
     case: PromptCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_command_and_a_calibration_ask_alike(
     assert "does not apply" not in shown.err
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=7)
 def test_python_asks_alike(case: PromptCase, tmp_path: Path) -> None:
     task, tokenizer = case.task(tmp_path), case.tokenizer(tmp_path)
     followed = ThresholdProfile.load(saved(case, tmp_path))

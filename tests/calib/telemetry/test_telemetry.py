@@ -68,7 +68,7 @@ def observe_run(decoder: SpeculativeDecoder, **settings: Any) -> tuple[pd.DataFr
     return telemetry.frame(), results, rounds
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=12)
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("rule", ["fsd-coupled", "fsd-sd", "fsd", "sd", "coupled", "target"])
 def test_counts_are_those_of_the_results(decoder: SpeculativeDecoder, rule: str, batch_size: int) -> None:

@@ -158,7 +158,7 @@ def test_an_entropy_policy_scales_by_entropies(seed: int, of: Any) -> None:
     assert judged.fuzzy.tolist() == (judged.divergences <= bounds).tolist()
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
 @pytest.mark.parametrize("name", ["js", "doubt", "js@3"])
 def test_kernels_find_the_same_in_place_and_by_copies(

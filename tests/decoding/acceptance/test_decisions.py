@@ -174,7 +174,7 @@ def decoder() -> SpeculativeDecoder:
     return tiny_decoder(seed=3)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rule", RULES)
 def test_decisions_follow_the_formulas(decoder: SpeculativeDecoder, rule: str, sampling: dict[str, Any]) -> None:

@@ -86,7 +86,7 @@ def inside(result: Result, rng: Random) -> float:
     return rng.uniform(lo + ROUNDING, hi - ROUNDING)
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=12)
 @pytest.mark.parametrize("end", [0, 1], ids=["below lo", "from hi"])
 def test_outside_the_interval_the_bounding_decision_flips(run: Run, end: int) -> None:
     """Up to that decision nothing changes; then a D that was accepted is the smallest rejected one, or the reverse.
@@ -107,7 +107,7 @@ def test_outside_the_interval_the_bounding_decision_flips(run: Run, end: int) ->
             assert without_interval(now) != without_interval(was)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=6)
 def test_the_lower_end_is_inside_and_the_upper_is_not(run: Run) -> None:
     """[lo, hi) holds to the last bit, where only the threshold differs between two decodings."""
     finite = [0, 0]

@@ -197,7 +197,7 @@ def test_ensemble_emits_from_the_mixture(sampling: Sampling, threshold: float) -
     assert (one > 0.95) == (share == 1.0)
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=6)
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
 @pytest.mark.parametrize("name", ["sd", "coupled"])
 def test_lossless_rules_emit_the_targets_distribution(name: str, sampling: Sampling) -> None:

@@ -79,7 +79,7 @@ def test_from_zero_and_in_batches_of_one_size_divergence_is_never_above_the_budg
         assert float(budget.current) >= 0
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("rows", [1, 32])
 @pytest.mark.parametrize(("measure", "per_token"), [("divergence", 0.01), ("substitutions", 0.25)])
 def test_a_reachable_budget_is_spent_to_two_percent_on_a_stream_that_changes(

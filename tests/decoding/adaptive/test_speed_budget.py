@@ -165,7 +165,7 @@ def step(count: int, factor: float = 2.0) -> Any:
     return lambda n: SECONDS * (factor if n >= count else 1.0)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("world", STRANGE)
 @pytest.mark.parametrize("rows", [1, 32])
 def test_the_requested_speed_is_made_after_the_settling_time_when_costs_double_halfway(world: str, rows: int) -> None:

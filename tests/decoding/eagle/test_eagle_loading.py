@@ -38,7 +38,7 @@ def drafted(target: Any, draft: Any, **settings: Any) -> list[tuple[Any, ...]]:
     return [(r.tokens, r.rounds, r.accepted) for r in results]
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("pickled", [False, True])
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_loaded_head_drafts_as_the_one_that_was_saved(kind: str, pickled: bool, target: Any, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_drafting_by_ngram_keeps_the_targets_text(
     assert tokens_and_reasons(actual) == tokens_and_reasons(alone)
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("rule", RULES)
 def test_drafting_by_ngram_works_with_every_rule_and_batch_size(
     ngram_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str
@@ -142,7 +142,7 @@ def unlikely_token(state: DraftState) -> Tensor:
 POLICIES = [never, always, after_two, pseudo_random, unlikely_token]
 
 
-@pytest.mark.thinned(every=7)
+@pytest.mark.thinned(every=17)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("rule", "temperature"), LOSSLESS)
 def test_no_policy_changes_a_lossless_text(
@@ -225,7 +225,7 @@ def test_sampled_sd_keeps_the_distribution_under_a_policy_that_reads_q() -> None
     assert chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-6
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("rule", ["sd", "coupled", "fsd", "fsd-coupled"])
 def test_each_prompt_may_have_its_own_draft_length(
     model_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str

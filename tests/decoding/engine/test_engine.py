@@ -25,7 +25,7 @@ def decoder() -> SpeculativeDecoder:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    return ragged_prompts(40)
+    return ragged_prompts(20)
 
 
 def tokens(results: list[Result]) -> list[list[int]]:
@@ -48,7 +48,7 @@ def generate_with_transformers(model: torch.nn.Module, prompt: list[int]) -> lis
     return written[: next((i for i, t in enumerate(written) if t in EOS), len(written))]
 
 
-@pytest.mark.thinned(every=4)
+@pytest.mark.thinned(every=10)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_model_families_decode_as_in_transformers(family: str, prompts: list[list[int]]) -> None:
     """With ragged rows, refills and rollback; sliding windows of 6 tokens on texts of up to 36."""
@@ -114,8 +114,7 @@ def test_a_text_ends_with_the_context(decoder: SpeculativeDecoder) -> None:
             assert free.tokens == alone.tokens
 
 
-@pytest.mark.thinned(every=2)
-@pytest.mark.parametrize("widths", [(152064, 151936), (151936, 152064)], ids=str)
+@pytest.mark.parametrize("widths", [(640, 512), (512, 640)], ids=str)
 def test_vocabularies_padded_to_different_widths_use_their_common_part(widths: tuple[int, int]) -> None:
     """As Qwen2.5's 7B and 0.5B do. The wider model's largest logit is always that of a padding token."""
     target, draft = llama(seed=1, layers=4, vocab_size=widths[0]), llama(seed=2, layers=1, vocab_size=widths[1])
@@ -139,7 +138,7 @@ def test_vocabularies_padded_to_different_widths_use_their_common_part(widths: t
 PLACES = [(30, 12, [1, 30]), (30, 32, [1, 8]), (27, 32, [1, 8]), (29, 32, [2, 5]), (28, 32, [2, 6])]
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize(("prompt", "new", "lengths"), PLACES, ids=str)
 def test_different_draft_lengths_leave_slots_for_every_prompt(prompt: int, new: int, lengths: list[int]) -> None:
     """A row at its maximum length beside one that drafts more tokens than the full row has slots left."""

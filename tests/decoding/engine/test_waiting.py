@@ -89,7 +89,7 @@ CASES = [(how, rule, sampling) for how in HOW for rule in RULES if fits(how, RUL
 
 
 @pytest.mark.parametrize(("how", "rule", "sampling"), CASES)
-@pytest.mark.thinned(every=25)
+@pytest.mark.thinned(every=61)
 def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
     settings = EngineSettings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])

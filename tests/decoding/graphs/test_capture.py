@@ -40,7 +40,7 @@ def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
     return captured_copy(plain)
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=9)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", RULES)
 def test_replayed_rounds_give_the_same_results(

@@ -38,15 +38,15 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 GRAPHS = [*((case, "capture") for case in PAIRS), (list(PAIRS)[-1], True)]  # compiled: the one with most operations
 WAYS: list[Any] = [(case, False) for case in PAIRS]
 WAYS += [pytest.param(*way, marks=pytest.mark.slow) for way in GRAPHS]
-PROMPTS = ragged_prompts(12)
+PROMPTS = ragged_prompts(6)
 SETTINGS: list[dict[str, Any]] = [
     {"rule": "target"}, {"rule": "sd", "temperature": 0.8}, {"rule": "fsd-coupled", "threshold": 0.2}
 ]  # fmt: skip
 
 
 def texts(decoder: SpeculativeDecoder, **settings: Any) -> list[Result]:
-    """Twelve prompts in four rows, so that rows are refilled."""
-    return decoder.generate(PROMPTS, 40, draft_length=3, batch_size=4, **settings)
+    """Six prompts in four rows, so that rows are refilled."""
+    return decoder.generate(PROMPTS, 24, draft_length=3, batch_size=4, **settings)
 
 
 def tokens(decoder: SpeculativeDecoder, **settings: Any) -> list[tuple[list[int], int]]:
@@ -64,7 +64,7 @@ def pair_of(case: str, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
     return random_model(target, seed=0).to(dtype), random_model(draft, seed=1).to(dtype)
 
 
-@pytest.mark.thinned(every=4)
+@pytest.mark.thinned(every=9)
 @pytest.mark.parametrize(("case", "compile"), WAYS)
 def test_texts_equal_those_of_transformers_modules(case: str, compile: bool | Literal["capture"]) -> None:
     pair = pair_of(case)
@@ -189,7 +189,7 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("case", UNFIT)
 def test_transformers_modules_run_what_it_cannot(case: str) -> None:
     make, reason = UNFIT[case]
@@ -382,7 +382,7 @@ def test_wrapped_linear_layers_are_called() -> None:
     assert not lean.packed
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("case", PAIRS)
 def test_weights_of_large_models_are_not_copied(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pair_of(case)

@@ -145,7 +145,7 @@ def ways(config: Any) -> list[str]:
     return [*attentions(config), *(["lean"] if lean else [])]
 
 
-@pytest.mark.thinned(every=9)
+@pytest.mark.thinned(every=33)
 @pytest.mark.parametrize(("case", "way"), [(case, way) for case, c in CASES.items() for way in ways(c)])
 @torch.inference_mode()
 def test_ragged_rounds_equal_the_uncached_forward(case: str, way: str) -> None:

@@ -214,7 +214,7 @@ class Recording(Tightening):
         self.checked.append((len(models), rule, divergence))
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("batch_size", [1, 7, 24])
 def test_hooks_receive_every_text_and_every_token(batch_size: int) -> None:
     policy = Recording()

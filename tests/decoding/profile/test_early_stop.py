@@ -83,7 +83,7 @@ def traces(decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Re
     return [reference_traces(decoder, *one) for one in zip(prompts, alone, strict=True)]
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=14)
 @pytest.mark.parametrize("rule", RULES, ids=named_by)
 @pytest.mark.parametrize(("accepts", "threshold"), [("coupled", -1.0), ("fsd-coupled", 0.03)])
 def test_decoding_takes_the_rounds_that_replay_says(
@@ -115,7 +115,7 @@ def test_decoding_takes_the_rounds_that_replay_says(
     assert drafted[1] < 0.9 * free
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=14)
 @pytest.mark.parametrize("rule", RULES, ids=named_by)
 @pytest.mark.parametrize(("accepts", "temperature"), [("fsd-coupled", 0.9), ("sd", 0.0)])
 def test_the_batch_changes_nothing(
@@ -134,7 +134,7 @@ def test_the_batch_changes_nothing(
     assert decoded(14) == one_by_one
 
 
-@pytest.mark.thinned(every=3)
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("rule", RULES, ids=named_by)
 def test_a_lossless_text_stays_the_targets(
     decoder: SpeculativeDecoder, prompts: list[list[int]], rule: StoppingRule

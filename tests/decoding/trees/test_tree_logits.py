@@ -51,7 +51,7 @@ def path(tree: Tree, row: int, node: int) -> list[int]:
     return [*path(tree, row, int(tree.parents[row, node - 1])), int(tree.tokens[row, node - 1])]
 
 
-@pytest.mark.thinned(every=4)
+@pytest.mark.thinned(every=10)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_nodes_are_those_of_paths(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of target and draft, in float64, against whole uncached forward passes over each path alone."""

@@ -1,4 +1,4 @@
-"""A pool of real processes: results, errors, deaths at any moment, Ctrl-C, and the end of the parent."""
+"""Batches for workers, and a pool of real processes: results, errors, deaths at any moment, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.workers.backends import LocalWorkers
-from fsd_decoding.workers.pool import WorkerPool
+from fsd_decoding.workers.pool import WorkerPool, batch_sizes
 from fsd_decoding.workers.serving import Served, serve
 from support import worker_tasks
 
@@ -350,3 +353,22 @@ def test_iterations_may_outlive_the_pool() -> None:
         outcomes = pool.run(worker_tasks.divide_by, [1, 2, 3])
         next(outcomes)
     outcomes.close()  # type: ignore[attr-defined]
+
+
+@given(st.integers(0, 5000), st.integers(1, 64), st.integers(1, 16))
+def test_batches_cover_the_problems_and_shrink(problems: int, rows: int, workers: int) -> None:
+    sizes = batch_sizes(problems, rows, workers)
+    assert sum(sizes) == problems
+    assert all(size >= 1 for size in sizes)
+    assert all(after <= before for before, after in pairwise(sizes))
+    assert max(sizes, default=0) <= 4 * rows
+    few = [size for size in sizes if size < rows]
+    assert len(few) <= workers  # of the last round alone
+    assert len(sizes) >= min(workers, problems)  # every worker gets a batch, if there are enough problems
+
+
+def test_examples() -> None:
+    assert batch_sizes(64, 32, 2) == [32, 32]
+    assert batch_sizes(20, 32, 2) == [10, 10]
+    assert batch_sizes(3, 32, 4) == [1, 1, 1]
+    assert batch_sizes(1000, 32, 2) == [128] * 4 + [122] * 2 + [61] * 4

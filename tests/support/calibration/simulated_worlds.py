@@ -114,17 +114,18 @@ class World:
         self.before(configuration)
         if configuration.rule != "target":
             self.calls.append((configuration, len(requested)))
-        correct, numbers = self.correct(configuration), [problem.id - 1000 for problem in requested]
-        return [(self._decoding(configuration, i, bool(correct[i])),) for i in numbers]
-
-    def _decoding(self, configuration: Setting, i: int, correct: bool) -> Decoding:
+        numbers = [problem.id - 1000 for problem in requested]
+        correct = self.correct(configuration)[numbers].tolist()
         if configuration.threshold is None:
-            return Decoding(correct, "", TOKENS, TOKENS, 0, 0)
-        at = self._place(configuration)
-        self.seen.add((configuration.arm, i, int(np.searchsorted(self.changes[i], at))))
-        length = configuration.draft_length
-        rounds = max(round(TOKENS * self.pace[i] / tokens_a_round(configuration.threshold, length)), 1)
-        return Decoding(correct, "", TOKENS, rounds, rounds * length, TOKENS - rounds)
+            return [(Decoding(each, "", TOKENS, TOKENS, 0, 0),) for each in correct]
+        arm, length = configuration.arm, configuration.draft_length
+        texts = (self.changes[numbers] < self._place(configuration)).sum(1)
+        self.seen.update((arm, i, text) for i, text in zip(numbers, texts.tolist(), strict=True))
+        needed = TOKENS * self.pace[numbers] / tokens_a_round(configuration.threshold, length)
+        return [
+            (Decoding(each, "", TOKENS, rounds, rounds * length, TOKENS - rounds),)
+            for each, rounds in zip(correct, np.rint(needed).clip(1).astype(int).tolist(), strict=True)
+        ]
 
     def _place(self, configuration: Setting) -> float:
         """Returns logit(u) less the configuration's shifts."""

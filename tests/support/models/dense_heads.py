@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,10 +58,16 @@ def own_states(head: Any, target: Any, tokens: list[int], features: Tensor) -> T
     return hidden + mlp(layer.mlp, norm(hidden, layer.post_attention_layernorm.weight))
 
 
+@cache
+def target_states(target: Any, layers: tuple[int, ...], text: tuple[int, ...]) -> Tensor:
+    """The target's states after each token of a text, those of these layers side by side."""
+    states = target(torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states
+    return torch.cat([states[layer] for layer in layers], -1)[0]
+
+
 def dense_q(head: Any, target: Any, text: list[int], path: list[int]) -> Tensor:
     """Logits (V,) of q after a text and drafted tokens, from one whole pass for every drafted token."""
-    states = target(torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states
-    features = torch.cat([states[layer] for layer in head.target_layers], -1)[0]
+    features = target_states(target, tuple(head.target_layers), tuple(text))
     features = features if isinstance(head, Eagle1Head) else head.fc(features)
     tokens, features = (text[1:], features[:-1]) if len(text) > 1 else (text, features)
     own = own_states(head, target, tokens, features)

@@ -29,7 +29,7 @@ def assert_the_next_is_right() -> None:
 def test_a_program_that_exhausts_something_is_ended_and_leaves_nothing(name: str) -> None:
     body, ending, said = EXHAUSTION[name]
     mark = str(SMALL.memory + 4096 * os.getpid())  # an argument of this test's processes alone
-    limits = SMALL._replace(memory=int(mark), wall=2.5 if ending == "wall limit" else SMALL.wall)
+    limits = SMALL._replace(memory=int(mark), wall=1.5 if ending == "wall limit" else SMALL.wall)
     outcome = outcome_of(body, limits)
     assert outcome.ending == ending, outcome
     assert said in outcome.output
@@ -45,6 +45,7 @@ def test_a_program_cannot_claim_a_success(name: str) -> None:
     assert_the_next_is_right()
 
 
+@pytest.mark.thinned(every=5)
 @pytest.mark.parametrize(
     "path",
     [Path("/etc/passwd"), Path.home(), user_cache_path(), Path(__file__), Path("/proc/self/environ"), Path("/sys")],

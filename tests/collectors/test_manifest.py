@@ -1,15 +1,21 @@
-"""Content keys: which differences between texts make different problems."""
+"""What a manifest says: of which content the traces are, and of which models."""
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.tasks.base import Example, Problem, Task
+from fsd_collectors.collection.run import collect_traces
+from fsd_collectors.manifest import Manifest
 from fsd_collectors.split import content_key
 from support.calibration.task_files import task_of
+from support.models import tiny_calibration
+from support.models.tiny_pair import saved
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 SPACES = st.text(" \t\n\r\v\f\x85\xa0\u2003\u3000", min_size=1)
@@ -71,3 +77,26 @@ def _problem(question: str, *choices: str) -> Problem:
 
 def _task(question: str, *choices: str) -> Task:
     return task_of([Example(question, "#### 1", None, choices)])
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = tmp_path_factory.mktemp("traces")
+    target, draft = saved(folder)
+    return collect_traces(
+        tiny_calibration.task(8), target=target, draft=draft, out=folder / "out", device="cpu",
+        model_kwargs={"attn": "eager"}, draft_model_kwargs={"attn": "sdpa"},
+    ).manifest  # fmt: skip
+
+
+def changed(manifest: Manifest, attention: str) -> Manifest:
+    """The manifest with another kind of attention in the target."""
+    content = json.loads(manifest.model_dump_json())
+    content["target"]["attention"] = attention
+    return Manifest.model_validate_json(json.dumps(content))
+
+
+def test_another_kind_of_attention_is_another_run(manifest: Manifest) -> None:
+    assert (manifest.target.attention, manifest.draft.attention) == ("eager", "sdpa")
+    assert manifest.difference(changed(manifest, "eager")) is None
+    assert manifest.difference(changed(manifest, "sdpa")) == "target.attention 'sdpa', not 'eager'"

@@ -1,18 +1,60 @@
-"""What of vLLM's engine a user may set, and what a calibration with it refuses before anything is loaded."""
+"""Our own engine passes what calibrations rely on; settings of vLLM's engine, and what is refused before loading."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from conformance.engines import EngineConformance
 from fsd_calib import calibrate
+from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.engines.vllm.loading import EngineArguments
+from fsd_calib.tasks.base import Task
 from fsd_common.errors import UsageError
 from fsd_data import pair_paths
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.profile.setting import Setting
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
-from support.models.tiny_pair import related
+from support.models.tiny_pair import related, tiny_decoder
+from support.models.tiny_task import tiny_task
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return cast(Task, tiny_task(20))
+
+
+@pytest.fixture(scope="module")
+def engine(task: Task) -> OwnEngine:
+    return OwnEngine(tiny_decoder(), task)
+
+
+class TestOwnEngine(EngineConformance):
+    """On the tiny pair in float64."""
+
+
+def test_the_draft_alone_writes_what_it_would_write_as_a_target(engine: OwnEngine, task: Task) -> None:
+    own = engine.decoder
+    as_target = OwnEngine(SpeculativeDecoder(own.draft, NGram(), own.tokenizer, own.decoding), task)
+    prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems]
+    alone, target = Setting.draft_alone("js", None), Setting.alone("js")
+
+    def texts(engine: OwnEngine, setting: Setting) -> list[str]:
+        return [result.text for result in engine.decode(DecodingRequest(setting, 0, prompts, 7))]
+
+    assert engine.runs_draft_alone
+    assert texts(engine, alone) == texts(as_target, target) != texts(engine, target)
+    assert engine.key(alone, 0) != engine.key(target, 0)
+
+
+def test_a_draft_that_is_no_model_writes_nothing_alone(engine: OwnEngine, task: Task) -> None:
+    own = engine.decoder
+    assert not OwnEngine(SpeculativeDecoder(own.target, NGram(), own.tokenizer, own.decoding), task).runs_draft_alone
+
 
 PAIR = tuple(map(str, pair_paths()))
 
