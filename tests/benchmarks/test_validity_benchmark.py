@@ -17,7 +17,8 @@ from fsd_calib.certification.power import cells
 from fsd_calib.certification.score_test import p_values
 from lib.common.forked_programs import run
 from lib.validity.attempts import RULES
-from lib.validity.sizes import LEVELS, Cell, allowed, laws_of, own_level, retention, summed_sizes
+from lib.validity.shares import allowed, own_level
+from lib.validity.sizes import LEVELS, Cell, laws_of, retention, summed_sizes
 from support.paths import BENCHMARKS
 
 RESULTS = BENCHMARKS / "results" / "validity.json"
