@@ -74,7 +74,8 @@ _FULL = Size(
 _QUICK = Size(
     Grid((50, 200), (0.8,), (0.02, 0.1), (0.98, 1.0, 1.02)), Grid((200,), (0.8,), (0.03,), (1.0,)),
     2_000, (250,), (0.03,), 1_000,
-    (Grouped(250, 5, 0.3, 0.04),), (Grouped(200, 5, 0.3, 0.04),), ((80, 0.04),), 40, (250,), (0.1,), 10, ("accuracy .3",), 1, 2,
+    (Grouped(250, 5, 0.3, 0.04),), (Grouped(200, 5, 0.3, 0.04),), ((80, 0.04),), 40, (250,), (0.1,), 10,
+    ("accuracy .3",), 1, 2,
 )  # fmt: skip
 
 
@@ -114,8 +115,9 @@ def as_markdown(results: Mapping[str, Any]) -> str:
         part = results[name]
         rows += [[], [name, f"at most {part['allowed']:.4f}", f"{len(part['above'])} above"]]
         rows += [[way, f"{largest:.4f}"] for way, largest in part["largest"].items()]
-    rows += [[], ["given_passing", f"{len(results['given_passing']['above'])} above"]]
-    rows += [[name, f"{largest:.4f}"] for name, largest in results["given_passing"]["largest"].items()]
+    for name, part in (("given_passing", results["given_passing"]), ("frozen, printed", results["frozen"]["printed"])):
+        rows += [[], [name, f"{len(part['above'])} above"]]
+        rows += [[what, f"{largest:.4f}"] for what, largest in part["largest"].items()]
     return "\n".join("| " + " | ".join(row) + " |" if row else "" for row in rows)
 
 

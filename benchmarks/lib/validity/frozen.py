@@ -51,12 +51,7 @@ def frozen(pools: Sequence[str], freezings: int, parts: int, rng: np.random.Gene
         shown.add(line(name, wanted), wrong)
     columns = "pool | wanted | way, then the share of parts with a false certificate"
     found = summarise(shares, columns, own_level(1), freezings * parts)
-    return found | {
-        "frozen": lengths,
-        "printed": shown.rows,
-        "printed_above": shown.above,
-        "printed_largest": shown.largest,
-    }
+    return found | {"lengths": lengths, "printed": shown.summary()}
 
 
 def _pool(name: str) -> tuple[Pool, PooledForecast, Any]:
