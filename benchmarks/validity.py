@@ -46,6 +46,7 @@ class Size:
     groups: tuple[Grouped, ...]
     of_tuned: tuple[Grouped, ...]  # whose settings are chosen on a tuning part
     wild: tuple[tuple[int, float], ...]  # problems and churn of what users do
+    relabelled: tuple[int, float]  # the same of more problems whose labels are changed
     replayed: int  # runs of groups and of what users do
     printed: tuple[int, ...]  # problems of certificates whose bounds are judged
     printed_churn: tuple[float, ...]
@@ -62,19 +63,19 @@ _FULL = Size(
         (0.95, 0.97, 0.98, 0.99, 1.0, 1.005, 1.01, 1.02),
     ),
     Grid(_PROBLEMS, (0.3, 0.8, 0.98), (0.005, 0.03, 0.1), (0.95, 0.98, 1.0, 1.02)),
-    20_000, (250, 660, 1319), (0.0, 0.03, 0.1), 10_000,
+    10_000, (250, 660, 1319), (0.0, 0.03, 0.1), 10_000,
     (
         *(Grouped(660, each, alike, churn) for each, alike in ((5, 0.1), (5, 0.3), (10, 0.3))
           for churn in (0.02, 0.04, 0.1)),
         Grouped(2100, 5, 0.3, 0.04), Grouped(2100, 10, 0.3, 0.04),
     ),
     (Grouped(940, 5, 0.3, 0.04), Grouped(940, 5, 0.3, 0.1)),
-    ((660, 0.04), (660, 0.1), (1320, 0.1)), 3_000, (250, 660, 2100), (0.02, 0.1), 600, tuple(POOLS), 5, 60,
+    ((660, 0.04), (660, 0.1)), (1320, 0.1), 2_000, (250, 660, 2100), (0.02, 0.1), 400, tuple(POOLS), 4, 40,
 )  # fmt: skip
 _QUICK = Size(
     Grid((50, 200), (0.8,), (0.02, 0.1), (0.98, 1.0, 1.02)), Grid((200,), (0.8,), (0.03,), (1.0,)),
     2_000, (250,), (0.03,), 1_000,
-    (Grouped(250, 5, 0.3, 0.04),), (Grouped(200, 5, 0.3, 0.04),), ((80, 0.04),), 40, (250,), (0.1,), 10,
+    (Grouped(250, 5, 0.3, 0.04),), (Grouped(200, 5, 0.3, 0.04),), ((80, 0.04),), (80, 0.04), 40, (250,), (0.1,), 10,
     ("accuracy .3",), 1, 2,
 )  # fmt: skip
 
@@ -85,7 +86,7 @@ def report(size: Size) -> dict[str, Any]:
     parts: dict[str, Callable[[], Any]] = {
         "series": lambda: series.power(size.problems, (0.99, 0.995, 1.0), size.runs // 5, rng),
         "groups": lambda: groups.groups(size.groups, size.of_tuned, size.replayed, rng),
-        "wild": lambda: wild.wild(size.wild, size.replayed, rng),
+        "wild": lambda: wild.wild(size.wild, size.relabelled, size.replayed, rng),
         "given_passing": lambda: given_passing(size.printed, size.printed_churn, size.certificates, rng),
         "frozen": lambda: frozen(size.pools, size.freezings, size.parts, rng),
         "sequences": lambda: sequences(size.problems, size.churn, size.runs, rng),

@@ -29,7 +29,7 @@ Classes = list[tuple[float, float, float, float]]
 
 NUMBERS = (1, 2, 4)  # attempts whose levels are reported
 _DEVIATIONS = 5.5  # standard deviations from a count's mean; counts beyond have a probability below 1e-6
-_EVERY = 100  # from so many likely numbers of solved problems on, every second is summed over, and so on
+_EVERY = 40  # from so many likely numbers of solved problems on, every second is summed over, and so on
 _AGAIN = 8  # a cell above its level is drawn anew with this many times as many draws
 
 
