@@ -1,4 +1,4 @@
-"""How often certificates are false, by simulation: `python benchmarks/validity.py [--quick]`; 25 minutes on one core.
+"""How often certificates are false, by simulation: `python benchmarks/validity.py [--quick]`; 20 minutes on one core.
 
 The size of the test is the probability that it passes where retention is exactly what is wanted. With one seed per
 problem it is summed over all outcomes; with four seeds it is simulated, under laws by which seeds agree in different

@@ -43,8 +43,8 @@ class GivenPassing:
 def given_passing(paired: Paired, claim: Claim, delta: float) -> GivenPassing:
     """Returns the bounds of outcomes that passed.
 
-    In simulations (benchmarks/validity.py) each lower bound is wrong in at most .019 of the certificates, where .0167
-    is allowed. The upper end of the difference needs no correction: outcomes look better than they are, not worse.
+    In simulations (benchmarks/validity.py) they are wrong together in at most .035 of 400 certificates of a population,
+    where .05 is allowed. The upper end of the difference needs no correction: outcomes look better than they are, not worse.
 
     Args:
         paired: Outcomes whose p-value is at most `delta`.
