@@ -1,7 +1,7 @@
 """How often certificates are false, by simulation: `python benchmarks/validity.py [--quick]`; 20 minutes on one core.
 
 The size of the test is the probability that it passes where retention is exactly what is wanted. With one seed per
-problem it is summed over all outcomes; with four seeds it is simulated, under laws by which seeds agree in different
+problem it is summed over outcomes; with four seeds it is simulated, under laws by which seeds agree in different
 ways. Then follow whole attempts in a fixed sequence, and five attempts on one certification part, both in many runs at
 once. Problems in groups, what users do with one target, and sequences that the real search froze go through the real
 ledger, holdout and test. Among certificates that passed, `given_passing` and `frozen` say how often what is printed

@@ -94,7 +94,7 @@ def summed_sizes(cell: Cell) -> Floats:
     p = cell.population
     either = 1 - p.both_wrong
     solved = _likely(cell.problems, either)
-    solved = solved[:: 1 + len(solved) // _EVERY]  # many have all but the same sizes
+    solved = solved[:: 1 + len(solved) // _EVERY]  # their neighbours have all but the same sizes
     weights = binom.pmf(solved, cell.problems, either)
     weights /= weights.sum()
     conditional = [_conditional_sizes(int(s), cell, p.lost / either, p.gained / either) for s in solved]
