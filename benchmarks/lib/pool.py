@@ -25,14 +25,15 @@ from fsd_calib import CostModel
 from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.run import HOPELESS, chance_of, pass_model_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.measuring.evaluator import Evaluator
+from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.space import Space
-from fsd_calib.search.trials import freeze, search
+from fsd_calib.search.trials import SearchResult, freeze, search
 from fsd_calib.tasks.asking import Asking
 from fsd_calib.tasks.base import Example, Problem, Task
 from fsd_calib.tasks.kinds.arithmetic import ARITHMETIC
@@ -45,7 +46,7 @@ from lib.common.results import RESULTS
 FOLDER = RESULTS / "pool"
 TARGET = Setting("target", "js", 1)
 CONFIDENCE = 0.95
-DELTA = attempt_level(CONFIDENCE, 1)
+DELTA = attempt_level(CONFIDENCE, 1)  # the significance level of a first attempt
 _BASELINE = 256  # tuning problems that the lossless rule decodes
 _TRIALS = 30
 _POINTS = 200  # thresholds per arm at which the truth is computed
@@ -317,6 +318,53 @@ def draw(pool: Pool, first: int, count: int, random: np.random.Generator) -> lis
     return [pool.problems[i] for i in np.sort(random.choice(first, count, replace=False)).tolist()]
 
 
+class Frozen(NamedTuple):
+    """What was chosen on a tuning part, and what it showed."""
+
+    settings: Sequence[Setting]
+    tuning: Evaluator
+    searched: SearchResult
+    baseline: Spent
+
+
+def freeze_on_pool(
+    decode: CountingPool, forecast: Forecast, space: Space, tuning: Sequence[Problem], certification: int, wanted: float
+) -> Frozen:
+    """Runs the search and the freezing of `fsd-calibrate` with its defaults.
+
+    Args:
+        certification: Number of problems that will certify.
+    """
+    evaluator = Evaluator(decode, tuning, "tuning")
+    lossless = _lossless(evaluator, space, forecast)
+    alone = evaluator.measure(TARGET)
+    baseline = Spent.by(decode)
+    goal = Goal(min_acc=wanted, confidence=CONFIDENCE)
+    bar = pass_model_of(goal, certification, DELTA, alone)
+    objective = MaxSpeed(chance_of(goal, certification, DELTA), f"retention {wanted}", bar, lossless)
+    searched = search(evaluator, alone, forecast, space, objective, None, "pool", _TRIALS, Silent())
+    frozen = [
+        configuration
+        for configuration in freeze(searched, space, evaluator, alone, forecast, objective)
+        if forecast.measured(evaluator.measure(configuration)) > lossless
+        and objective.chance(evaluator.measure(configuration), alone) >= HOPELESS
+    ]
+    return Frozen(frozen, evaluator, searched, baseline)
+
+
+def certify_on_pool(
+    decode: Decode, frozen: Frozen, certification: Sequence[Problem], wanted: float
+) -> SequenceVerdict | None:
+    """Certifies what was frozen, with a new ledger; None: nothing was."""
+    if not frozen.settings:
+        return None
+    with AttemptLedger(None) as ledger:
+        ledger.tuned_on("pool", frozen.tuning.problems)
+        part = Holdout(Evaluator(decode, certification, "certification"), ledger, "pool", "pool, retention", "")
+        claim = Claim(wanted, problems=len(certification), confidence=CONFIDENCE)
+        return part.open(frozen.settings, TARGET, claim, CONFIDENCE).decide()
+
+
 def calibrate_on_pool(
     decode: CountingPool,
     forecast: Forecast,
@@ -326,30 +374,18 @@ def calibrate_on_pool(
     wanted: float,
 ) -> Calibrated:
     """Runs the steps of `fsd-calibrate` with its defaults. Only the decoder is replaced, which counts each step."""
-    evaluator = Evaluator(decode, tuning, "tuning")
-    lossless = _lossless(evaluator, space, forecast)
-    alone = evaluator.measure(TARGET)
-    baseline = Spent.by(decode)
-    goal, number = Goal(min_acc=wanted, confidence=CONFIDENCE), len(certification)
-    bar = pass_model_of(goal, number, DELTA, alone)
-    objective = MaxSpeed(chance_of(goal, number, DELTA), f"retention {wanted}", bar, lossless)
-    searched = search(evaluator, alone, forecast, space, objective, None, "pool", _TRIALS, Silent())
-    frozen = [
-        configuration
-        for configuration in freeze(searched, space, evaluator, alone, forecast, objective)
-        if forecast.measured(evaluator.measure(configuration)) > lossless
-        and objective.chance(evaluator.measure(configuration), alone) >= HOPELESS
-    ]
-    until_frozen = Spent.by(decode)
-    passed = _passed(Evaluator(decode, certification, "certification"), tuning, frozen, wanted)
-    held = [trial for trial in searched.trials if trial.feasible]
+    frozen = freeze_on_pool(decode, forecast, space, tuning, len(certification), wanted)
+    until_frozen, trials = Spent.by(decode), frozen.searched.trials
+    verdict = certify_on_pool(decode, frozen, certification, wanted)
+    passed = frozen.settings[: 0 if verdict is None or verdict.passed is None else verdict.passed + 1]
+    held = [trial for trial in trials if trial.feasible]
     return Calibrated(
         tuned=max(held, key=lambda trial: trial.tokens_per_second).setting if held else None,
-        frozen=frozen,
-        certified=max(passed, key=lambda c: forecast.measured(evaluator.measure(c)), default=None),
-        trials=len(searched.trials),
-        baseline=baseline,
-        search=until_frozen - baseline,
+        frozen=frozen.settings,
+        certified=max(passed, key=lambda c: forecast.measured(frozen.tuning.measure(c)), default=None),
+        trials=len(trials),
+        baseline=frozen.baseline,
+        search=until_frozen - frozen.baseline,
         certificate=Spent.by(decode) - until_frozen,
     )
 
@@ -359,17 +395,3 @@ def _lossless(evaluator: Evaluator, space: Space, forecast: Forecast) -> float:
     arms = [Setting("coupled", space.divergences[0], length) for length in space.draft_lengths]
     best = max(arms, key=lambda arm: forecast.tokens_per_second(replace(arm, rule=space.rules[0], threshold=0.0)))
     return forecast.measured(evaluator.measure(best, _BASELINE))
-
-
-def _passed(
-    evaluator: Evaluator, tuning: Sequence[Problem], frozen: Sequence[Setting], wanted: float
-) -> Sequence[Setting]:
-    if not frozen:
-        return ()
-    with AttemptLedger(None) as ledger:
-        ledger.tuned_on("pool", tuning)
-        claim = Claim(wanted, problems=len(evaluator.problems))
-        verdict = (
-            Holdout(evaluator, ledger, "pool", "pool, retention", "").open(frozen, TARGET, claim, CONFIDENCE).decide()
-        )
-    return () if verdict.passed is None else frozen[: verdict.passed + 1]

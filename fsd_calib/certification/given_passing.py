@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import log_ndtr, ndtri
-from scipy.stats import binom
+from scipy.special import bdtr, log_ndtr, ndtri
 
 from fsd_calib.certification.bounds import largest
 from fsd_calib.certification.claim import Claim
@@ -45,8 +44,9 @@ class GivenPassing:
 def given_passing(paired: Paired, claim: Claim, delta: float) -> GivenPassing:
     """Returns the bounds of outcomes that passed.
 
-    In simulations (benchmarks/validity.py) each lower bound is wrong in at most .02 of the certificates, where .0167
-    is allowed. The upper end of the difference needs no correction: outcomes look better than they are, not worse.
+    In simulations (benchmarks/validity.py) they are wrong together in at most .035 of 400 certificates of a population,
+    where .05 is allowed. The upper end of the difference needs no correction: outcomes look better than they are, not
+    worse.
 
     Args:
         paired: Outcomes whose p-value is at most `delta`.
@@ -109,9 +109,8 @@ def _harm(paired: Paired, share: float, more: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        with np.errstate(invalid="ignore"):  # where both are impossible
-            few = binom.logcdf(lost, right, middle) - binom.logcdf(most, right, middle)
-        low, high = (middle, high) if few > math.log(share) else (low, middle)
+        few = bdtr(lost, right, middle) > share * bdtr(most, right, middle)
+        low, high = (middle, high) if few else (low, middle)
     return high
 
 

@@ -6,7 +6,6 @@ it is simulated, under laws by which seeds agree in different ways.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import groupby, product
@@ -21,35 +20,20 @@ from fsd_calib.certification.multi_seed import FEW, fitted_p_values
 from fsd_calib.certification.power import Cells, cells
 from fsd_calib.certification.score_test import p_values
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import attempt_level
+from lib.validity.shares import allowed, line, own_level
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Law = NDArray[np.float64]
 Classes = list[tuple[float, float, float, float]]
 
-CONFIDENCE = 0.95
 NUMBERS = (1, 2, 4)  # attempts whose levels are reported
 _DEVIATIONS = 5.5  # standard deviations from a count's mean; counts beyond have a probability below 1e-6
+_EVERY = 40  # from so many likely numbers of solved problems on, every second is summed over, and so on
 _AGAIN = 8  # a cell above its level is drawn anew with this many times as many draws
 
 
-def own_level(number: int) -> float:
-    """Returns the significance level of the attempt with this number, without any inherited from an earlier one."""
-    return attempt_level(CONFIDENCE, number)
-
-
 LEVELS = tuple(own_level(number) for number in NUMBERS)
-
-
-def allowed(level: float, draws: int) -> float:
-    """Returns the level plus three standard errors of a share of that many draws."""
-    return level + 3 * math.sqrt(level * (1 - level) / draws)
-
-
-def line(*figures: object) -> str:
-    """Returns a row as text, which keeps a file of thousands of rows readable."""
-    return " | ".join(f"{f:.4g}" if isinstance(f, float) else str(f) for f in figures)
 
 
 @dataclass(frozen=True)
@@ -110,7 +94,9 @@ def summed_sizes(cell: Cell) -> Floats:
     p = cell.population
     either = 1 - p.both_wrong
     solved = _likely(cell.problems, either)
+    solved = solved[:: 1 + len(solved) // _EVERY]  # their neighbours have all but the same sizes
     weights = binom.pmf(solved, cell.problems, either)
+    weights /= weights.sum()
     conditional = [_conditional_sizes(int(s), cell, p.lost / either, p.gained / either) for s in solved]
     return np.asarray(weights @ np.array(conditional), np.float64)
 

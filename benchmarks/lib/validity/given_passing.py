@@ -1,0 +1,130 @@
+"""How often what is printed beside a certificate is wrong, among certificates that were issued.
+
+Those that pass are found by p-values of many runs at once; the real test and its bounds follow for these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fsd_calib.certification.certificate import certify_sequence
+from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.given_passing import GivenPassing
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.power import Cells, cells
+from fsd_common.errors import UsageError
+from lib.validity.shares import CONFIDENCE, allowed, line, own_level
+from lib.validity.sizes import Counts
+from lib.validity.worlds import WANTED, World, p_of
+
+_ACCURACY = 0.8
+_ABOVE = (0.0, 0.005, 0.01)  # true retention, more than what is wanted
+_DRAWS = 20_000  # at once
+_LADDERS = {  # places of thresholds that are tested in turn, in a world of that name
+    "linear": (3, 5, 7, 9),  # .99, .985, .98 and .975 are kept
+    "edge": (5, 9, 13, 17),  # all, and three times just what is wanted
+    "flat": (5, 9, 13, 17),  # just what is wanted by all
+    "leak": (7, 11, 15, 19),  # .991, .987, .982 and .978
+}
+_NAMES = ("retention", "harm", "difference", "any")
+
+
+class Truth(NamedTuple):
+    """What holds of a setting in its population."""
+
+    retention: float
+    harm: float
+    difference: float
+
+    @classmethod
+    def of(cls, law: Cells) -> Truth:
+        right = law.both_right + law.lost
+        return cls((law.both_right + law.gained) / right, law.lost / right, law.gained - law.lost)
+
+    def wrong(self, shown: GivenPassing) -> list[bool]:
+        """Returns which of the lower bound, the bound of harm and the interval are wrong, and whether any is."""
+        low, high = shown.difference
+        each = [shown.kept > self.retention + 1e-12, shown.harm < self.harm, not low <= self.difference <= high]
+        return [*each, any(each)]
+
+
+@dataclass
+class Coverage:
+    """Rows of how often bounds are wrong."""
+
+    rows: list[str] = field(default_factory=list)
+    above: list[str] = field(default_factory=list)
+    largest: dict[str, float] = field(default_factory=dict)
+
+    def add(self, what: str, wrong: Sequence[Sequence[bool]]) -> None:
+        """Adds the certificates of a population. wrong: of each, by `_NAMES`."""
+        if not wrong:
+            return
+        shares = dict(zip(_NAMES, np.mean(wrong, 0).tolist(), strict=True))
+        row = line(what, len(wrong), *shares.values())
+        self.rows.append(row)
+        if shares["any"] > allowed(1 - CONFIDENCE, len(wrong)):
+            self.above.append(row)
+        self.largest = {name: max(self.largest.get(name, 0.0), share) for name, share in shares.items()}
+
+    def summary(self) -> dict[str, Any]:
+        columns = "what | problems | churn | truth | certificates, then the share of them with a wrong bound of "
+        return {
+            "columns": columns + ", ".join(_NAMES), "largest": self.largest, "above": self.above, "rows": self.rows,
+        }  # fmt: skip
+
+
+def paired_of(counts: Sequence[int]) -> Paired:
+    """Returns outcomes with these counts of both right, lost, gained and both wrong."""
+    kinds = np.repeat(np.arange(4), counts)
+    return Paired(np.isin(kinds, (0, 1))[:, None], np.isin(kinds, (0, 2))[:, None])
+
+
+def given_passing(
+    problems: Sequence[int], churns: Sequence[float], certificates: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Simulates certificates of one setting and of sequences.
+
+    Args:
+        certificates: At most so many of each population.
+    """
+    found = Coverage()
+    for number, churn, more in product(problems, churns, _ABOVE):
+        try:
+            law = cells(_ACCURACY, churn, WANTED + more)
+        except UsageError:
+            continue
+        truth, draws = Truth.of(law), (rng.multinomial(number, law, size=_DRAWS)[:, None] for _ in range(3))
+        wrong = [truth.wrong(shown) for _, shown in _certified(draws, certificates)]
+        found.add(line("one setting", number, churn, WANTED + more), wrong)
+    for (shape, ladder), number in product(_LADDERS.items(), problems):
+        world = World(shape, number, churns[-1])
+        truths = [Truth.of(Cells(*law)) for law in world.laws[list(ladder)]]
+        draws = (world.draw(_DRAWS // 4, rng)[:, ladder] for _ in range(3))
+        wrong = [truths[place].wrong(shown) for place, shown in _certified(draws, certificates)]
+        found.add(line("sequence", number, churns[-1], shape), wrong)
+    return found.summary()
+
+
+def _certified(draws: Iterator[Counts], most: int) -> Iterator[tuple[int, GivenPassing]]:
+    """Yields the last setting that passes, by its place, and what is printed of it.
+
+    Args:
+        draws: Counts, (runs, settings, 4), of settings in the order in which they are tested.
+    """
+    delta = own_level(1)
+    for counts in draws:
+        passing = np.flatnonzero(p_of(counts[:, 0]) <= delta)[:most]
+        for run in passing:
+            claim = Claim(WANTED, problems=int(counts[run, 0].sum()), confidence=CONFIDENCE)
+            verdict = certify_sequence(([paired_of(setting)] for setting in counts[run].tolist()), claim, delta)
+            assert verdict.passed is not None
+            shown = verdict.tested[verdict.passed].given_passing
+            assert shown is not None
+            yield verdict.passed, shown
+        most -= len(passing)
