@@ -261,7 +261,7 @@ class Goal(Settings):
     ] = "retention"
     confidence: Annotated[
         float, Option("Confidence level of the certificate.", GOAL),
-        Field(gt=0, lt=1), Rule("it must be between 0 and 1, such as 0.95"),
+        Field(ge=0.5, lt=1), Rule("it must be at least 0.5 and below 1, such as 0.95"),
     ] = 0.95  # fmt: skip
     guarantee: Annotated[
         Guarantee,

@@ -29,7 +29,6 @@ from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.measuring.measurement import group_size
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -277,8 +276,7 @@ class Calibration:
         count = len(parts.certification)
         if not goal.explore:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
-            level, size = attempt_level(goal.confidence, 1), group_size(parts.certification)
-            check_enough(claim_of(goal, count), count, level, seeds=seeds, group=size)
+            check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
         if self.config.timing != "none":
             check_enough_to_time(parts, goal.serve_batch)
         if self.config.engine == "vllm":  # which finds out itself what it has room for

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from scipy.stats import beta
@@ -218,24 +217,22 @@ def planned_steps(
 
 
 def check_enough(
-    claim: Claim, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1, left_out: int = 0,
-    group: int = 1,
-) -> None:  # fmt: skip
-    """Checks that the claim could be shown by `certification` problems if no outcome flipped.
+    claim: Claim, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1, left_out: int = 0
+) -> None:
+    """Checks that the claim could be shown by `certification` independent problems if no outcome flipped.
 
     Args:
         delta: significance level of the test.
         accuracy: of the target; 1, where the fewest problems are needed, before anything is known.
         seeds: noise seeds per problem.
         left_out: further certification problems that cannot be used, since they were tuned on before.
-        group: problems of a group, at the least.
 
     Raises:
         UsageError: there are too few problems; the message gives the number needed.
     """
     if claim.wanted is None or claim.guarantee == "dataset":
         return
-    needed = _fewest(claim, delta, accuracy, seeds, group)
+    needed = _fewest(claim, delta, accuracy, seeds)
     if needed is not None and certification < needed:
         what = "accuracy" if claim.acc == "absolute" else "retention"
         tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
@@ -246,7 +243,7 @@ def check_enough(
         )
 
 
-def _fewest(claim: Claim, delta: float, accuracy: float, seeds: int, group: int) -> int | None:
+def _fewest(claim: Claim, delta: float, accuracy: float, seeds: int) -> int | None:
     """The fewest problems that pass the claim's own test where target and fuzzy rule solve the same ones."""
     assert claim.wanted is not None
     solved = 1.0 if claim.acc == "absolute" else accuracy
@@ -254,19 +251,17 @@ def _fewest(claim: Claim, delta: float, accuracy: float, seeds: int, group: int)
         return least_problems(accuracy=solved, wanted=claim.wanted, delta=delta)
     wrong = int(solved < 1)  # where the target fails a problem, gains are possible, and another test decides
     low, high = 0, 1  # problems that both solve
-    passes = partial(_passes_unlost, claim, wrong=wrong, seeds=seeds, delta=delta, group=group)
-    while not passes(high):
+    while not _passes_unlost(claim, high, wrong, seeds, delta):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if passes(middle) else (middle, high)
+        low, high = (low, middle) if _passes_unlost(claim, middle, wrong, seeds, delta) else (middle, high)
     return math.ceil(high / solved)
 
 
-def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, delta: float, group: int) -> bool:
+def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, delta: float) -> bool:
     both = np.repeat([True, False], [right, wrong])[:, None].repeat(seeds, 1)
-    groups = None if group == 1 else np.arange(len(both)) // group
-    return claim.p_value(Paired(both, both, groups)) <= delta
+    return claim.p_value(Paired(both, both)) <= delta
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from fsd_calib.calibration.timing import Timer
 from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
-from fsd_calib.measuring.measurement import Measurement, group_size
+from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast
 from fsd_calib.search.space import Space, logit
 from fsd_calib.tasks.base import Problem
@@ -310,5 +310,4 @@ def _check_enough(goal: Goal, session: Session, problems: int, level: float, acc
     """UsageError: there are too few problems to certify the goal. Not checked if nothing is tested."""
     if not goal.explore:
         out = session.holdout.whole - problems
-        size = group_size(session.holdout.part)
-        check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out, size)
+        check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out)

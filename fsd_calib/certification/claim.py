@@ -98,6 +98,11 @@ class Claim:
     def _with_dropped(self, paired: Paired) -> Paired:
         return paired.followed_by(True, False, self.dropped) if self.dropped else paired
 
+    def bound(self, paired: Paired, delta: float) -> float:
+        """Returns the lower bound of what is claimed, by itself at 1 - `delta`."""
+        paired = self._with_dropped(paired)
+        return self._bound(paired.against_perfect() if self.acc == "absolute" else paired, self.acc, delta, False)
+
     def _bound(self, paired: Paired, acc: Acc, delta: float, any_time: bool) -> float:
         """Returns the bound, which is at least `wanted` where the test of `wanted` passes, whatever the rounding."""
         test = self._test(any_time)

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import bdtr, log_ndtr, ndtri
 
-from fsd_calib.certification.bounds import largest
+from fsd_calib.certification.bounds import at_most, largest
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.harm import difference_of
 from fsd_calib.certification.multi_seed import FEW
-from fsd_calib.certification.outcomes import Counts, Paired
+from fsd_calib.certification.outcomes import Paired
 
 _PRINTED = 3  # what shares the probability of error: lower bounds, which are wrong together, harm, and an upper end
+_WAYS = 2  # to find a bound, of which the tighter one is printed
 _HALVINGS = 60
 _FARTHEST = 60.0  # standard deviations
 
@@ -52,38 +53,45 @@ def given_passing(paired: Paired, claim: Claim, delta: float) -> GivenPassing:
         paired: Outcomes whose p-value is at most `delta`.
     """
     share, more = (1 - claim.confidence) / _PRINTED, _more_losses(paired, claim, delta)
-    kept = _kept(paired, claim, delta, share, more)
+    kept = _kept(paired, claim, delta, share / _WAYS, more)
     difference = None
     if claim.acc == "retention":
         low = (kept - 1) * float(paired.units[0].sum()) / paired.problems
         difference = max(low, -1.0), difference_of(paired, 1 - 2 * share)[2]
-    return GivenPassing(kept, _harm(paired, share, more), difference)
+    return GivenPassing(kept, _harm(paired, delta, share / _WAYS, more), difference)
 
 
 def _kept(paired: Paired, claim: Claim, delta: float, share: float, more: int) -> float:
-    """Returns the value at which outcomes that pass are as good as these, or better, with probability `share`.
+    """Returns the better of two bounds, each of which is wrong in a `share` of what passes.
 
-    At a value r that is p(r) of these outcomes over p(r) of those that only just pass, with `more` losses. Below what
-    is wanted p-values are too small to be known well: there the test's statistic is taken as a normal variable, of
-    which only what is above its critical value is seen.
+    One is the value at which outcomes that pass are as good as these, or better, with probability `share`: at a value r
+    that is p(r) of these outcomes over p(r) of those that only just pass, with `more` losses. Below what is wanted
+    p-values are too small to be known well: there the test's statistic is taken as a normal variable, of which only
+    what is above its critical value is seen. The other is the usual bound at `share` times `delta`: where the claim is
+    true outcomes pass with a probability of `delta` at least.
     """
     wanted, only_just = claim.wanted, _with_losses(paired, more)
     assert wanted is not None
+    usual = claim.bound(paired, share * delta)
     p = claim.p_value(paired)
     if p > share * delta:
-        against, fuzzy = (paired.against_perfect() if claim.acc == "absolute" else paired).units
+        against, fuzzy = (float(each.sum()) for each in _whole(paired, claim).units)
         observed, critical = -float(ndtri(p)), -float(ndtri(delta))
-        unit = float((fuzzy - wanted * against).sum()) / observed / float(against.sum())  # a standard deviation
-        return max(wanted + unit * _truncated_mean(observed, critical, share), 0.0)
+        deviation = (fuzzy / (against + claim.dropped) - wanted) / observed
+        return max(wanted + deviation * _truncated_mean(observed, critical, share), usual)
 
     def unlikely(value: float) -> float:
-        if value <= wanted:
-            return 0.0
         there = replace(claim, wanted=value)
-        return there.p_value(paired) / there.p_value(only_just)
+        just = there.p_value(only_just)
+        return there.p_value(paired) / just if just else 0.0
 
     most = 1.0 if claim.acc == "absolute" else math.inf
-    return largest(lambda value: 1.0 if value > most else unlikely(value), share)
+    beyond = largest(lambda value: 1.0 if value > most else 0.0 if value <= wanted else unlikely(value), share)
+    return max(beyond, usual)
+
+
+def _whole(paired: Paired, claim: Claim) -> Paired:
+    return paired.against_perfect() if claim.acc == "absolute" else paired
 
 
 def _truncated_mean(observed: float, critical: float, share: float) -> float:
@@ -97,16 +105,17 @@ def _truncated_mean(observed: float, critical: float, share: float) -> float:
     return low
 
 
-def _harm(paired: Paired, share: float, more: int) -> float:
-    """Returns the harm rate at which so few losses, given that there are no more than pass, have probability `share`.
+def _harm(paired: Paired, delta: float, share: float, more: int) -> float:
+    """Returns the better of two bounds of the harm rate, as `_kept` does.
 
-    Given what the target solved and what was gained, passing depends on the losses alone, which are binomial, in units
-    that are independent of each other.
+    One is the rate at which so few losses, given that there are no more than pass, have probability `share`: given what
+    the target solved and what was gained, passing depends on the losses alone, which are binomial, in units that are
+    independent of each other. The other is Clopper and Pearson's bound at `share` times `delta`.
     """
     unit = _lost_together(paired)
     right, lost = round(paired.target.sum() / unit), math.ceil((paired.target & ~paired.fuzzy).sum() / unit)
-    most = lost + math.floor(more * paired.seeds / unit)
-    low, high = 0.0, 1.0
+    most = lost + math.floor(more / unit)
+    low, high = 0.0, at_most(lost, right, share * delta)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         few = bdtr(lost, right, middle) > share * bdtr(most, right, middle)
@@ -131,20 +140,16 @@ def _lost_together(paired: Paired) -> float:
 
 
 def _more_losses(paired: Paired, claim: Claim, delta: float) -> int:
-    """Returns how many more of the problems that both solve may be lost, with all seeds, and the claim still passes."""
-    low, high = 0, len(_kept_by_all(paired)) + 1
+    """Returns how many more problems and seeds that both solve may be lost, and the claim still passes."""
+    low, high = 0, int((paired.target & paired.fuzzy).sum()) + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if claim.p_value(_with_losses(paired, middle)) <= delta else (low, middle)
     return low
 
 
-def _kept_by_all(paired: Paired) -> Counts:
-    """Places of the problems that both solve with all seeds."""
-    return np.flatnonzero((paired.target & paired.fuzzy).all(1))
-
-
 def _with_losses(paired: Paired, more: int) -> Paired:
+    """Returns the grades with so many more losses, of all seeds of a problem before those of the next."""
     fuzzy = paired.fuzzy.copy()
-    fuzzy[_kept_by_all(paired)[:more]] = False
+    fuzzy.flat[np.flatnonzero(paired.target & paired.fuzzy)[:more]] = False
     return replace(paired, fuzzy=fuzzy)

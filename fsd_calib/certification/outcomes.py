@@ -57,18 +57,19 @@ class Paired:
             return np.arange(self.problems)
         return np.asarray(np.unique(self.groups, return_inverse=True)[1])
 
-    def _by_unit(self, values: Floats) -> Floats:
+    def summed(self, values: Floats) -> Floats:
+        """Returns sums over a unit's problems, (units,), of values of problems."""
         return np.asarray(np.bincount(self._unit_of, weights=values), np.float64)
 
     @cached_property
     def units(self) -> tuple[Floats, Floats]:
         """Right answers of target and fuzzy rule, summed over a unit's problems, of means over seeds: (units,) each."""
-        return self._by_unit(self.target.mean(1)), self._by_unit(self.fuzzy.mean(1))
+        return self.summed(self.target.mean(1)), self.summed(self.fuzzy.mean(1))
 
     @property
     def unit_sizes(self) -> Floats:
         """Numbers of problems, by unit: (units,)."""
-        return self._by_unit(np.ones(self.problems))
+        return self.summed(np.ones(self.problems))
 
     @property
     def bounded_units(self) -> tuple[Floats, Floats]:
@@ -79,7 +80,7 @@ class Paired:
     @property
     def unit_flips(self) -> Floats:
         """Outcomes that flipped, by unit: (units,)."""
-        return self._by_unit((self.target != self.fuzzy).sum(1).astype(np.float64))
+        return self.summed((self.target != self.fuzzy).sum(1).astype(np.float64))
 
     @cached_property
     def outcomes(self) -> OutcomeCounts:

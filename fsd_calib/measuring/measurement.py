@@ -42,12 +42,6 @@ def groups_of(problems: Sequence[Problem]) -> NDArray[np.int64] | None:
     return np.asarray(np.unique(alone, return_inverse=True)[1], np.int64)
 
 
-def group_size(problems: Sequence[Problem]) -> int:
-    """Returns how many problems a group has on average, rounded down."""
-    groups = groups_of(problems)
-    return 1 if groups is None else len(groups) // len(set(groups.tolist()))
-
-
 @dataclass(frozen=True, eq=False)
 class Measurement:
     """One setting on the first problems of a part, in the part's order.

@@ -48,6 +48,7 @@ class Truth(NamedTuple):
 
     def wrong(self, shown: GivenPassing) -> list[bool]:
         """Returns which of the lower bound, the bound of harm and the interval are wrong, and whether any is."""
+        assert shown.difference is not None  # retention is claimed
         low, high = shown.difference
         each = [shown.kept > self.retention + 1e-12, shown.harm < self.harm, not low <= self.difference <= high]
         return [*each, any(each)]

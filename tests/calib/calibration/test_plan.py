@@ -173,9 +173,6 @@ def test_problems_in_groups_count_as_fewer() -> None:
         assert other.needed is not None
         assert one.needed == 4 * other.needed
     assert "4,000 of them show about as much as 1,000" in printed(grouped)
-    with pytest.raises(UsageError, match="takes at least"):
-        check_enough(Claim(0.98), 600, DELTA, group=4)
-    check_enough(Claim(0.98), 600, DELTA)
 
 
 def test_of_a_dataset_nothing_is_left_to_chance() -> None:

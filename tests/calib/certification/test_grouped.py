@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from fsd_calib.certification import grouped, multi_seed
 from fsd_calib.certification.claim import Claim
@@ -17,19 +18,25 @@ ACCURACY, WANTED = 0.8, 0.98
 
 
 def alike(
-    groups: int, each: int, icc: float, churn: float, rng: np.random.Generator, retention: float = WANTED
-) -> Paired:
-    """Problems in groups that flip with beta-binomial counts of an intra-class correlation."""
+    groups: int, each: int | NDArray[np.int64], icc: float, churn: float, rng: np.random.Generator,
+    retention: float = WANTED,
+) -> Paired:  # fmt: skip
+    """Problems in groups that flip with beta-binomial counts of an intra-class correlation.
+
+    Args:
+        each: Problems of a group, or of each group.
+    """
     law, shape = cells(ACCURACY, churn, retention), (1 - icc) / icc
     rate_lost, rate_gained = (
         rng.beta(share * shape, (1 - share) * shape, groups).repeat(each) for share in (law.lost, law.gained)
     )
-    drawn = rng.random((3, groups * each))
+    number = np.arange(groups).repeat(each)
+    drawn = rng.random((3, len(number)))
     lost = drawn[0] < rate_lost
     gained = ~lost & (drawn[1] < rate_gained)
     right = drawn[2] < law.both_right / (law.both_right + law.both_wrong)
     target, fuzzy = lost | (~gained & right), gained | (~lost & right)
-    return Paired(target[:, None], fuzzy[:, None], np.arange(groups).repeat(each))
+    return Paired(target[:, None], fuzzy[:, None], number)
 
 
 @pytest.mark.slow
@@ -39,6 +46,28 @@ def test_the_size_is_kept_where_problems_of_a_group_flip_together(groups: int, e
     rng = np.random.default_rng(3)
     passed = sum(grouped.p_value(alike(groups, each, icc, 0.04, rng), WANTED) <= 0.045 for _ in range(2000))
     assert passed / 2000 <= 0.045 + 3 * (0.045 * 0.955 / 2000) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        np.array([60] * 3 + [2] * 97),
+        np.minimum(np.random.default_rng(1).zipf(1.7, 200), 100),
+        pytest.param(np.random.default_rng(2).geometric(0.2, 120), marks=pytest.mark.slow),
+        pytest.param(
+            np.maximum(np.random.default_rng(3).lognormal(1.2, 1, 120), 1).astype(int), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["three large ones", "Zipf", "geometric", "lognormal"],
+)
+def test_the_size_is_kept_where_groups_differ_in_size(sizes: NDArray[np.int64]) -> None:
+    """1,000 draws: more than .045 + 3 standard errors by chance has a probability of .001, at the true size .045.
+
+    By the variance of the sums alone the first has .13, the second .10.
+    """
+    rng = np.random.default_rng(6)
+    passed = sum(grouped.p_value(alike(len(sizes), sizes, 0.3, 0.06, rng), WANTED) <= 0.045 for _ in range(1000))
+    assert passed / 1000 <= 0.045 + 3 * (0.045 * 0.955 / 1000) ** 0.5
 
 
 def test_as_if_they_were_independent_the_test_is_wrong_far_more_often() -> None:
