@@ -23,7 +23,7 @@ TREES: dict[str, Any] = {"tree": SHAPE, **{f"curve.{place}.setting.tree": SHAPE 
 
 
 def test_what_a_profile_and_a_choice_say_of_trees_is_what_decoders_take() -> None:
-    found = followed(TREES)
+    found = followed(TREES | {"draft_length": 5})  # what the bound of its curve is of
     choice = found.at(min_acc=0.9)
     assert found.tree == choice.tree == OWN
     assert warned(load, tree=choice.tree)  # its certificate is for chains
