@@ -45,7 +45,8 @@ def test_what_is_no_key_is_refused_in_one_line(key: Any) -> None:
     with pytest.raises(UsageError, match=r"trained_on has .*; its keys must be whole numbers of 64 bits") as refused:
         NGramCorpus.of(TEXTS, 4, [3, key])
     assert "\n" not in str(refused.value)
-    assert NGramCorpus.of(TEXTS, 4, [np.int64(3), -(2**63)]).trained_on == {3, -(2**63)}
+    keys: list[Any] = [np.int64(3), -(2**63)]
+    assert NGramCorpus.of(TEXTS, 4, keys).trained_on == {3, -(2**63)}
 
 
 def test_the_fingerprint_is_of_the_content() -> None:
