@@ -181,7 +181,7 @@ def open_session(
         identity = " and ".join(_identity(engine, decode, name, task) for name in names)
         tuned = TuningRecord(ledger, family)
         certifying = Evaluator(decode, parts.certification, "certification")
-        holdout = Holdout(certifying, ledger, family, f"{task.name}, {acc}", identity, sequence)
+        holdout = Holdout(certifying, ledger, family, f"{task.claim}, {acc}", identity, sequence)
         yield Session(
             engine, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
             batch_size, cache, progress, drafts or {}, None if workers is None else workers.models,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -73,17 +73,30 @@ def known(requested: Numbers, recorded: Numbers) -> NDArray[np.bool_]:
     return np.isin(requested[:, _KEY], recorded[:, _KEY]) | np.isin(requested[:, _ROW], recorded[:, _ROW])
 
 
-def same_and_unchanged(recorded: Numbers, requested: Numbers) -> NDArray[np.bool_]:
+def recorded_whole(requested: Numbers, recorded: Numbers) -> NDArray[np.bool_]:
+    """Returns, (n,), whether each problem's content and row are both recorded.
+
+    One that is known by its row alone has a content that is not, by which others may be known.
+    """
+    return np.isin(requested[:, _KEY], recorded[:, _KEY]) & np.isin(requested[:, _ROW], recorded[:, _ROW])
+
+
+def key_and_row(problem: NDArray[np.int64]) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Returns the two numbers that a problem (4,) is known by, each with what it is."""
+    return ("key", int(problem[_KEY])), ("row", int(problem[_ROW]))
+
+
+def unchanged(recorded: Numbers, requested: Numbers) -> NDArray[np.bool_]:
     """Returns, (n,), whether each recorded problem is among those that are requested, with the answer that it had."""
-    here = {(name, int(row[name]), int(row[_ANSWER])) for row in requested for name in (_KEY, _ROW)}
-    return np.array([any((n, int(row[n]), int(row[_ANSWER])) in here for n in (_KEY, _ROW)) for row in recorded], bool)
+    here = {(name, int(row[_ANSWER])) for row in requested for name in key_and_row(row)}
+    return np.array([any((name, int(row[_ANSWER])) in here for name in key_and_row(row)) for row in recorded], bool)
 
 
 _COLUMNS = {
     "tuned": {"family": "TEXT", "problems": "BLOB", "texts": "BLOB", "time": "TEXT"},
     "attempts": {
         "family": "TEXT", "claim": "TEXT", "problems": "BLOB", "texts": "BLOB", "frozen": "TEXT",
-        "number": "INTEGER", "verdict": "TEXT", "time": "TEXT",
+        "number": "INTEGER", "verdict": "TEXT", "time": "TEXT", "dropped": "TEXT",
     },
     "runs": {"name": "TEXT", "facts": "TEXT", "attempt": "INTEGER"},
 }  # fmt: skip
@@ -100,7 +113,7 @@ _CONTINUES = "continues "
 _SCHEMA = Schema(
     "ledger of attempts",
     0x6673646C,  # "fsdl"
-    1,
+    2,
     "".join(map(_table, _COLUMNS)),
     "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;",  # safe from a loss of power too
     "integrity_check",
@@ -117,6 +130,7 @@ class Entry:
         texts: Their questions, packed by `_packed`.
         frozen: Text of the sequence, the claim and all else that identifies the attempt.
         time: When it was opened, in UTC.
+        dropped: Text of what it owes to earlier attempts, see `dropped.Dropped`; "": nothing.
         place: Row number, from 1, in the order in which attempts were opened.
     """
 
@@ -128,6 +142,7 @@ class Entry:
     number: int
     verdict: str | None = None
     time: str = ""
+    dropped: str = ""
     place: int = 0
 
     @property
@@ -144,7 +159,7 @@ class Entry:
         """Returns the values in the order of the columns."""
         return (
             self.family, self.claim, self.problems.tobytes(), self.texts, self.frozen, self.number, self.verdict,
-            self.time,
+            self.time, self.dropped,
         )  # fmt: skip
 
 
@@ -196,6 +211,14 @@ class LedgerFile:
         times = (self._connection.execute(f"SELECT min(time) FROM {table}").fetchone()[0] for table in _TIMED)
         first: str = min(filter(None, times))
         return first
+
+    def began_with(self, entry: Entry) -> bool:
+        """Whether there was no attempt before this one, and nothing of another family, when it was opened."""
+        found = (
+            ("SELECT 1 FROM attempts WHERE place < ? LIMIT 1", (entry.place,)),
+            ("SELECT 1 FROM tuned WHERE family != ? AND time <= ? LIMIT 1", (entry.family, entry.time)),
+        )
+        return all(self._connection.execute(*each).fetchone() is None for each in found)
 
     def attempts(self, family: str) -> list[Entry]:
         columns = ("place", *_COLUMNS["attempts"])
@@ -316,12 +339,13 @@ class AttemptLedger:
 
     def tuned_on(self, family: str, problems: Iterable[Numbered]) -> None:
         """Records problems that influenced a choice: no later attempt of the family may certify on them."""
-        texts = {problem.key: problem for problem in problems}
+        problems = tuple(problems)
+        questions = {tuple(row): p.question for row, p in zip(numbers(problems).tolist(), problems, strict=True)}
         with self._file.transaction():
-            requested = as_set(numbers(texts.values()))
-            new = requested[~known(requested, self._file.tuned(family))]
+            requested = as_set(numbers(problems))
+            new = requested[~recorded_whole(requested, self._file.tuned(family))]
             if len(new):
-                self._file.add_tuned(family, new, [texts[key].question for key in new[:, _KEY].tolist()])
+                self._file.add_tuned(family, new, [questions[tuple(row)] for row in new.tolist()])
 
     def other_questions(self, family: str, problems: Iterable[Numbered]) -> list[str]:
         """Returns the questions that the ledger knows of the family, and that are not among these problems."""
@@ -333,7 +357,7 @@ class AttemptLedger:
 
     def open(
         self, family: str, claim: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None,
-        continued: int | None = None,
+        continued: int | None = None, dropped: Callable[[Sequence[Entry]], str] = lambda earlier: "",
     ) -> Attempt:  # fmt: skip
         """Returns the attempt to certify `frozen`, a text of the whole sequence, the claim and its confidence.
 
@@ -346,6 +370,8 @@ class AttemptLedger:
             continued: Number of the attempt that this is a part of, whose own text says what it goes on with. It goes
                 on once: with another text, of another version of a library for instance, this is an attempt of its own,
                 as it is where this is None.
+            dropped: Returns what a new attempt owes to earlier ones of the family, see `Entry`; one that was opened
+                before owes what it did then.
 
         Raises:
             UsageError: There are no problems, or some were tuned on before a verdict was recorded.
@@ -358,18 +384,22 @@ class AttemptLedger:
         with self._file.transaction():
             entries = self._file.attempts(family)
             begun = None if continued is None else _begun(entries, requested, continued)
-            frozen, number = _as_part(entries, begun, frozen) or (frozen, next_number(entries, requested, claim))
+            part = _as_part(entries, begun, frozen)
+            frozen, number = part or (frozen, next_number(entries, requested, claim))
             same = [e for e in entries if e.frozen == frozen and np.array_equal(as_set(e.problems), distinct)]
             entry = _decided_first(same)
             if entry is None or entry.verdict is None:
                 self._require_untuned(family, requested)
             if entry is None:
                 texts = _packed([problem.question for problem in problems])
-                entry = self._file.add_attempt(Entry(family, claim, requested, texts, frozen, number, time=_now()))
+                entry = self._file.add_attempt(
+                    Entry(family, claim, requested, texts, frozen, number, time=_now(), dropped=dropped(entries))
+                )
+            first = entry if begun is None or part is None else begun
             if run is not None and entry.place not in self._file.runs(run.name):
                 self._file.add_run(run, entry.place)
-            since = self._file.since()
-        return Attempt(self, entry, [e for e in entries if e.place < entry.place], since)
+            since, is_first = self._file.since(), self._file.began_with(first)
+        return Attempt(self, entry, [e for e in entries if e.place < first.place], since, is_first)
 
     def next_number(self, family: str, claim: str, problems: Iterable[Numbered], continued: int | None = None) -> int:
         """Returns the number that a further attempt would have; for `continued` see `open`."""
@@ -454,19 +484,29 @@ class Attempt:
     Attributes:
         number: 1 for the first attempt at its claim and on its problems.
         verdict: None until it is decided.
-        earlier: The family's attempts before it, in their order.
+        dropped: See `Entry`.
+        earlier: The family's rows before it, in their order. Where it is a part of an attempt, those before that.
         since: Time of the ledger's first row.
+        is_first: Whether the ledger knew no attempt before it, of any family.
     """
 
-    def __init__(self, ledger: AttemptLedger, entry: Entry, earlier: Sequence[Entry], since: str) -> None:
-        self.number, self.verdict, self.earlier, self.since = entry.number, entry.verdict, tuple(earlier), since
+    def __init__(
+        self, ledger: AttemptLedger, entry: Entry, earlier: Sequence[Entry], since: str, is_first: bool
+    ) -> None:
+        self.number, self.verdict, self.dropped = entry.number, entry.verdict, entry.dropped
+        self.earlier, self.since, self.is_first = tuple(earlier), since, is_first
         self._ledger, self._entry = ledger, entry
         self._decided = False
 
     @property
+    def attempts_before(self) -> list[Entry]:
+        """The family's attempts before it."""
+        return [entry for entry in self.earlier if not entry.continues]
+
+    @property
     def at_same_claim(self) -> list[Entry]:
-        """Those of the earlier attempts that claimed the same."""
-        return [entry for entry in self.earlier if entry.claim == self._entry.claim and not entry.continues]
+        """Those of them that claimed the same."""
+        return [entry for entry in self.attempts_before if entry.claim == self._entry.claim]
 
     def level(self, confidence: float) -> float:
         """Returns the significance level of its test."""

@@ -96,7 +96,11 @@ class Claim:
         return retention, self._bound(perfect, "absolute", delta, any_time)
 
     def _with_dropped(self, paired: Paired) -> Paired:
-        return paired.followed_by(True, False, self.dropped) if self.dropped else paired
+        """Returns the grades after those of the dropped problems.
+
+        In front, since betting counts the largest wealth that it ever had, which later losses do not take away.
+        """
+        return paired.preceded_by(True, False, self.dropped) if self.dropped else paired
 
     def bound(self, paired: Paired, delta: float) -> float:
         """Returns the lower bound of what is claimed, by itself at 1 - `delta`."""

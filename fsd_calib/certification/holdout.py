@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run, numbers
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Entry, Run, numbers
 from fsd_calib.certification.certificate import (
     Evidence,
     SequenceVerdict,
@@ -160,12 +160,17 @@ class Holdout:
         if self.sequence is not None:
             identity.append(str(self.sequence))
         frozen_text = json.dumps([identity, [c.values for c in frozen], asdict(claim), confidence], sort_keys=True)
+
+        def owed(earlier: Sequence[Entry]) -> str:
+            found = dropped(earlier, numbers(self._evaluator.problems), claim.acc)
+            return "" if found is None else found.text
+
         attempt = self._ledger.open(
-            self._family, self._claim, self._evaluator.problems, frozen_text, run, self._continued
+            self._family, self._claim, self._evaluator.problems, frozen_text, run, self._continued, owed
         )
-        gone = dropped(attempt.earlier, numbers(self._evaluator.problems), claim.acc)
-        claim = replace(claim, dropped=gone.counted if gone else 0)
-        return HoldoutAttempt(self._evaluator, frozen, target, claim, attempt, attempt.level(confidence), gone)
+        gone = Dropped.of_text(attempt.dropped)
+        counted = replace(claim, dropped=gone.counted if gone else 0)
+        return HoldoutAttempt(self._evaluator, frozen, target, counted, attempt, attempt.level(confidence), gone)
 
     @property
     def _continued(self) -> int | None:
@@ -188,15 +193,16 @@ class HoldoutAttempt:
         claim: Claim,
         attempt: Attempt,
         delta: float,
-        dropped: Dropped | None = None,
+        gone: Dropped | None = None,
     ) -> None:
         self.frozen, self.target, self.claim, self.attempt, self.delta = tuple(frozen), target, claim, attempt, delta
-        self.dropped = dropped
+        self.dropped = gone
         self._groups = groups_of(evaluator.problems)
         earlier = attempt.at_same_claim
         self.history = ClaimHistory(
             asked=1 + len(earlier), passed=sum(has_passed(entry.verdict) for entry in earlier),
-            attempts=1 + len(attempt.earlier), since=datetime.fromisoformat(attempt.since),
+            attempts=1 + len(attempt.attempts_before), since=datetime.fromisoformat(attempt.since),
+            first=attempt.is_first,
         )  # fmt: skip
         self._evaluator = evaluator
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +53,14 @@ class Paired:
 
     @cached_property
     def _unit_of(self) -> Counts:
-        """The unit of the test that each problem belongs to: its group, or itself."""
+        """The unit of the test that each problem belongs to: its group, or itself.
+
+        In the order of their first problems, so that those of a prefix come first.
+        """
         if self.groups is None:
             return np.arange(self.problems)
-        return np.asarray(np.unique(self.groups, return_inverse=True)[1])
+        _, first, unit = np.unique(self.groups, return_index=True, return_inverse=True)
+        return np.asarray(first.argsort().argsort()[unit])
 
     def summed(self, values: Floats) -> Floats:
         """Returns sums over a unit's problems, (units,), of values of problems."""
@@ -121,11 +126,15 @@ class Paired:
 
     def followed_by(self, target: bool, fuzzy: bool, problems: int) -> Paired:
         """Returns the grades with more problems appended, all graded alike and each in a group of its own."""
-        more = (problems, self.seeds)
-        groups = self.groups
-        if groups is not None:
-            groups = np.append(groups, groups.max() + 1 + np.arange(problems))
+        return self._with(target, fuzzy, problems, lambda own, more: np.concatenate([own, more]))
+
+    def preceded_by(self, target: bool, fuzzy: bool, problems: int) -> Paired:
+        """Returns the grades with such problems before all others."""
+        return self._with(target, fuzzy, problems, lambda own, more: np.concatenate([more, own]))
+
+    def _with(self, target: bool, fuzzy: bool, problems: int, join: Callable[[Any, Any], Any]) -> Paired:
+        shape, groups = (problems, self.seeds), self.groups
         return Paired(
-            np.concatenate([self.target, np.full(more, target)]), np.concatenate([self.fuzzy, np.full(more, fuzzy)]),
-            groups,
+            join(self.target, np.full(shape, target)), join(self.fuzzy, np.full(shape, fuzzy)),
+            None if groups is None else join(groups, groups.max() + 1 + np.arange(problems)),
         )  # fmt: skip

@@ -143,6 +143,7 @@ def command(
     load_libraries(progress)
 
     from fsd_calib.calibration.memory import capacity_of, context_of, plan_memory, usable
+    from fsd_calib.certification.marking import mark
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces, policy_of
     from fsd_decoding.loading import check_device, check_loading, load_tokenizer
@@ -171,7 +172,7 @@ def command(
             traces = collect_traces(
                 asked, target=large, draft=small, out=folder, **on_policy, **dict(drawn), hidden=width,
                 seed=seed, batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
-                draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
+                draft_model_kwargs=loading.draft, progress=progress, workers=others or 1, before_fuzzy=mark,
             )  # fmt: skip
     found = _summary(traces)
     if output.as_json:

@@ -120,15 +120,16 @@ def command(
     announce(NAME, decoder, quiet=output.quiet)
     made = prompts_of_profile(followed, decoder.tokenizer, raw)
     if not decoder.setting.lossless:
-        mark(decoder.target, map(Asked, wanted))
+        mark(decoder.target, [Asked.of_row(row, text) for text, row in wanted])
     started = time.perf_counter()
-    asked, most = [prompt_of(made, prompt) for prompt in wanted], max_new_tokens or made.max_new_tokens
+    asked, most = [prompt_of(made, prompt) for prompt, _ in wanted], max_new_tokens or made.max_new_tokens
     # Within another step, so that logs have no line for each of its ends: most runs take seconds.
     with progress.step("generating", 0), progress.step("decoding", len(asked)) as advance:
         results = decoder.generate(asked, most, stop=made.stop, on_finish=lambda place, result: advance(1))
     seconds = time.perf_counter() - started
     if output.as_json:
-        reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, asked, results))})
+        given_texts = [prompt for prompt, _ in wanted]
+        reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, given_texts, asked, results))})
     else:
         reply("\n\n".join(result.text for result in results))
     if not output.quiet:

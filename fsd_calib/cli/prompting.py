@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fsd_calib.tasks.asking import MOST_NEW_TOKENS, Asking
 from fsd_calib.tasks.base import Kind
@@ -62,7 +62,14 @@ def _asked(make: Callable[[], _Made]) -> _Made:
         raise UsageError(f"{error}; --raw passes prompts as given") from error
 
 
-def gathered(arguments: Sequence[str], file: Path | None) -> list[str]:
+class GivenPrompt(NamedTuple):
+    """A prompt as it was given, and the row of a file that holds it."""
+
+    text: str
+    row: dict[str, Any] | None = None
+
+
+def gathered(arguments: Sequence[str], file: Path | None) -> list[GivenPrompt]:
     """Returns all prompts: the arguments in their order, with those of standard input in place of `-`, then the file's.
 
     Raises:
@@ -70,9 +77,9 @@ def gathered(arguments: Sequence[str], file: Path | None) -> list[str]:
     """
     if arguments.count(STDIN) > 1:
         raise UsageError("'-' is given twice, and standard input can be read once; give it once")
-    prompts: list[str] = []
+    prompts: list[GivenPrompt] = []
     for argument in arguments:
-        prompts += _lines(_read_stdin()) if argument == STDIN else [argument]
+        prompts += _lines(_read_stdin()) if argument == STDIN else [GivenPrompt(argument)]
     if file is not None:
         prompts += _of_file(file)
     if not prompts:
@@ -88,7 +95,7 @@ def _read_stdin() -> str:
         raise UsageError(f"standard input is not text ({error}); give prompts as UTF-8, one a line") from error
 
 
-def _of_file(path: Path) -> list[str]:
+def _of_file(path: Path) -> list[GivenPrompt]:
     try:
         text = read_regular(path, _LARGEST).decode().replace("\r\n", "\n")
     except (OSError, ValueError) as error:
@@ -102,24 +109,24 @@ def _of_file(path: Path) -> list[str]:
     return [_prompt_of(line, f"--file {str(path)!r}, line {number}") for number, line in _numbered(text)]
 
 
-def _lines(text: str) -> list[str]:
+def _lines(text: str) -> list[GivenPrompt]:
     """One prompt a line; empty lines are none."""
-    return [line for _, line in _numbered(text)]
+    return [GivenPrompt(line) for _, line in _numbered(text)]
 
 
 def _numbered(text: str) -> Iterable[tuple[int, str]]:
     return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
-def _prompt_of(line: str, where: str) -> str:
+def _prompt_of(line: str, where: str) -> GivenPrompt:
     """The prompt in a line of JSON: a string, or an object that holds one."""
     rule = f'it must hold a string, or an object such as {{"{_KEYS[0]}": "…"}}'
     try:
         content: Any = parse(line)
     except ValueError as error:
         raise UsageError(f"{where} is not JSON ({error}); {rule}") from error
-    if isinstance(content, dict):
-        content = next((content[key] for key in _KEYS if key in content), None)
-    if not isinstance(content, str):
+    row = content if isinstance(content, dict) else None
+    text = content if row is None else next((row[key] for key in _KEYS if key in row), None)
+    if not isinstance(text, str):
         raise UsageError(f"{where} is {line.strip()!r:.60}; {rule}")
-    return content
+    return GivenPrompt(text, row)

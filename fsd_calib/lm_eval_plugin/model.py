@@ -65,10 +65,7 @@ def _first_prompt(kind: HarnessKind, asking: Asking, document: Any) -> str | Non
 
 
 def _asked(request: Instance) -> Asked:
-    """What a request asks about: its document, whose question is a column of it or its whole prompt."""
-    row = request.doc if isinstance(request.doc, Mapping) else None
-    question = None if row is None else row.get("question")
-    return Asked(question if isinstance(question, str) else str(request.args[0]), row)
+    return Asked.of_row(request.doc if isinstance(request.doc, Mapping) else None, str(request.args[0]))
 
 
 _AUTO = 32  # batch size

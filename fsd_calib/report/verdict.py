@@ -139,10 +139,11 @@ def _attempt(profile: ThresholdProfile) -> str:
         since = f"{h.since:%Y-%m-%d}"
         passed = f"; {h.passed} of the earlier ones passed" if h.asked > 1 else ""
         sentences.insert(0, f"Certificate {h.asked} asked for this target on this claim{passed}.")
+        several = "attempt" if h.attempts == 1 else "attempts"
         sentences.append(
             "The ledger is new: attempts elsewhere before are not known."
-            if h.attempts == 1
-            else f"The ledger has {h.attempts} attempts of this target since {since}; others elsewhere are not known."
+            if h.first
+            else f"The ledger has {h.attempts} {several} of this target since {since}; others elsewhere are not known."
         )
     if c.dropped:
         sentences.append(f"{c.dropped} problems that an earlier attempt lost and that are gone count as lost.")

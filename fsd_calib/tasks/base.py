@@ -101,6 +101,12 @@ class Task:
     prompt: PromptInfo | None = None  # how the prompts were made; None: that is not known, so no profile says it
     answer_after: str | None = None  # see `PromptInfo`
     runs: str = ""  # a user's function that grades
+    asks: str = ""  # what it asks and grades, however its file is called and its data change; "": its name says it
+
+    @property
+    def claim(self) -> str:
+        """What certificates of it claim to hold of: tasks of one claim share a budget of errors."""
+        return self.asks or self.name
 
     def grouped_by(self, column: str) -> Task:
         """Returns the task with problems whose source has the same in a column as one group.
@@ -186,6 +192,7 @@ class TaskKind:
     Attributes:
         form: Returns the form of prompts for a model, and the strings that end its answers, such as `WorkedExamples`.
         grading: See `Task`.
+        asks: See `Task`.
     """
 
     name: str
@@ -194,6 +201,7 @@ class TaskKind:
     max_new_tokens: int
     grader: Grader
     grading: str = ""
+    asks: str = ""
 
     def prompts(self, asking: Asking) -> PromptInfo:
         """See `Kind.prompts`."""
@@ -206,7 +214,7 @@ class TaskKind:
         info = self.prompts(asking)
         renderer = asking.renderer(info, f"prompts of task {self.name}")
         problems = tuple(problem_of(example, prompt_of(renderer, example)) for example in examples)
-        return task_of(self.name, problems, info, source, self.grader, grading=self.grading)
+        return task_of(self.name, problems, info, source, self.grader, grading=self.grading, asks=self.asks)
 
 
 def task_of(

@@ -432,9 +432,23 @@ class HarnessKind:
         described = _description(source, task, grader)
         grading = f"{described} {_code_of(task)}"
         return task_of(
-            self.name, problems, info, described, grader, grading=grading,
+            self.name, problems, info, described, grader, grading=grading, asks=self._asks(task, grader),
             keys_are_texts=all(grader(problem, problem.reference) for problem in problems[:_TRIED]),
         )  # fmt: skip
+
+    def _asks(self, task: Any, grader: MetricGrader) -> str:
+        """See `Task`. A file has a copy of another name, or for other data, which asks the same."""
+        name = self.argument
+        if name.endswith(_YAML):
+            says = {key: value for key, value in task.dump_config().items() if key not in _OF_DATA}
+            name = hashlib.sha256(json.dumps(says, sort_keys=True, default=str).encode()).hexdigest()
+        return f"{NAME}:{name},{grader.filter}"
+
+
+_OF_DATA = (
+    "task", "dataset_path", "dataset_name", "dataset_kwargs", "training_split", "validation_split", "test_split",
+    "fewshot_split", "fewshot_config", "metadata",
+)  # fmt: skip
 
 
 def _generation(task: Any) -> dict[str, Any]:

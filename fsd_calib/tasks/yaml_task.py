@@ -30,6 +30,7 @@ from fsd_calib.tasks.kinds.multiple_choice import choice_example
 from fsd_calib.tasks.rows import HubData, Row, examples_of, read_rows
 from fsd_calib.tasks.sandbox.run import checked_bwrap
 from fsd_common.argument_checks import named
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.strict_yaml import Strict, checked_yaml, read_text
 from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
@@ -283,6 +284,12 @@ class YamlTask:
         return read_text(self.file, "task file") if self.recorded is None else self.recorded
 
     @property
+    def _asks(self) -> str:
+        """See `Task`: the description without its data, so that a file for every month is one task."""
+        data: Any = {"data": True, "hub": True, "columns": {"subject", "group"}}
+        return f"task {facts_digest(self.description.model_dump(mode='json', exclude=data))}"
+
+    @property
     def data(self) -> Path | None:
         """Its own file of problems; None: it names none."""
         return None if self.description.data is None else self.file.parent / self.description.data
@@ -298,7 +305,7 @@ class YamlTask:
         renderer = asking.renderer(info, where)
         problems = [problem_of(example, prompt_of(renderer, example)) for example in examples]
         runs, group = self.description.function or "", self.description.columns.group
-        task = task_of(self.name, problems, info, source, grader, grading=grading, runs=runs)
+        task = task_of(self.name, problems, info, source, grader, grading=grading, runs=runs, asks=self._asks)
         return task if group is None else task.grouped_by(group)
 
     def prompts(self, asking: Asking) -> PromptInfo:

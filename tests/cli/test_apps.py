@@ -298,6 +298,15 @@ def test_generate_with_a_threshold_is_fuzzy_even_without_a_certificate(
     with AttemptLedger(default_state() / LEDGER) as ledger:  # it may certify nothing any more
         family = family_id(load_model(tiny_profile["target"]["id"], "cpu", None))
         assert ledger.usable(family, asked, "run").tolist() == [False, True]
+    row = {"prompt": "Say how few.", "answer": "3"}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(row))
+    with pytest.warns(UserWarning, match="threshold is 0.7"):
+        assert generate(*common, "--threshold", "0.7", "--file", str(tmp_path / "prompts.jsonl")) == 0
+    with AttemptLedger(default_state() / LEDGER) as ledger:
+        assert not ledger.usable(family, [problem_of(Example("How few?", "", source=row), "")], "run").any()
+    (default_state() / LEDGER).write_text("damaged")
+    with pytest.warns(UserWarning, match="is damaged .* so these problems are not recorded as looked at"):
+        assert generate(*common, "--threshold", "0.7") == 0
 
 
 def test_generate_follows_an_edited_profile_only_where_that_is_allowed(

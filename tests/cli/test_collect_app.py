@@ -16,10 +16,17 @@ import pytest
 
 from fsd_calib import load_traces
 from fsd_calib.calibration import memory
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.marking import LEDGER
 from fsd_calib.cli import collect as collect_app
 from fsd_calib.cli.console import run
+from fsd_calib.tasks.registry import load_task
 from fsd_collectors.store.verifying import verify
+from fsd_common.user_folders import default_state
+from fsd_data import pair_paths
 from fsd_decoding.acceptance import RULES
+from fsd_decoding.loading import load_model, load_tokenizer
+from fsd_decoding.models.fingerprint import family_id
 from support.messages import error_line
 
 COLLECT = [sys.executable, "-c", "from fsd_calib.cli.collect import main; main()"]
@@ -115,6 +122,17 @@ def test_both_ways_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert collect(*SMALL, "--seed", "1", "--out", str(tmp_path / "along")) == 2
     assert "holds traces of another run" in capsys.readouterr().err
+
+
+def test_problems_decoded_under_a_threshold_are_recorded(tmp_path: Path) -> None:
+    few = ["--task", "arithmetic", "--limit", "2", "--device", "cpu", "--max-new-tokens", "4"]
+    target = str(pair_paths()[0])
+    problems = load_task("arithmetic", 0, 2, tokenizer=load_tokenizer(target)).problems
+    for policy, free in ((["coupled"], True), (["fsd", "--threshold", "0.1"], False)):
+        assert collect(*few, "--rule", *policy, "--out", str(tmp_path / policy[0])) == 0
+        with AttemptLedger(default_state() / LEDGER) as ledger:
+            usable = ledger.usable(family_id(load_model(target, "cpu", None)), problems, "run")
+        assert usable.tolist() == [free, free]
 
 
 def _children(out: Path, *arguments: str) -> subprocess.Popen[str]:

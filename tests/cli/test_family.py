@@ -140,12 +140,14 @@ def test_prompts_come_from_arguments_standard_input_and_files(tmp_path: Path, mo
     (tmp_path / "piped").write_bytes(b"one\r\n\r\n  two \n")
     with (tmp_path / "piped").open(newline="\n") as piped:  # as Python opens standard input
         monkeypatch.setattr(sys, "stdin", piped)
-        assert gathered(["first", "-", "last"], None) == ["first", "one", "  two ", "last"]
+        texts = [prompt.text for prompt in gathered(["first", "-", "last"], None)]
+    assert texts == ["first", "one", "  two ", "last"]
     lines = tmp_path / "prompts.jsonl"
     lines.write_text('{"prompt": "a\\nb"}\n{"question": "c", "answer": "d"}\n\n"e"\n')
-    assert gathered([], lines) == ["a\nb", "c", "e"]
+    row = {"question": "c", "answer": "d"}
+    assert gathered([], lines) == [("a\nb", {"prompt": "a\nb"}), ("c", row), ("e", None)]
     (tmp_path / "prompts.txt").write_text('{"x"}\n')
-    assert gathered(["z"], tmp_path / "prompts.txt") == ["z", '{"x"}']
+    assert gathered(["z"], tmp_path / "prompts.txt") == [("z", None), ('{"x"}', None)]
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def _prompts(stage: Stage, folder: Path) -> Asked:
 
 
 def read_prompts(folder: Path, asked: Asked) -> Content:
-    return {name: gathered([], folder / name) for name in asked["names"]}
+    return {name: [each.text for each in gathered([], folder / name)] for name in asked["names"]}
 
 
 @lru_cache(maxsize=1)

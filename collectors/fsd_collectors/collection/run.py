@@ -66,6 +66,7 @@ def collect_traces(
     batch_size: int = 32, device: str | None = None, dtype: str | None = None, model_kwargs: ModelKwargs | None = None,
     draft_model_kwargs: ModelKwargs | None = None, progress: Progress | None = None,
     workers: int | ModelWorkers | None = None, ray: str | None = None,
+    before_fuzzy: Callable[[Any, Sequence[Any]], None] | None = None,
 ) -> Traces:  # fmt: skip
     """Collects traces of a task's problems, or continues an unfinished run of the same settings.
 
@@ -93,6 +94,8 @@ def collect_traces(
         workers: processes that decode, each with models of its own and a portion at a time; 1: this process alone, as
             by default. Loaded models need workers that are open already, and load the same ones.
         ray: address of a Ray cluster to run the workers on, by default one for each of its GPUs or CPUs.
+        before_fuzzy: called with the target and the problems before they are decoded under a threshold: what was looked
+            at so cannot be certified on.
 
     Raises:
         UsageError: a setting is invalid, the models cannot be used together, or the folder holds another run, is in
@@ -117,6 +120,8 @@ def collect_traces(
     requests = decoder.requests([problem.prompt for problem in problems], task.max_new_tokens)
     if policy is None:
         check_draft(decoder)
+    if before_fuzzy is not None and policy is not None and not decoder.setting.lossless:
+        before_fuzzy(decoder.target, problems)
     steps = progress.step("collecting", len(problems)) if progress else nullcontext(lambda done: None)
     loading = check_loading(target, [draft], device, model_kwargs, draft_model_kwargs)
     sources = Sources(target, (draft,), device, dtype, loading)

@@ -115,27 +115,37 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
             file.write(content)
 
 
-def _values(folder: Path, name: str, file: str = _CONFIG) -> dict[str, Any]:
+def _values(folder: Path, name: str) -> dict[str, Any]:
     try:
-        values = parse(read_regular(folder / file).decode())
+        values = parse(read_regular(folder / _CONFIG).decode())
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"EAGLE head {name!r}: {file} cannot be read: {in_one_line(error)}; give the folder of a head"
+            f"EAGLE head {name!r}: {_CONFIG} cannot be read: {in_one_line(error)}; give the folder of a head"
         ) from error
     if not isinstance(values, dict):
-        raise UsageError(f"EAGLE head {name!r}: {file} is not a JSON object; give the folder of a head")
+        raise UsageError(f"EAGLE head {name!r}: {_CONFIG} is not a JSON object; give the folder of a head")
     return values
 
 
 def _trained_on(folder: Path, name: str) -> frozenset[int]:
+    """Returns the keys that our own file has; other trainers write files of this name, too, which may hold anything.
+
+    Raises:
+        UsageError: the file cannot be read, or it is ours and damaged.
+    """
     if not (folder / TRAINING).exists():
         return frozenset()
-    source = _values(folder, name, TRAINING).get("source")
-    if not isinstance(source, dict) or KEYS not in source:
-        return frozenset()  # a file of this name by another trainer
     try:
-        return unpack_ids(source[KEYS])
+        content = read_regular(folder / TRAINING)
+    except OSError as error:
+        raise UsageError(f"EAGLE head {name!r}: {TRAINING} cannot be read: {in_one_line(error)}; mend it") from error
+    try:
+        values = parse(content)
+        source = values.get("source") if isinstance(values, dict) else None
+        return unpack_ids(source[KEYS]) if isinstance(source, dict) and KEYS in source else frozenset()
     except (TypeError, ValueError) as error:
+        if not all(f'"{entry}"'.encode() in content for entry in ("source", KEYS)):
+            return frozenset()
         raise UsageError(f"EAGLE head {name!r}: {KEYS} in {TRAINING} are damaged; fetch it anew") from error
 
 

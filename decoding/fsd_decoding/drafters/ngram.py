@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,11 @@ class NGramCorpus:
             trained_on: keys of the problems that the texts answer; see the attribute.
 
         Raises:
-            UsageError: the order is not a whole number from 1 to 16, or the texts hold no token.
+            UsageError: the order is not a whole number from 1 to 16, the texts hold no token, or a key is no whole
+                number of 64 bits.
         """
         check_order(order)
+        keys = frozenset(map(_checked_key, trained_on))
         hashes: list[list[Array]] = [[] for _ in range(order)]
         tokens: list[list[Array]] = [[] for _ in range(order)]
         for text in texts:
@@ -113,7 +116,7 @@ class NGramCorpus:
         if not tokens[0]:
             raise UsageError("the texts of an n-gram corpus hold no token; give at least one text")
         counted = zip(hashes, tokens, strict=True)
-        return cls(tuple(_table(np.concatenate(h), np.concatenate(t)) for h, t in counted if t), frozenset(trained_on))
+        return cls(tuple(_table(np.concatenate(h), np.concatenate(t)) for h, t in counted if t), keys)
 
     @property
     def vocabulary(self) -> int:
@@ -175,6 +178,17 @@ class NGramCorpus:
     def _parts(self) -> dict[str, Array]:
         named = ((length, zip(_PARTS, table, strict=True)) for length, table in enumerate(self._tables))
         return {f"{name}.{length}": part for length, parts in named for name, part in parts}
+
+
+def _checked_key(key: object) -> int:
+    """UsageError: not a whole number of 64 bits."""
+    try:
+        number = index(key)  # type: ignore[arg-type]  # it may be
+    except TypeError:
+        number = 1 << 64
+    if not -(1 << 63) <= number < 1 << 63:
+        raise UsageError(f"trained_on has {key!r:.60}; its keys must be whole numbers of 64 bits, as `Problem.keys`")
+    return number
 
 
 def check_order(order: object) -> None:

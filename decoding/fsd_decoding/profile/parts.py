@@ -235,6 +235,8 @@ class ClaimHistory(Part):
     """All attempts of this target in the ledger, this one included."""
     since: AwareDatetime
     """When the first row of the ledger was written."""
+    first: bool
+    """Whether the ledger knew no attempt before, of any target."""
 
 
 class Certificate(Part):

@@ -33,8 +33,9 @@ _SPLIT = re.compile(r"_(?:test|dev|val)$")
 def mmlu(subjects: str) -> Kind:
     """Returns the task with these subjects, separated by commas, or with all where there are none."""
     wanted = tuple(dict.fromkeys(filter(None, (_subject(name) for name in subjects.split(",")))))
-    name = f"mmlu:{','.join(wanted)}" if wanted else "mmlu"
-    return TaskKind(name, _reader(wanted), WorkedExamples(worked("mmlu"), BEST_OPTION), 512, same_choice)
+    name, asks = (f"mmlu:{','.join(some)}" if some else "mmlu" for some in (wanted, sorted(wanted)))
+    form = WorkedExamples(worked("mmlu"), BEST_OPTION)
+    return TaskKind(name, _reader(wanted), form, 512, same_choice, asks=asks)
 
 
 def _subject(name: str) -> str:

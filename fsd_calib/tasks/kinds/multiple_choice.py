@@ -27,12 +27,7 @@ def choice_example(row: Row, question: str, listed: object, answer: object, stra
     Raises:
         UsageError: There are fewer than two options or too many, an option is no text, or none is the answer.
     """
-    texts, named = _texts_and_labels(row, listed)
-    options = tuple("" if choice is None else " ".join(str(choice).split()) for choice in texts)
-    if not 2 <= len(options) <= len(LETTERS) or not all(options):
-        raise UsageError(
-            f"{row.where}: the options are {shown(list(texts))}; there must be 2 to {len(LETTERS)}, none empty"
-        )
+    options, named = options_of(row, listed)
     letters = LETTERS[: len(options)]
     labels = None if named is None else [str(label).strip() for label in named]
     if labels is None:
@@ -43,8 +38,23 @@ def choice_example(row: Row, question: str, listed: object, answer: object, stra
     if letter is None:
         known = ", ".join(labels or letters) + (", or its place counted from 0" if labels is None else "")
         raise UsageError(f"{row.where}: the answer is {shown(answer)}; it must be one of {known}")
-    asked = "\n".join([question, *(f"({name}) {option}" for name, option in zip(letters, options, strict=True))])
-    return Example(asked, f"The answer is ({letter}).", None, options, stratum)
+    return Example(lettered(question, options), f"The answer is ({letter}).", None, options, stratum)
+
+
+def options_of(row: Row, listed: object) -> tuple[tuple[str, ...], Sequence[object] | None]:
+    """Returns the options of a row, and their labels where the source has any; see `choice_example`."""
+    texts, named = _texts_and_labels(row, listed)
+    options = tuple("" if choice is None else " ".join(str(choice).split()) for choice in texts)
+    if not 2 <= len(options) <= len(LETTERS) or not all(options):
+        raise UsageError(
+            f"{row.where}: the options are {shown(list(texts))}; there must be 2 to {len(LETTERS)}, none empty"
+        )
+    return options, named
+
+
+def lettered(question: str, options: Sequence[str]) -> str:
+    """Returns the question as prompts show it, with its options below."""
+    return "\n".join([question, *(f"({name}) {option}" for name, option in zip(LETTERS, options, strict=False))])
 
 
 def _texts_and_labels(row: Row, listed: object) -> tuple[Sequence[object], Sequence[object] | None]:

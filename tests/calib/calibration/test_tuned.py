@@ -15,6 +15,7 @@ from fsd_calib.calibration.policy_families import shapes
 from fsd_calib.calibration.predictor import choose
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.claim import Claim
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.split import parts_of
@@ -104,3 +105,17 @@ def test_problems_that_train_a_predictor_are_marked(tmp_path: Path) -> None:
     with session(tmp_path, 700) as made:
         choose("auto", made, SPACE, tmp_path)
         assert marked(made, tmp_path) == [n >= TRACED for n in range(len(made.tuning.problems))]
+
+
+def test_a_copy_of_a_description_with_other_problems_is_the_next_attempt(tmp_path: Path) -> None:
+    whole, numbers = tiny_calibration.task(200), []
+    new = {problem.key for problem in whole.problems} - {problem.key for problem in whole.problems[:100]}
+    others = tuple(problem for problem in whole.problems if problem.key in new)
+    decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), seed=0)
+    for name, problems in (("jan.yaml", whole.problems[:100]), ("feb.yaml", others)):
+        task = replace(whole, name=name, asks="a description", problems=problems)
+        with open_session(OwnEngine(decoder, task), task, RunConfig(cache=tmp_path, state=tmp_path)) as made:
+            fuzzy = replace(made.setting("fsd-coupled", 4), threshold=0.1)
+            opened = made.holdout.open([fuzzy], made.setting("target"), Claim(0.9), 0.95)
+            numbers.append(opened.attempt.number)
+    assert numbers == [1, 2]

@@ -94,6 +94,32 @@ def test_a_row_that_is_asked_about_in_other_words_is_the_same_problem(ledger: At
     assert ledger.usable(OURS, [otherwise, Rewritten(3, 30, row_key=8)], "").tolist() == [False, True]
 
 
+def test_rows_that_share_a_text_are_all_recorded(ledger: AttemptLedger) -> None:
+    ledger.tuned_on(OURS, [Rewritten(1, 10, row_key=row) for row in range(5)])
+    assert not ledger.usable(OURS, [Rewritten(9, 90 + row, row_key=row) for row in range(5)], "").any()
+
+
+def test_the_new_text_of_a_known_row_is_recorded_too(ledger: AttemptLedger) -> None:
+    ledger.tuned_on(OURS, [Rewritten(1, 10, row_key=100)])
+    ledger.tuned_on(OURS, [Rewritten(2, 20, row_key=100)])
+    ledger.tuned_on(OURS, [Rewritten(3, 20, row_key=200)])
+    others = [Rewritten(4, 20, row_key=300), Rewritten(5, 30, row_key=200), Rewritten(6, 30, row_key=300)]
+    assert ledger.usable(OURS, others, "").tolist() == [False, False, True]
+
+
+def test_a_ledger_is_new_to_its_first_attempt_alone(ledger: AttemptLedger) -> None:
+    first = open_attempt(ledger, OURS, [1], "a")
+    assert (first.is_first, open_attempt(ledger, OURS, [2], "b").is_first) == (True, False)
+    assert not open_attempt(ledger, OTHERS, [1], "a").is_first
+    assert open_attempt(ledger, OURS, [1], "a").is_first  # the same again
+
+
+def test_a_ledger_that_another_target_was_tuned_in_is_not_new(ledger: AttemptLedger) -> None:
+    ledger.tuned_on(OTHERS, problems_with([1]))
+    ledger.tuned_on(OURS, problems_with([2]))
+    assert not open_attempt(ledger, OURS, [1], "a").is_first
+
+
 def test_levels_of_all_attempts_sum_to_delta(ledger: AttemptLedger) -> None:
     levels = [open_attempt(ledger, OURS, [7], str(n)).level(0.95) for n in range(50)]
     assert levels[:2] == pytest.approx([0.045, 0.005 * 6 / math.pi**2])

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+import numpy as np
 import pytest
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout, HoldoutAttempt
+from fsd_calib.certification.outcomes import Counts, Paired
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks import Problem
 from fsd_decoding.profile.setting import Setting
 
-ALONE, FUZZY, OTHER = Setting("target", "js", 1), *(Setting("fsd-coupled", "js", 5, t) for t in (0.1, 0.2))
+ALONE = Setting("target", "js", 1)
+FUZZY, OTHER, ELSEWHERE = (Setting("fsd-coupled", "js", 5, t) for t in (0.1, 0.2, 0.3))
 PROBLEMS = [Problem(i, f"question {i}", f"question {i}", "1", None) for i in range(400)]
 LOST = {problem.id for problem in PROBLEMS[::10]}  # of what the target solves, which is all
+LOST_ELSEWHERE = {problem.id for problem in PROBLEMS[5::10]}
 EVERY_FIFTH = sorted(LOST)[::5]  # 8 of the 40
 
 
 def decode(setting: Setting, problems: Sequence[Problem]) -> list[Seeds]:
     """The fuzzy rules lose a tenth."""
-    return [(Decoding(setting == ALONE or p.id not in LOST, "", 10, 2, 10, 8),) for p in problems]
+    lost = {ALONE: set[int](), ELSEWHERE: LOST_ELSEWHERE}.get(setting, LOST)
+    return [(Decoding(p.id not in lost, "", 10, 2, 10, 8),) for p in problems]
 
 
 def attempt(
@@ -40,7 +45,7 @@ def after_a_failure(problems: Sequence[Problem], claim: str = "claim") -> Holdou
     return attempt(ledger, OTHER, problems, claim)
 
 
-def without(gone: Sequence[int]) -> list[Problem]:
+def without(gone: Collection[int]) -> list[Problem]:
     return [problem for problem in PROBLEMS if problem.id not in gone]
 
 
@@ -49,8 +54,8 @@ def test_lost_problems_that_are_left_out_count_as_lost(claim: str) -> None:
     opened = after_a_failure(without(EVERY_FIFTH), claim)
     assert opened.claim.dropped == 8  # 7.2 of the 8 are more than chance
     assert str(opened.dropped) == (
-        "8 problems of attempt 1 are gone or have another answer; it lost 8 of them, 8 more than chance, which count "
-        "as lost"
+        "8 problems of earlier attempts are gone or have another answer; 8 of them were lost, 8 more than chance, "
+        "which count as lost"
     )
 
 
@@ -91,3 +96,68 @@ def test_the_same_attempt_again_owes_what_it_owed_before() -> None:
         attempt(ledger, FUZZY, without(EVERY_FIFTH)).decide()
         again = attempt(ledger, OTHER, without(EVERY_FIFTH))
         assert (again.attempt.number, again.claim.dropped) == (second.attempt.number, 8)
+
+
+def rewritten(problems: Sequence[Problem]) -> list[Problem]:
+    """With answers in another form, in the rows too."""
+    return [dataclasses.replace(p, reference="#### 1", source={"id": p.id, "answer": "#### 1"}) for p in problems]
+
+
+def test_answers_in_another_form_hide_nothing_that_is_gone() -> None:
+    assert after_a_failure(rewritten(PROBLEMS)).claim.dropped == 0  # all of them: no more of the lost than of others
+    assert after_a_failure(rewritten(without(EVERY_FIFTH)), "another claim").claim.dropped == 8
+
+
+def test_what_several_attempts_lost_counts_together() -> None:
+    with AttemptLedger(None) as ledger:
+        for setting in (FUZZY, ELSEWHERE):
+            attempt(ledger, setting, PROBLEMS).decide()
+        both = attempt(ledger, OTHER, without([*LOST, *LOST_ELSEWHERE]))
+        once = attempt(ledger, OTHER, without(EVERY_FIFTH))
+    assert both.claim.dropped == 2 * 32  # 40 lost of 80 that are gone, where chance would leave out 8
+    assert once.claim.dropped == 8
+
+
+def test_an_attempt_without_a_verdict_owes_nothing_and_later_verdicts_change_no_attempt() -> None:
+    with AttemptLedger(None) as ledger:
+        undecided = attempt(ledger, FUZZY, PROBLEMS)
+        assert attempt(ledger, OTHER, without(LOST)).decide().passed == 0
+        undecided.decide()
+        assert attempt(ledger, OTHER, without(LOST)).claim.dropped == 0
+        assert attempt(ledger, ELSEWHERE, without(LOST)).claim.dropped == 36
+
+
+ALL_RIGHT = np.ones((1200, 1), np.bool_)
+KINDS = {
+    "score": (Claim(0.98, problems=1200), 1, None),
+    "absolute": (Claim(0.98, "absolute", problems=1200), 1, None),
+    "betting": (Claim(0.98, test="betting", problems=1200), 1, None),
+    "data set": (Claim(0.98, guarantee="dataset", problems=1200), 1, None),
+    "seeds": (Claim(0.98, problems=1200), 4, None),
+    "groups": (Claim(0.98, problems=1200), 1, np.arange(1200)[::-1] // 2),
+}
+
+
+@pytest.mark.parametrize(("claim", "seeds", "groups"), KINDS.values(), ids=KINDS)
+def test_every_test_counts_what_was_dropped(claim: Claim, seeds: int, groups: Counts | None) -> None:
+    """In front: the largest wealth of a bet is what it had before it lost."""
+    graded = Paired(ALL_RIGHT.repeat(seeds, 1), ALL_RIGHT.repeat(seeds, 1), groups)
+    p_values = [dataclasses.replace(claim, dropped=n).p_value(graded) for n in (0, 1, 4, 10, 40, 100)]
+    if claim.guarantee == "dataset":
+        assert p_values == [0, 0, 0, 0, 1, 1]  # nothing is left to chance: 24 may be lost
+    else:
+        assert p_values[:3] == sorted(set(p_values[:3]))
+        assert p_values[0] < 0.01
+        assert min(p_values[4:]) > 0.5
+    bounds = [dataclasses.replace(claim, dropped=n).bounds(graded, 0.05) for n in (0, 1, 4, 10, 40, 100)]
+    assert bounds == sorted(set(bounds), reverse=True)
+
+
+def test_units_of_a_prefix_come_first() -> None:
+    """Or betting would look at other orders every time."""
+    target, fuzzy = np.random.default_rng(0).random((2, 12, 1)) < 0.5
+    whole = Paired(target, fuzzy, np.array([7, 7, 3, 3, 3, 9, 9, 1, 1, 1, 0, 0]))
+    assert whole.groups is not None
+    prefix = Paired(whole.target[:7], whole.fuzzy[:7], whole.groups[:7])
+    assert np.array_equal(prefix.units[0], whole.units[0][:3])
+    assert whole.unit_sizes.tolist() == [2, 3, 2, 3, 2]

@@ -112,6 +112,8 @@ def test_engines_in_turn_are_one_attempt() -> None:
         second = continued.open([SAFE], ALONE, CLAIM, 0.95)
         assert second.decide().passed == 0
         assert [(one.attempt.number, one.delta) for one in (first, second)] == [(2, first.delta)] * 2
+        assert second.history == first.history  # the first's success is not an earlier one
+        assert (first.history.asked, first.history.passed, first.history.attempts) == (2, 0, 2)
         assert continued.open([SAFE], ALONE, CLAIM, 0.95).attempt.verdict is not None  # the same command again
         assert part(ledger, None).next_attempt == 3
         other = Holdout(

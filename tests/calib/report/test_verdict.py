@@ -48,6 +48,12 @@ def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
     assert "lossless rule coupled" not in said
 
 
+def test_a_ledger_that_knows_another_target_is_not_new() -> None:
+    said = verdict(profile({"certificate.history.first": False}))
+    assert "The ledger has 1 attempt of this target since 2026-11-28; others elsewhere are not known." in said
+    assert "The ledger is new" not in said
+
+
 def test_what_is_not_known_is_not_said() -> None:
     unknown = UNKNOWN | {"certificate.attempt": None, "certificate.accuracy": None, "numerical_churn": None,
                "speed.intervals": None, "effort": None}  # fmt: skip

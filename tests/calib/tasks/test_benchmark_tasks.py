@@ -113,6 +113,8 @@ def test_subjects_are_chosen_in_the_name(tmp_path: Path) -> None:
     folder = mmlu_folder(tmp_path, True)
     task = load_task("mmlu: US History,us_history", data=folder)
     assert (task.name, len(task.problems)) == ("mmlu:us_history", 10)
+    claims = [load_task(f"mmlu:{some}", data=folder).claim for some in ("us_history,astronomy", "astronomy,us_history")]
+    assert claims == ["mmlu:astronomy,us_history"] * 2
     message = load_refusal("mmlu:botany", data=folder)
     assert message == "subject 'botany': the problems have none of this name; theirs are astronomy, us_history"
     (empty := tmp_path / "empty").mkdir()

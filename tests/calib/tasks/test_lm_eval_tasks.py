@@ -83,6 +83,17 @@ def test_a_comma_chooses_other_filters(tmp_path: Path) -> None:
     assert "strict-match, last-number" in load_refusal(f"lm-eval:{path},first-number")
 
 
+def test_a_copy_of_a_file_and_other_data_are_one_claim(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    claim = load_task(f"lm-eval:{path}").claim
+    copy = path.rename(tmp_path / "february.yaml")
+    for name in (copy, f"{copy},strict-match"):
+        assert load_task(f"lm-eval:{name}").claim == claim
+    assert load_task(f"lm-eval:{copy}", data=tmp_path / "test.jsonl").claim == claim
+    other = write_task(tmp_path, changes={"doc_to_text": "{{question}}!"})
+    assert len({claim, load_task(f"lm-eval:{copy},last-number").claim, load_task(f"lm-eval:{other}").claim}) == 3
+
+
 @pytest.mark.slow
 def test_gsm8k_of_lm_eval_takes_its_documents_from_a_file(tmp_path: Path) -> None:
     rows = problems(12)

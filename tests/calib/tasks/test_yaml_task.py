@@ -54,6 +54,26 @@ def test_columns_become_problems(folder: Path) -> None:
     assert all(task.grade(p, f" {p.reference}\n") and not task.grade(p, p.reference + "s") for p in task.problems)
 
 
+def test_a_description_is_one_claim_wherever_its_file_and_its_data_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = loaded(folder).claim
+    other = folder / "february"
+    other.mkdir()
+    (other / "more.jsonl").write_text((folder / "cities.jsonl").read_text() + json.dumps(CITIES[0] | {"country": "F"}))
+    monkeypatch.chdir(other)
+    same = loaded(other, {"data": "more.jsonl"})
+    grouped = PLAIN["columns"] | {"group": "continent"}
+    assert same.claim == claim
+    for path in ("capitals.yaml", "./capitals.yaml", "../february/capitals.yaml"):
+        assert load_task(path).claim == claim
+        assert load_task(path).name == path
+    assert load_task("capitals.yaml", data=folder / "cities.jsonl").claim == claim
+    assert loaded(folder, {"columns": grouped}).claim == claim
+    changes: list[dict[str, Any]] = [{"prompt": "{{ question }}?"}, {"grader": "contains"}, {"answer_after": "So"}]
+    assert len({claim, *(loaded(folder, change).claim for change in changes)}) == 4
+
+
 def test_prompts_are_templates_of_all_columns_after_worked_examples(folder: Path) -> None:
     shot = {"country": "Italy", "city": "Rome", "continent": "Europe"}
     prompt = "{{ country|upper }} ({{ continent }}):"

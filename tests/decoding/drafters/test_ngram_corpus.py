@@ -40,6 +40,15 @@ def test_a_file_says_what_was_trained_on(tmp_path: Path) -> None:
     assert trained_on(NGram(4, corpus())) == trained_on(NGram()) == frozenset()
 
 
+@pytest.mark.parametrize("key", [2**63, -(2**63) - 1, "a key", 1.5, None, [1]])
+def test_what_is_no_key_is_refused_in_one_line(key: Any) -> None:
+    with pytest.raises(UsageError, match=r"trained_on has .*; its keys must be whole numbers of 64 bits") as refused:
+        NGramCorpus.of(TEXTS, 4, [3, key])
+    assert "\n" not in str(refused.value)
+    keys: list[Any] = [np.int64(3), -(2**63)]
+    assert NGramCorpus.of(TEXTS, 4, keys).trained_on == {3, -(2**63)}
+
+
 def test_the_fingerprint_is_of_the_content() -> None:
     others = [NGramCorpus.of([*TEXTS, [2, 3]], 4), NGramCorpus.of(TEXTS[:2], 4), corpus(3)]
     assert len({each.fingerprint for each in [corpus(), *others]}) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable
@@ -12,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fsd_common.packed_ids import pack_ids
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.drafters.eagle import Eagle, save_head
+from fsd_decoding.drafters.eagle import TRAINING, Checkpoint, Eagle, save_head
 from fsd_decoding.drafters.eagle_head import Eagle3Head
 from fsd_decoding.tree_shape import TreeShape
 from support.messages import usage_error
@@ -254,6 +256,30 @@ def test_damaged_files_are_refused_in_one_line(name: str, target: Any, tmp_path:
     folder = written(tmp_path / "head", eagle3_files(eagle3(target), target))
     DAMAGE[name](folder)
     assert usage_error(lambda: Eagle(folder).load(target)).startswith(f"EAGLE head {str(folder)!r}")
+
+
+OF_ANOTHER_TRAINER = [
+    "[1]",
+    '{"loss": 1}\n{"loss": 2}',
+    "",
+    '{"loss": NaN}',
+    '{"source": "a hub"}',
+    "\x00\x01",
+    '{"source": {}}',
+]
+OURS = json.dumps({"source": {"name": "arithmetic", "keys": pack_ids([3, 2**47])}})
+OURS_DAMAGED = [OURS[:-6], OURS.replace('"keys": "', '"keys": "é'), '{"source": {"keys": [1, 2]}}', f"{OURS} x"]
+
+
+def test_what_a_head_was_trained_on_is_read_and_files_of_other_trainers_are_not(target: Any, tmp_path: Path) -> None:
+    folder = written(tmp_path / "head", eagle3_files(eagle3(target), target))
+    for content, keys in ((OURS, {3, 2**47}), *((content, set[int]()) for content in OF_ANOTHER_TRAINER)):
+        (folder / TRAINING).write_text(content)
+        assert Checkpoint.read(folder).trained_on == keys
+    for content in OURS_DAMAGED:
+        (folder / TRAINING).write_text(content)
+        complaint = usage_error(lambda: Checkpoint.read(folder))
+        assert complaint == f"EAGLE head '{folder}': keys in training.json are damaged; fetch it anew"
 
 
 def test_a_folder_that_is_not_there_is_refused(target: Any, tmp_path: Path) -> None:

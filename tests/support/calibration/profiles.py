@@ -60,7 +60,9 @@ VALUES: dict[str, Any] = {
                     "lower_bound": 0.9899, "confidence": 0.95, "problems": 700,
                     "method": "paired-ratio score test", "acc": "retention", "guarantee": "population",
                     "attempt": 1, "delta": 0.045, "seeds": 1,
-                    "history": {"asked": 1, "passed": 0, "attempts": 1, "since": "2026-11-28T12:00:00Z"},
+                    "history": {
+                        "asked": 1, "passed": 0, "attempts": 1, "since": "2026-11-28T12:00:00Z", "first": True,
+                    },
                     "accuracy": 652 / 700, "accuracy_lower_bound": 0.9117},
     "accuracy": {"target": 653 / 700, "chosen": 652 / 700},
     "tokens_per_round": {"sd": 4.51, "chosen": 5.41},
