@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Literal, Protocol, TypeVar
 
 from fsd_common.errors import UsageError
@@ -20,6 +23,7 @@ CERTIFICATION_SHARE = 0.7
 
 _SALT = "fsd-calib/split/1\n"  # another salt makes another split, which would void every certificate
 _SHOWN = 60  # characters of a text shown in a message
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")  # "007" may be a name
 
 
 class Splittable(Protocol):
@@ -64,8 +68,31 @@ def hashed(text: str) -> int:
 
 
 def row_hash(row: Mapping[str, object]) -> int:
-    """Returns 48 bits of a hash of a row's columns, whatever their order: it is known by them in another task."""
-    return hashed(json.dumps(row, sort_keys=True, default=str))
+    """Returns 48 bits of a hash of a row's columns, whatever their order: it is known by them in another task.
+
+    Values count as `value_text` has them, and columns without one not at all, so that a row is the same in CSV, JSON
+    and Parquet.
+    """
+    texts = {column: value_text(value) for column, value in row.items()}
+    return hashed(json.dumps({column: text for column, text in texts.items() if text}, sort_keys=True))
+
+
+def value_text(value: object) -> str:
+    """Returns the value of a column as a normalised text: 17, 17.0 and "17 " are alike; "": null, NaN or empty."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(value, sort_keys=True, default=str)
+    text = _normalised(str(value))
+    return _number_text(text) if _NUMBER.fullmatch(text) else text
+
+
+def _number_text(text: str) -> str:
+    sign, digits, exponent = Decimal(text).as_tuple()
+    assert isinstance(exponent, int)  # it is finite
+    whole = "".join(map(str, digits))
+    kept = whole.rstrip("0")
+    return f"{'-' * sign}{kept}e{exponent + len(whole) - len(kept)}" if kept else "0"
 
 
 def tuning_and_certification(

@@ -16,7 +16,7 @@ from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
-from fsd_calib.calibration.guards import read_guard
+from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
 from fsd_calib.calibration.plan import Plan, check_enough, claim_of
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
@@ -320,7 +320,9 @@ class Calibration:
         load = partial(
             load_task, seed=self.decoding.seed, limit=config.limit, tokenizer=tokenizer, chat_template_kwargs=arguments
         )
-        return tuple(read_guard(name, load, tokenizer, context, config.reporter.note) for name in names)
+        guards = tuple(read_guard(name, load, tokenizer, context, config.reporter.note) for name in names)
+        check_guards(task, guards)
+        return guards
 
     @property
     def _first(self) -> DecodingConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,11 +34,34 @@ def read_guard(
     Raises:
         UsageError: it has no tuning problems.
     """
+    if name.partition(":")[0] == "agreement":
+        raise UsageError(
+            f"{named('guard')} {name!r} has no prompts of its own, and guards take no file; describe problems with "
+            "answers in YAML, and give that (my.yaml)"
+        )
     task = load(name)
     problems = tuning_of(task)[:GUARDED]
     if not problems:
         raise UsageError(f"{named('guard')} {name!r} has no tuning problems; give a task with more problems")
     return usable(replace(task, problems=tuple(problems)), tokenizer, context, lambda line: note(f"{name}: {line}"))
+
+
+def check_guards(task: Task, guards: Sequence[Task]) -> None:
+    """Raises UsageError where a guard asks about problems of the task that is certified, or of another guard."""
+    known: list[tuple[str, frozenset[int]]] = [("the task that is certified", _keys(task))]
+    for guard in guards:
+        for whose, keys in known:
+            shared = sum(not {problem.key, problem.row_key}.isdisjoint(keys) for problem in guard.problems)
+            if shared:
+                raise UsageError(
+                    f"{named('guard')} {guard.name!r} shares {shared} of {len(guard.problems)} problems with {whose}; "
+                    "leave it out"
+                )
+        known.append((f"guard {guard.name!r}", _keys(guard)))
+
+
+def _keys(task: Task) -> frozenset[int]:
+    return frozenset(key for problem in task.problems for key in (problem.key, problem.row_key))
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,13 @@ class Pilot:
     worth: float = 1.0  # independent problems that one in a group counts as
 
     @classmethod
-    def of(cls, target: Measurement, lossless: Measurement | None, fuzzy: Measurement, wanted: float = 1) -> Pilot:
+    def of(cls, target: Measurement, lossless: Measurement | None, fuzzy: Measurement, claim: Claim) -> Pilot:
         """Returns the pilot of measurements on the same problems; `lossless` is None where its noise is its own.
 
         With several seeds all shares but the numerical churn are of (problem, seed) pairs.
 
         Args:
-            wanted: the retention to show, by which flips of a group are weighed.
+            claim: what is to be shown, by which flips of a group are weighed.
         """
         return cls(
             target.problems,
@@ -58,7 +58,7 @@ class Pilot:
             None if lossless is None else float((target.correct[:, 0] != lossless.correct[:, 0]).mean()),
             float((target.correct != fuzzy.correct).mean()),
             fuzzy.accuracy / target.accuracy if target.accuracy else None,
-            _worth(Paired.of(target, fuzzy), wanted),
+            _worth(Paired.of(target, fuzzy), claim),
         )
 
     @property
@@ -79,13 +79,17 @@ class Pilot:
         return float(beta.ppf(_CAUTION, flipped + 0.5, self.problems - flipped + 0.5))
 
 
-def _worth(paired: Paired, wanted: float) -> float:
-    """See `Pilot`. Where too few outcomes flipped to tell, a group counts as one problem."""
+def _worth(paired: Paired, claim: Claim) -> float:
+    """See `Pilot`, by the outcomes that the claim's test compares.
+
+    Where too few of them flipped to tell, a group counts as one problem.
+    """
     if paired.groups is None:
         return 1.0
-    if np.count_nonzero(paired.unit_flips) < FEW:
-        return len(paired.unit_sizes) / paired.problems
-    return min(independent_worth(paired, wanted), 1.0)
+    tested = paired.against_perfect() if claim.acc == "absolute" else paired
+    if np.count_nonzero(tested.unit_flips) < FEW:
+        return len(tested.unit_sizes) / tested.problems
+    return min(independent_worth(tested, claim.wanted or 1), 1.0)
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Plan:
     on_cpu: bool = False  # the device is the CPU, which counts once however many workers share its cores
     compile: Rounds = "off"  # how rounds are called
     engine: EngineInfo | None = None  # what decodes; None: our own engine
-    attempt: int | None = 1  # number of the attempt on these problems; None: exploring makes none
+    attempt: int | None = 1  # its number at this claim or on these problems; None: exploring makes none
 
     @property
     def seconds(self) -> float:
@@ -238,8 +242,8 @@ def check_enough(
         tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
         raise UsageError(
             f"there are {certification:,} problems to certify on{tuned}; to show {what} {claim.wanted:g} at level "
-            f"{level(delta)} (which falls with every attempt on the same problems) takes at least {needed:,} even if "
-            f"nothing is lost: give more or other problems, or a lower {named('min_acc')} or {named('confidence')}"
+            f"{level(delta)} (which falls with every attempt at this claim) takes at least {needed:,} even if nothing "
+            f"is lost: give more problems, or a lower {named('min_acc')} or {named('confidence')}"
         )
 
 

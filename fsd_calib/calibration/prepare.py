@@ -160,16 +160,15 @@ def prepare(
         session = session.stopping_early(early.policies, stops)
     timer = Timer(session, goal, config.timing, sources, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
-    pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy, goal.min_acc or 1)
+    claim = claim_of(goal, session.holdout.problems)
+    pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy, claim)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)
     graphs = pace.capture * _shapes(space, config)
     efforts = partial(_efforts, session, _paces(pace, served), goal, graphs=graphs)
     timer = timer.within(served, sum(step.seconds for step in efforts()))
-    plan = make_plan(
-        claim_of(goal, session.holdout.problems), pilot, session.holdout.problems, level, efforts(*timer.effort(served))
-    )
+    plan = make_plan(claim, pilot, session.holdout.problems, level, efforts(*timer.effort(served)))
     info = early.info if early else None
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
 

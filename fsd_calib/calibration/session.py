@@ -20,7 +20,9 @@ from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.measuring.threads import Threads
 from fsd_calib.tasks.base import Task
-from fsd_calib.tasks.split import Parts, near_duplicates, parts_of
+from fsd_calib.tasks.near_duplicates import held
+from fsd_calib.tasks.split import Parts, parts_of
+from fsd_collectors.split import content_key
 from fsd_common.progress.base import Progress
 from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -31,6 +33,7 @@ from fsd_decoding.profile.setting import Setting
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 DECODINGS = "decodings.sqlite"
+_COMPARED = 2000  # certification problems, the first in the order of a hash, with what the ledger knows
 _EXCERPT = 60  # characters of a problem in a note
 
 
@@ -127,15 +130,21 @@ class Session:
                 f"{out} of {self.holdout.problems} certification problems were tuned"
                 f"{' or trained' if trained else ''} on before and are left out"
             )
-        found = near_duplicates([problem.question for problem in holdout.part], holdout.other_questions)
+        self._note_known(holdout)
+        return replace(self, holdout=holdout)
+
+    def _note_known(self, holdout: Holdout) -> None:
+        """Notes certification problems that hold what was seen before of other tasks, in another wrapper."""
+        texts = [content_key(problem.question) for problem in holdout.part[:_COMPARED]]
+        found = held(texts, [content_key(text) for text in holdout.other_questions(self.task.problems)])
         if found is not None:
+            first = "the first " if len(texts) < holdout.problems else ""
             one, other = (f"{text[:_EXCERPT]!r}" for text in found.closest)
             self.progress.note(
-                f"{found.count} of {holdout.problems} certification problems closely resemble one that was tuned or "
-                f"certified on before in other words; the closest, at {found.similarity:.2f}: {one} and {other}. Leave "
-                "out what is the same problem"
+                f"{found.count} of {first}{len(texts)} certification problems closely resemble one that was tuned or "
+                "certified on before, with other words around it; the closest, at a similarity of "
+                f"{found.similarity:.2f}: {one} and {other}. Leave out what is the same problem"
             )
-        return replace(self, holdout=holdout)
 
     def setting(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Setting:
         """The setting of a rule without a threshold."""

@@ -1,7 +1,7 @@
-"""The ledger of certification attempts: how often problems were certified on, and which were tuned on.
+"""The ledger of certification attempts: what was claimed how often, on which problems, and which were tuned on.
 
-It is not a cache: deleting it voids the certificates issued afterwards on the same problems. Several processes may use
-one file at the same time: an SQLite file of rows with a digest of their values, changed in one transaction at a time.
+It is not a cache: deleting it voids the certificates issued afterwards. Several processes may use one file at the same
+time: an SQLite file of rows with a digest of their values, changed in one transaction at a time.
 """
 
 from __future__ import annotations

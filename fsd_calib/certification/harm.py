@@ -39,9 +39,8 @@ def harm_of(paired: Paired, claim: Claim, delta: float) -> Harm | None:
     independent = paired.seeds == 1 and paired.groups is None
     if independent and paired.problems == claim.problems and not claim.any_time:
         return Harm(rate, bounds.at_most(lost, target_solved, delta))
-    return Harm(
-        rate, max(1 - _both_solved_share(paired, claim, delta), rate)
-    )  # an earlier moment may have given a smaller bound than the rate
+    # An earlier moment may have given a smaller bound than the rate.
+    return Harm(rate, max(1 - _both_solved_share(paired, claim, delta), rate))
 
 
 def _both_solved_share(paired: Paired, claim: Claim, delta: float) -> float:

@@ -102,10 +102,9 @@ class Holdout:
         """Returns the facts that the ledger has of the run of that name; None: none."""
         return self._ledger.facts_of(self._family, run)
 
-    @property
-    def other_questions(self) -> list[str]:
+    def other_questions(self, problems: Sequence[Problem]) -> list[str]:
         """What the ledger knows of the family to have been tuned or certified on, beside these problems."""
-        return self._ledger.other_questions(self._family, self._evaluator.problems)
+        return self._ledger.other_questions(self._family, problems)
 
     def of_run(self, run: str, trained: frozenset[int] = frozenset()) -> Holdout:
         """Returns the part for the run of that name, without problems that influenced a choice.

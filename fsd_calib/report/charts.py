@@ -29,7 +29,7 @@ def hover(row: Row, speed: str | None = None) -> dict[str, str]:
         low, high = point.interval
         retention += f" ({percent(low)} to {percent(high)})"
     if point.lower_bound is not None:
-        retention += f", certificate ≥ {bound(point.lower_bound)}"
+        retention += f", lower bound {bound(point.lower_bound)}"
     forecast = NONE if row.forecast is None else f"{pace(row.forecast)}, forecast"
     return {
         "setting": setting.rule if row.drafts else row.series,

@@ -23,7 +23,7 @@ from fsd_calib.report.rows import Row
 from fsd_calib.report.rows import rows as measured_rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import details, front
-from fsd_calib.report.verdict import LIKE, by_agreement, is_bounded_front, lost, unbound, verdict
+from fsd_calib.report.verdict import LIKE, by_agreement, guard_setting, is_bounded_front, lost, unbound, verdict
 from fsd_collectors.report.description import short_name
 from fsd_common.formatting import NONE, answer_seconds, bound, exact, in_trees, interval, pace, percent, threshold
 from fsd_common.pages.blocks import (
@@ -231,8 +231,8 @@ def _found(profile: ThresholdProfile) -> str:
         setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {draft_length_label(profile)}"
         slower = ", less than was asked" if profile.outcome == "too-slow" else ""
         slower += ", but is slower than sd, which decoders of this profile run" if profile.threshold is None else ""
-        *did, runs = filter(None, (_keeps(profile), lost(profile), _runs(speed)))
-        return f"{setting}, which {', '.join(did)}{' and ' if did else ''}{runs}{slower}"
+        showed = ", ".join(filter(None, (_keeps(profile), lost(profile))))
+        return f"{setting}, which {showed}{' and ' if showed else ''}{_runs(speed)}{slower}"
     if profile.outcome == "front":
         fuzzy = any(point.setting.threshold is not None for point in front(profile))
         return "the points below, to choose from" if fuzzy else "no fuzzy setting that is expected to be faster than sd"
@@ -295,7 +295,10 @@ def guard_sheet(profile: ThresholdProfile) -> Sheet:
          NONE if guard.interval is None else " to ".join(map(percent, guard.interval)))
         for guard in profile.guards
     )  # fmt: skip
-    note = "Estimates on problems of other tasks, each with an interval of its own. Nothing is certified of them."
+    note = (
+        f"Estimates on problems of other tasks{guard_setting(profile)}, each with an interval of its own. Nothing is "
+        "certified of them."
+    )
     return Sheet("Guards", ("task", "problems", "retention", "interval"), rows, note)
 
 

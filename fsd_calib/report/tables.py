@@ -43,7 +43,7 @@ def details(profile: ThresholdProfile) -> dict[str, dict[str, str]]:
     """Returns names and values, by title, of what the profile holds of these."""
     contents = {
         "settings": _settings(profile), "models": _models(profile), "certificate": _certificate(profile),
-        "guards": {guard.task: guarded(guard) for guard in profile.guards}, "costs": _costs(profile),
+        "guards": {guard.task: guarded(profile, guard) for guard in profile.guards}, "costs": _costs(profile),
         "texts": _texts(profile), "effort": _effort(profile),
     }  # fmt: skip
     return {title: lines for title, lines in contents.items() if lines}

@@ -104,17 +104,16 @@ def _at_least(low: float | None) -> str:
 
 
 def _harm(profile: ThresholdProfile) -> str:
-    """Right answers lost, which gains hide in a retention, and the difference in accuracy."""
+    """Right answers lost, which gains hide in a retention, unless said already, and the difference in accuracy."""
     c = profile.certificate
     if c.harm is None or c.harm_upper_bound is None or c.difference is None:
         return ""
     interval = ""
     if c.difference_interval is not None:
         interval = f" ({points_between(c.difference_interval)} at {exact(c.confidence)} confidence)"
-    return (
-        f"Of the target's right answers, {percent(c.harm)} were lost (at most {at_most(c.harm_upper_bound)}); accuracy "
-        f"changed by {points(c.difference)} percentage points{interval}."
-    )
+    share, most = percent(c.harm), at_most(c.harm_upper_bound)
+    harm = "" if lost(profile) else f"Of the target's right answers, {share} were lost (at most {most})."
+    return f"{harm} Accuracy changed by {points(c.difference)} percentage points{interval}.".strip()
 
 
 def _selected(profile: ThresholdProfile) -> str:
@@ -133,12 +132,15 @@ def _attempt(profile: ThresholdProfile) -> str:
     c = profile.certificate
     if c.attempt is None:
         return ""
-    sentences = [f"It is attempt {c.attempt} at this claim or on these problems, tested at level {level(c.level)}."]
+    subject = "This" if c.history is None else "It"
+    sentences = [
+        f"{subject} is attempt {c.attempt} at this claim or on these problems, tested at level {level(c.level)}."
+    ]
     if c.history is not None:
         h = c.history
         since = f"{h.since:%Y-%m-%d}"
         passed = f"; {h.passed} of the earlier ones passed" if h.asked > 1 else ""
-        sentences.insert(0, f"Certificate {h.asked} asked for this target on this claim{passed}.")
+        sentences.insert(0, f"This is certificate {h.asked} asked for this claim of this target{passed}.")
         several = "attempt" if h.attempts == 1 else "attempts"
         sentences.append(
             "The ledger is new: attempts elsewhere before are not known."
@@ -192,18 +194,24 @@ def verdict(profile: ThresholdProfile) -> str:
     """Returns the outcome, the evidence, its scope and what rounding alone changes, a line each."""
     outcome = " ".join(filter(None, (_OUTCOMES[profile.outcome](profile), _gain(profile), _requested_speed(profile))))
     outcome = outcome if profile.bound else f"{unbound(profile)}. The profile says: {outcome}"
-    lines = (outcome, shown(profile), *map(guarded, profile.guards), scope(profile), rounding(profile))
+    guards = (guarded(profile, guard) for guard in profile.guards)
+    lines = (outcome, shown(profile), *guards, scope(profile), rounding(profile))
     return "\n".join(filter(None, lines))
 
 
-def guarded(guard: GuardEstimate) -> str:
-    """Returns what the chosen setting keeps on another task."""
+def guard_setting(profile: ThresholdProfile) -> str:
+    """Returns which setting decoded the guards; empty: the one that is chosen."""
+    return "" if profile.estimate is None else " by the setting of the estimate"
+
+
+def guarded(profile: ThresholdProfile, guard: GuardEstimate) -> str:
+    """Returns what the chosen setting, or that of the estimate, keeps on another task."""
     if guard.retention is None or guard.interval is None:
         return f"Guard {guard.task}: the target solved none of {guard.problems} problems."
     low, high = map(percent, guard.interval)
     return (
-        f"Guard {guard.task}: an estimated retention of {percent(guard.retention)} ({low} to {high} at "
-        f"{exact(guard.confidence)} confidence, on {guard.problems:,} problems). Nothing is certified of it."
+        f"Guard {guard.task}: an estimated retention of {percent(guard.retention)}{guard_setting(profile)} ({low} to "
+        f"{high} at {exact(guard.confidence)} confidence, on {guard.problems:,} problems). Nothing is certified of it."
     )
 
 

@@ -13,16 +13,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fsd_calib.tasks.asking import Asking
-from fsd_collectors.split import Part, content_key, hashed, row_hash
+from fsd_collectors.split import Part, content_key, hashed, row_hash, value_text
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.parts import PromptForm, PromptInfo
     from fsd_decoding.profile.rendering import PromptRenderer
-
-
-_SHOWN = 60  # characters of a text in a message
 
 
 @dataclass(frozen=True)
@@ -111,10 +108,21 @@ class Task:
     def grouped_by(self, column: str) -> Task:
         """Returns the task with problems whose source has the same in a column as one group.
 
+        A problem with nothing there, be it null, NaN, an empty text or no such column, is in no group.
+
         Raises:
-            UsageError: Problems have no such column.
+            UsageError: All problems are in none.
         """
-        return replace(self, problems=tuple(replace(p, group=_group_of(p, column)) for p in self.problems))
+        values = [value_text((problem.source or {}).get(column)) for problem in self.problems]
+        if self.problems and not any(values):
+            columns = sorted({str(each) for problem in self.problems for each in problem.source or {}})
+            raise UsageError(
+                f"{named('group')} is {column!r:.60}, and no problem has anything in a column of that name; their "
+                f"columns are {', '.join(columns) or 'none':.400}"
+            )
+        grouped = zip(self.problems, values, strict=True)
+        groups = (replace(p, group=hashed(json.dumps([column, value])) if value else None) for p, value in grouped)
+        return replace(self, problems=tuple(groups))
 
     def grade(self, problem: Problem, text: str, target_text: str | None = None) -> bool:
         """Returns whether `text`, a model's whole text, is right.
@@ -151,17 +159,6 @@ class Task:
     def graded(self) -> str:
         """What tells apart how the same problems are graded."""
         return self.grading + ("" if self.answer_after is None else f" of what follows {self.answer_after!r}")
-
-
-def _group_of(problem: Problem, column: str) -> int:
-    columns = problem.source or {}
-    if column not in columns:
-        known = ", ".join(map(str, columns)) or "none"
-        raise UsageError(
-            f"{named('group')} is {column!r:.60}, and problem {problem.question[:_SHOWN]!r} has no such column; its "
-            f"columns are {known:.400}"
-        )
-    return hashed(json.dumps([column, columns[column]], sort_keys=True, default=str))
 
 
 class Kind(Protocol):

@@ -1,80 +1,22 @@
-"""The tuning and certification parts of a task, each problem in them once, and near-duplicates between them."""
+"""The tuning and certification parts of a task: each problem once, each group on one side, and notes about them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from fsd_calib.tasks.base import Problem, Task
+from fsd_calib.tasks.near_duplicates import BOUND, near_duplicates
 from fsd_collectors.split import check_ids, content_key, tuning_and_certification
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
-BOUND = 0.7
-"""The similarity from which on texts count as near-duplicates.
-
-Chosen on GSM8K (1,319 test problems compared with all 7,473 of train): the three pairs above it (.87, .78, .74) are
-each one story with other names or numbers. Of the next ten, from .64 down, one is; the others share a setting and have
-another question.
-"""
-_LENGTH = 6  # characters: longer than most words, and needs no word segmentation
-_CHUNK = 256  # texts at a time, which bounds the memory
-
-
-@dataclass(frozen=True)
-class NearDuplicates:
-    """The result of a comparison.
-
-    Attributes:
-        count: Number of texts that closely resemble one of the others.
-        similarity: Similarity of the closest pair.
-        closest: The closest pair.
-    """
-
-    count: int
-    similarity: float
-    closest: tuple[str, str]
-
-
-def near_duplicates(texts: Sequence[str], others: Sequence[str] | None = None) -> NearDuplicates | None:
-    """Returns how many of `texts` closely resemble one of `others`, and the closest pair; None: no text does.
-
-    Args:
-        others: None: the other ones of `texts`.
-
-    The similarity is the cosine of TF-IDF vectors of all runs of six characters, ignoring case, weighted by their
-    rarity in both sets together: phrases that many texts share hardly count.
-    """
-    if not texts or (others is not None and not others):
-        return None
-    import numpy as np
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    both = texts if others is None else [*texts, *others]
-    vectors = TfidfVectorizer(analyzer=_character_runs, dtype=np.float32).fit_transform(both)
-    ours, theirs = vectors[: len(texts)], vectors[0 if others is None else len(texts) :].T.tocsr()
-    best, at = [], []
-    for start in range(0, len(texts), _CHUNK):
-        similarity = (ours[start : start + _CHUNK] @ theirs).toarray()  # (chunk, others)
-        if others is None:
-            rows = np.arange(len(similarity))
-            similarity[rows, start + rows] = 0
-        best.append(similarity.max(1))
-        at.append(similarity.argmax(1))
-    highest, nearest = np.concatenate(best), np.concatenate(at)
-    count, first = int((highest >= BOUND).sum()), int(highest.argmax())
-    pair = texts[first], (texts if others is None else others)[nearest[first]]
-    return NearDuplicates(count, float(highest[first]), pair) if count else None
-
-
-def _character_runs(text: str) -> list[str]:
-    folded = text.casefold()
-    return [folded[at : at + _LENGTH] for at in range(max(len(folded) - _LENGTH + 1, 1))]
-
-
 _TUNING_PROBLEMS = 1000  # at most: with more, the certification part limits what can be certified
+_COMPARED = 3000  # certification problems, the first in the order of a hash, with each other
+_ALIKE = 0.9  # similarity: questions about one long passage have it, and generated templates do not
+_OFTEN = 0.05  # of the problems compared: fewer hardly change a certificate
 _EXCERPT = 60  # characters of a text shown in a message
 
 
@@ -98,15 +40,18 @@ def parts_of(task: Task) -> Parts:
             parts of the source, or a part has fewer than two problems.
     """
     distinct, tuning, certification, torn = _divided(task)
+    groups = len({p.group for p in distinct} - {None})
     for name, part in (("tuning", tuning), ("certification", certification)):
         if len(part) < 2:
+            within = f" in {groups} group{'s' * (groups > 1)}" if groups else ""
             raise UsageError(
-                f"{len(distinct)} problems leave {len(part)} for {name}, and it needs at least 2; give more problems"
+                f"{len(distinct)} problems{within} leave {len(part)} for {name}, and it needs at least 2; give more "
+                f"{'groups' if groups else 'problems'}"
             )
     tuning = tuning[:_TUNING_PROBLEMS]
     notes = (
-        *_note_repeats(task, distinct), *_note_torn(torn), *_note_near_duplicates(tuning, certification),
-        *_note_alike(certification),
+        *_note_repeats(task, distinct), *_note_alone(distinct), *_note_torn(torn),
+        *_note_near_duplicates(tuning, certification), *_note_alike(certification),
     )  # fmt: skip
     return Parts(tuple(tuning), tuple(certification), notes)
 
@@ -130,13 +75,15 @@ class _Divided(NamedTuple):
 
 
 def _divided(task: Task) -> _Divided:
-    """A group is on one side: where the source tears one apart, its parts are not those of the problems."""
+    """A group is on one side: where the source tears one apart, a hash of it says on which."""
     check_ids(task.problems)
     distinct = [_representative(task, group) for group in _groups_of_same_content(task.problems)]
     tuning, certification = tuning_and_certification(distinct)
     torn = {p.group for p in tuning} & {p.group for p in certification} - {None}
     if torn:
-        tuning, certification = tuning_and_certification([replace(p, part=None) for p in distinct])
+        tuning, certification = tuning_and_certification(
+            [replace(p, part=None) if p.group in torn else p for p in distinct]
+        )
     return _Divided(distinct, tuning, certification, len(torn))
 
 
@@ -185,11 +132,17 @@ def _note_repeats(task: Task, distinct: Sequence[Problem]) -> Iterator[str]:
         )
 
 
+def _note_alone(distinct: Sequence[Problem]) -> Iterator[str]:
+    alone = sum(problem.group is None for problem in distinct)
+    if 0 < alone < len(distinct):
+        yield f"{alone} of {len(distinct)} problems are in no group: each counts by itself"
+
+
 def _note_torn(groups: int) -> Iterator[str]:
     if groups:
         yield (
-            f"{groups} groups have problems in both parts of the source, whose parts are not used: a hash divides the "
-            "groups instead"
+            f"{groups} groups have problems in both parts of the source: a hash of each says in which one it is, and "
+            "other problems stay where they are"
         )
 
 
@@ -213,16 +166,17 @@ def _note_near_duplicates(tuning: Sequence[Problem], certification: Sequence[Pro
 
 
 def _note_alike(certification: Sequence[Problem]) -> Iterator[str]:
-    """Notes near-duplicates within the certification part, unless groups say what belongs together."""
+    """Notes many near-duplicates within the certification part, unless groups say what belongs together."""
     if any(problem.group is not None for problem in certification):
         return
-    found = near_duplicates([_content(problem) for problem in certification])
-    if found is not None:
-        one, other = (f"{text[:_EXCERPT]!r}" for text in found.closest)
+    texts = [_content(problem) for problem in certification[:_COMPARED]]
+    found = near_duplicates(texts, bound=_ALIKE)
+    if found is not None and found.count >= _OFTEN * len(texts):
+        first = "the first " if len(texts) < len(certification) else ""
         yield (
-            f"{found.count} of {len(certification)} certification problems closely resemble another (similarity of "
-            f"{BOUND} or more); the closest, at {found.similarity:.2f}: {one} and {other}. Where they are variants of "
-            f"one thing, such as questions about one document, name the column that tells it: {named('group')}"
+            f"{found.count} of {first}{len(texts)} certification problems closely resemble another (similarity of "
+            f"{_ALIKE} or more), such as {found.closest[0][:_EXCERPT]!r}. If they belong together, as questions "
+            f"about one document do, name the column that says so: {named('group')}"
         )
 
 

@@ -255,7 +255,7 @@ class Certificate(Part):
     """Lower bound of retention, by itself at `delta`; see `given_passing`, with which it may be below `wanted`, the
     claim. null: nothing was decoded, or accuracy is certified."""
     confidence: Confidence
-    """Confidence over all attempts on these problems."""
+    """Confidence over all attempts at this claim, and over all that share a problem."""
     problems: Count
     """Number of problems that were decoded."""
     method: str

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsd_calib.calibrate_options import RunConfig
-from fsd_calib.calibration.guards import GUARDED, read_guard
+from fsd_calib.calibration.guards import GUARDED, check_guards, read_guard
 from fsd_calib.calibration.session import open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.engines.own import OwnEngine
@@ -87,5 +87,13 @@ def test_guards_that_say_nothing_are_refused(tmp_path: Path, guard: str) -> None
 
     assert "the task that is certified" in refusal(guard="tiny")
     assert "given twice" in refusal(guard=[guard, guard])
+    again = str(tmp_path / "again.yaml")
+    Path(again).write_text(Path(guard).read_text())
+    for path in (f"{tmp_path}/./guard.yaml", again):  # the same problems under other names
+        assert f"problems with guard {guard!r}" in refusal(guard=[guard, path])
+    read = read_guard(guard, load_task, word_tokenizer(), None, print)
+    assert "shares" in usage_error(lambda: check_guards(load_task(guard), (read,)))
+    check_guards(tiny_calibration.task(60), (read,))
+    assert "guards take no file" in refusal(guard="agreement:0.9")
     assert "a front chooses no setting" in refusal(guard=guard, min_acc=None, pareto=True)
     assert "no-such-task" in refusal(guard="no-such-task")

@@ -117,8 +117,8 @@ def test_a_handful_is_counted_on_the_same_problems() -> None:
         return Measurement(Setting("fsd", "js", 5), "tuning", decodings)
 
     target = measured(1, 1, 1, 0)
-    assert Pilot.of(target, measured(1, 1, 1, 1), measured(0, 1, 1, 1)) == Pilot(4, 0.75, 0.25, 0.5, 1.0)
-    assert Pilot.of(measured(0, 0), measured(0, 0), measured(0, 1)) == Pilot(2, 0.0, 0.0, 0.5, None)
+    assert Pilot.of(target, measured(1, 1, 1, 1), measured(0, 1, 1, 1), Claim(0.98)) == Pilot(4, 0.75, 0.25, 0.5, 1.0)
+    assert Pilot.of(measured(0, 0), measured(0, 0), measured(0, 1), Claim(0.98)) == Pilot(2, 0.0, 0.0, 0.5, None)
 
 
 def test_too_few_problems_are_refused_with_the_number() -> None:
@@ -126,6 +126,8 @@ def test_too_few_problems_are_refused_with_the_number() -> None:
     with pytest.raises(UsageError, match=f"there are {least - 1} problems .* takes at least {least} even") as refused:
         check_enough(Claim(0.98), least - 1, DELTA)
     assert "\n" not in str(refused.value)
+    assert "every attempt at this claim" in str(refused.value)
+    assert "other problems" not in str(refused.value)  # which are no way out of what is spent at a claim
     check_enough(Claim(0.98), least, DELTA)
     with pytest.raises(UsageError, match=r"takes at least 3\d\d even"):
         check_enough(Claim(0.98), least, DELTA, accuracy=0.5)
@@ -163,8 +165,11 @@ def test_problems_in_groups_count_as_fewer() -> None:
     perfect = np.ones(80, bool)
     few = np.arange(80) >= 4
     for fuzzy in (grades, few):
-        pilot = Pilot.of(measured(perfect), None, measured(fuzzy), 0.98)
+        pilot = Pilot.of(measured(perfect), None, measured(fuzzy), Claim(0.98))
         assert pilot.worth == pytest.approx(0.25)
+    mixed = measured(np.random.default_rng(1).random(80) < 0.7)  # nothing flips, and failures are no matter of groups
+    assert Pilot.of(mixed, None, mixed, Claim(0.98)).worth == pytest.approx(0.25)
+    assert Pilot.of(mixed, None, mixed, Claim(0.6, "absolute")).worth > 0.5
     grouped, alone = (make_plan(Claim(0.98), replace(HANDFUL, worth=worth), 4000, DELTA) for worth in (0.25, 1.0))
     quarter = make_plan(Claim(0.98), HANDFUL, 1000, DELTA)
     assert [p.chance for p in grouped.prospects] == [p.chance for p in quarter.prospects]

@@ -18,6 +18,7 @@ from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.space import Space
+from fsd_calib.tasks.near_duplicates import held
 from fsd_calib.tasks.split import parts_of
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -26,6 +27,7 @@ from fsd_decoding.models.fingerprint import family_id
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 
+STORY = "Ana has {} apples and gives {} of them to each of her {} friends at school. How many has she left over?"
 SPACE = Space(("fsd-coupled",), ("js",), (4,))
 
 
@@ -75,8 +77,7 @@ def test_what_a_draft_was_trained_on_certifies_nothing_with_it(tmp_path: Path) -
 
 def test_a_problem_that_was_seen_in_other_words_is_told_of(tmp_path: Path) -> None:
     """The ledger keeps the questions of calibrations, so that rewritten ones are found, if not left out."""
-    story = "Ana has {} apples and gives {} of them to each of her {} friends at school. How many has she left over?"
-    stories = [story.format(f"w{i}", f"w{i + 1}", f"w{i + 2}") for i in range(2, 62)]
+    stories = [STORY.format(f"w{i}", f"w{i + 1}", f"w{i + 2}") for i in range(2, 62)]
 
     class Notes(Silent):
         def note(self, text: str) -> None:
@@ -98,6 +99,31 @@ def test_a_problem_that_was_seen_in_other_words_is_told_of(tmp_path: Path) -> No
             lines.clear()
             made.certifying("run", frozenset())
             assert any("resemble one that was tuned or certified on before" in line for line in lines) == told
+
+
+def test_a_tasks_own_tuning_problems_raise_no_alarm(tmp_path: Path) -> None:
+    """A regression: every second run told of 50 certification problems that resembled its own tuning problems."""
+    lines = list[str]()
+
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            lines.append(text)
+
+    stories = [STORY.format(f"w{i % 2}", f"w{i // 2}", "w9") for i in range(2, 122)]  # each is there twice, nearly
+    problems = tuple(
+        replace(p, id=i, question=q)
+        for i, (p, q) in enumerate(zip(tiny_calibration.task(120).problems, stories, strict=True))
+    )
+    task = replace(tiny_calibration.task(120), problems=problems)
+    decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), seed=0)
+    with open_session(
+        OwnEngine(decoder, task), task, RunConfig(cache=tmp_path, state=tmp_path, progress=Notes())
+    ) as made:
+        made.tuned.mark(made.tuning.problems)
+        assert held([p.question for p in made.holdout.part], [p.question for p in made.tuning.problems]) is not None
+        lines.clear()
+        made.certifying("run", frozenset())
+        assert not lines
 
 
 @pytest.mark.slow

@@ -371,7 +371,7 @@ def test_hovering_over_a_mark_tells_its_setting(looked: Looked, folder: Path) ->
     rows = dict(zip(*(told.locator(f"td.{name}").all_inner_texts() for name in ("key", "value")), strict=True))
     assert (rows["T"], rows["L"]) == (f"{chosen.threshold:.4g}", str(chosen.draft_length))
     assert (rows["divergence"], rows["policy"]) == (chosen.divergence, "constant T")
-    assert "certificate ≥" in rows["retention"]
+    assert ", lower bound " in rows["retention"]
 
 
 def test_hovering_over_a_fuzzy_token_tells_its_divergence(looked: Looked) -> None:

@@ -39,8 +39,8 @@ def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
     assert "(700 problems that the search never saw): both right 650, lost 3, gained 2, both wrong 45." in said
     assert "a retention of 99.8% (at least 98.9%) and an accuracy of 93.1% (at least 91.1%)" in said
     assert (
-        "Certificate 1 asked for this target on this claim. It is attempt 1 at this claim or on these problems, tested "
-        "at level 0.045. The ledger is new: attempts elsewhere before are not known."
+        "This is certificate 1 asked for this claim of this target. It is attempt 1 at this claim or on these "
+        "problems, tested at level 0.045. The ledger is new: attempts elsewhere before are not known."
     ) in said
     assert (
         "changed 1 of 700 texts and flipped 0 outcomes, so it flips at most 0.43% of outcomes (95% confidence)." in said
@@ -68,9 +68,26 @@ def test_what_is_not_known_is_not_said() -> None:
 def test_harm_and_difference_stand_beside_the_number() -> None:
     said = verdict(profile(HARM))
     assert (
-        "Of the target's right answers, 0.5% were lost (at most 1.3%); accuracy changed by -0.1 percentage points "
+        "Of the target's right answers, 0.5% were lost (at most 1.3%). Accuracy changed by -0.1 percentage points "
         "(-0.9 to +0.6 at 95% confidence)."
     ) in said
+
+
+def test_harm_is_said_once() -> None:
+    """Beside the claim where its bound holds with it."""
+    said = verdict(profile(HARM | {"certificate.given_passing": True}))
+    assert "It lost 0.5% of the target's right answers (at most 1.3%)." in said
+    assert "were lost" not in said
+    assert "Accuracy changed by -0.1 percentage points (-0.9 to +0.6 at 95% confidence)." in said
+
+
+def test_guards_name_the_setting_that_decoded_them() -> None:
+    guard = {
+        "task": "mmlu", "source": "a file", "problems": 100, "retention": 1.0, "interval": [0.9, 1.1],
+        "confidence": 0.95, "counts": {"both_right": 60, "lost": 5, "gained": 5, "both_wrong": 30},
+    }  # fmt: skip
+    assert "Guard mmlu: an estimated retention of 100.0% (90.0% to 110.0% at" in verdict(profile({"guards": [guard]}))
+    assert "100.0% by the setting of the estimate (" in verdict(profile(UNCERTIFIED | {"guards": [guard]}))
     shown = one_line(printed_details(HARM))
     assert "0.5% of the target's right answers lost, at most 1.3%" in shown
     assert "-0.1 percentage points of accuracy, -0.9 to +0.6" in shown

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from fsd_calib.tasks import TASKS, Problem, Task, load_task
 from fsd_calib.tasks.base import Example, pick
 from fsd_calib.tasks.grading.graders import same_number
-from fsd_calib.tasks.split import BOUND, Parts, near_duplicates, parts_of
+from fsd_calib.tasks.near_duplicates import BOUND, HELD, held, near_duplicates
+from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.split import Part, content_key
 from fsd_common.errors import UsageError
 from fsd_data.problems import GeneratedProblem, fresh, part_of
@@ -203,9 +204,54 @@ def test_groups_that_the_source_tears_apart_are_on_one_side() -> None:
     assert sum(map(len, parts[:2])) == 200
     assert not {problem.group for problem in parts.tuning} & {problem.group for problem in parts.certification}
     assert any("50 groups have problems in both parts of the source" in note for note in parts.notes)
+    torn = [replace(each, part=sides[i % 2] if i < 4 else "tuning") for i, each in enumerate(examples)]
+    ends = [Example(f"What is {i}?", "#### 1", "certification", source={"about": f"end {i}"}) for i in range(9)]
+    mostly = parts_of(task_of([*torn, *ends]).grouped_by("about"))  # only the torn group may be on another side
+    assert sum(map(len, mostly[:2])) == 209
+    assert len(mostly.certification) in (9, 13)
+    assert {p.question for p in ends} <= {p.question for p in mostly.certification}
     whole = [replace(each, part=sides[i // 4 % 2]) for i, each in enumerate(examples)]  # which keeps them together
     kept = parts_of(task_of(whole).grouped_by("about"))
     assert (len(kept.tuning), len(kept.certification)) == (100, 100)
+
+
+@pytest.mark.parametrize("empty", [{"about": None}, {"about": float("nan")}, {"about": " "}, {}])
+def test_what_names_no_group_is_alone(empty: dict[str, Any]) -> None:
+    sources = [{"about": i // 4} if i < 20 else empty for i in range(40)]
+    examples = [Example(f"How many are {i}?", "#### 1", source=source) for i, source in enumerate(sources)]
+    grouped = task_of(examples).grouped_by("about")
+    assert Counter(problem.group for problem in grouped.problems)[None] == 20
+    assert "20 of 40 problems are in no group: each counts by itself" in parts_of(grouped).notes
+    with pytest.raises(UsageError, match="no problem has anything in a column of that name"):
+        task_of(examples[20:]).grouped_by("about")
+
+
+def test_a_group_has_one_name_however_it_is_written() -> None:
+    def groups(*names: object) -> int:
+        examples = [Example(f"{i}?", "#### 1", source={"about": name}) for i, name in enumerate(names)]
+        return len({problem.group for problem in task_of(examples).grouped_by("about").problems})
+
+    assert groups(1, 1.0, "1", "1.0 ", "1e0") == groups("doc 1", "doc 1 ", "doc  1") == 1
+    assert groups(1, 2, 10, 1.5, "doc 1", "01", True, [1]) == 8
+
+
+def test_a_row_is_the_same_in_every_format(tmp_path: Path) -> None:
+    rows = [{"question": f"How many are {i}?", "answer": "#### 1", "page": i, "seen": None} for i in range(20)]
+    tables = [[*row.values()] for row in rows]
+    files = {
+        "a.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "b.jsonl": "".join(json.dumps({k: v for k, v in row.items() if v is not None}) + "\n" for row in rows),
+        "c.json": json.dumps([row | {"page": float(i), "seen": float("nan")} for i, row in enumerate(rows)]),
+        "d.csv": "question,answer,page,seen\n" + "".join(f"{q},{a},{page},\n" for q, a, page, _ in tables),
+    }
+    (tmp_path / "task.yaml").write_text("grader: exact\nmax_new_tokens: 5\nprompt: '{{ question }}'\n")
+    keys = set()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        task = load_task(str(tmp_path / "task.yaml"), data=tmp_path / name)
+        keys.add(tuple(problem.row_key for problem in task.problems))
+    assert len(keys) == 1
+    assert len(set(*keys)) == 20
 
 
 def test_a_trailing_space_leaves_every_problem_in_its_part() -> None:
@@ -408,6 +454,52 @@ def test_near_duplicates_between_hashed_parts_are_not_noted() -> None:
     examples = [Example(p.question, p.reference, "tuning") for p in drawn.tuning]
     examples += [Example(p.question, p.reference, "certification") for p in drawn.certification]
     assert any("closely resemble a tuning problem" in note for note in _parts(examples).notes)  # given by the source
+
+
+def test_generated_problems_raise_no_alarm_about_themselves() -> None:
+    """They come from templates, so most resemble another, and none is nearly the same as many."""
+    assert not parts_of(load_task("arithmetic", limit=1000)).notes
+
+
+def test_a_large_part_is_compared_as_far_as_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsd_calib.tasks.split._COMPARED", 20)
+    twice = [f"{text}{end}" for text in FILL[:40] for end in ("", " now")]
+    (note,) = _parts([Example(question, "#### 1") for question in twice]).notes
+    assert "of the first 20 certification problems" in note
+
+
+ASKED = [problem.question for problem in islice(fresh(0), 508)]
+SHOTS = "".join(f"Question: {question}\nAnswer: #### 7\n\n" for question in ASKED[500:])
+SYSTEM = "You are a careful tutor who explains each step to a child, in short sentences, and checks the sum twice. " * 6
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "least"),
+    [("{}\nThink step by step.", 1), (SYSTEM + "{}", 1), ('{{"q": "{}"}}', 1), (SHOTS + "Question: {}\nAnswer:", 0.4)],
+)
+def test_questions_are_found_in_whatever_wraps_them(wrapped: str, least: float) -> None:
+    rewritten = [wrapped.format(question) for question in ASKED[:200]]
+    for texts, known in ((rewritten, ASKED[:300]), (ASKED[:200], [wrapped.format(each) for each in ASKED[:300]])):
+        found = held(texts, known)
+        assert found is not None
+        assert found.count >= least * 200
+        assert found.similarity >= HELD
+    others = held(rewritten, ASKED[200:])  # among them what wraps these, and one that resembles one of these
+    assert others is None or others.count == 1
+
+
+@settings(max_examples=25)
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=5))
+def test_equal_texts_hold_each_other(texts: list[str]) -> None:
+    found = held([*texts, *FILL[:9]], [*texts, *FILL[9:20]])
+    assert found is not None
+    assert found.similarity == pytest.approx(1)
+    assert held([], texts) is held(texts, []) is held(FILL[:30], FILL[30:60]) is None
+
+
+def test_one_group_leaves_a_part_empty() -> None:
+    with pytest.raises(UsageError, match=r"20 problems in 1 group leave 0 .*give more groups"):
+        parts_of(task_of([replace(each, source={"about": 1}) for each in ENOUGH]).grouped_by("about"))
 
 
 def _parts(examples: list[Example]) -> Parts:
