@@ -102,9 +102,10 @@ def test_rows_that_share_a_text_are_all_recorded(ledger: AttemptLedger) -> None:
 def test_the_new_text_of_a_known_row_is_recorded_too(ledger: AttemptLedger) -> None:
     ledger.tuned_on(OURS, [Rewritten(1, 10, row_key=100)])
     ledger.tuned_on(OURS, [Rewritten(2, 20, row_key=100)])
-    ledger.tuned_on(OURS, [Rewritten(3, 20, row_key=200)])
-    others = [Rewritten(4, 20, row_key=300), Rewritten(5, 30, row_key=200), Rewritten(6, 30, row_key=300)]
-    assert ledger.usable(OURS, others, "").tolist() == [False, False, True]
+    assert not ledger.usable(OURS, [Rewritten(3, 20, row_key=300)], "").any()
+    ledger.tuned_on(OURS, [Rewritten(4, 20, row_key=200)])  # a new row of a known text
+    others = [Rewritten(5, 30, row_key=200), Rewritten(6, 30, row_key=300)]
+    assert ledger.usable(OURS, others, "").tolist() == [False, True]
 
 
 def test_a_ledger_is_new_to_its_first_attempt_alone(ledger: AttemptLedger) -> None:
