@@ -164,7 +164,7 @@ def test_too_few_that_were_never_tuned_on_are_refused_with_the_reason(tmp_path: 
 
 def test_a_ledger_of_another_version_is_no_empty_one(tmp_path: Path) -> None:
     assert mark(tmp_path, 0.2)
-    sqlite3.connect(tmp_path / "ledger.sqlite").execute("PRAGMA user_version = 2")
+    sqlite3.connect(tmp_path / "ledger.sqlite").execute("PRAGMA user_version = 3")
     with pytest.raises(UsageError, match=r"ledger\.sqlite' is of another version .* use the fsd-calib that wrote it"):
         planned(tmp_path)
 
