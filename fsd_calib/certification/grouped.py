@@ -25,10 +25,10 @@ def p_value(paired: Paired, wanted: float) -> float:
     show for their sizes. The sum over it has Student's law, see `_freedom`. Where fewer than 5 groups flipped, or fewer
     than two count, it is the betting test.
 
-    Size, by 2,500 to 6,000 draws each (some also in benchmarks/validity.py): groups of 5 and 10, of geometric, lognormal and
-    Zipf's sizes, of the sizes of MMLU's subjects, and pairs beside three groups of 60, with intra-class correlations of
-    flips of .02 to .3 and 40 to 400 groups, have at most .044 at .045, and .002 at .003. By the variance of the sums
-    alone, with as many degrees of freedom as groups that flipped, they have up to .154 and .040.
+    Size, by 2,500 to 6,000 draws each (some also in benchmarks/validity.py): groups of 5 and 10, of geometric,
+    lognormal and Zipf's sizes, of the sizes of MMLU's subjects, and pairs beside three groups of 60, with intra-class
+    correlations of flips of .02 to .3 and 40 to 400 groups, have at most .044 at .045, and .002 at .003. By the
+    variance of the sums alone, with as many degrees of freedom as groups that flipped, they have up to .154 and .040.
     """
     target, fuzzy = paired.units
     sums = fuzzy - wanted * target
