@@ -12,6 +12,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Literal, Protocol, TypeVar
 
@@ -73,17 +74,28 @@ def row_hash(row: Mapping[str, object]) -> int:
     Values count as `value_text` has them, and columns without one not at all, so that a row is the same in CSV, JSON
     and Parquet.
     """
-    texts = {column: value_text(value) for column, value in row.items()}
-    return hashed(json.dumps({column: text for column, text in texts.items() if text}, sort_keys=True))
+    return hashed(value_text(row))
 
 
 def value_text(value: object) -> str:
-    """Returns the value of a column as a normalised text: 17, 17.0 and "17 " are alike; "": null, NaN or empty."""
+    """Returns the value of a column as a normalised text; "": null, NaN or empty.
+
+    17, 17.0 and "17 " are alike, and so are true and "True"; lists and objects are alike where all in them is, and
+    where they are written as JSON in a table.
+    """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(value, sort_keys=True, default=str)
+    if isinstance(value, Mapping):
+        texts = {str(name): text for name, each in value.items() if (text := value_text(each))}
+        return json.dumps(texts, sort_keys=True) if texts else ""
+    if isinstance(value, list | tuple):
+        return json.dumps([value_text(each) for each in value]) if value else ""
     text = _normalised(str(value))
+    if text.startswith(("[", "{")):
+        with suppress(ValueError, RecursionError):  # it is no JSON
+            return value_text(json.loads(text))
+    if text in ("True", "False"):
+        return text.lower()
     return _number_text(text) if _NUMBER.fullmatch(text) else text
 
 

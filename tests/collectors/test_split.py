@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_collectors.split import CERTIFICATION_SHARE, content_key, tuning_and_certification
+from fsd_collectors.split import CERTIFICATION_SHARE, content_key, row_hash, tuning_and_certification
 
 
 @dataclass(frozen=True)
@@ -107,3 +107,25 @@ def test_problems_of_a_group_are_in_one_part_side_by_side(drawn: list[tuple[str,
     assert not {*found[0]} & {*found[1]}
     for groups in found:
         assert len(list(itertools.groupby(groups))) == len({*groups})
+
+
+@pytest.mark.parametrize(("in_json", "elsewhere"), [
+    ({"flag": True}, {"flag": "True"}), ({"flag": True}, {"flag": "true"}),
+    ({"choices": [1, 2.5]}, {"choices": [1.0, 2.5]}),  # Parquet has one type a column
+    ({"choices": ["1", "é"]}, {"choices": '["1", "é"]'}),  # CSV has texts
+    ({"of": {"a": 1}}, {"of": {"a": 1.0, "b": None}}),  # Parquet has all fields in all rows
+    ({"of": {}, "listed": []}, {"of": {"a": None}, "listed": ""}),
+    ({"code": "[x] and {y}"}, {"code": " [x] and  {y}"}),
+])  # fmt: skip
+def test_a_row_is_the_same_in_all_formats(in_json: dict[str, object], elsewhere: dict[str, object]) -> None:
+    asked = {"question": "Which?"}
+    assert row_hash(asked | in_json) == row_hash(asked | elsewhere)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ({"choices": ["a", "b"]}, {"choices": ["b", "a"]}), ({"choices": ["a", "b"]}, {"choices": ["a b"]}),
+    ({"of": {"a": 1}}, {"of": {"b": 1}}), ({"flag": True}, {"flag": False}), ({"flag": True}, {"flag": 1}),
+    ({"name": "007"}, {"name": 7}), ({"a": "x"}, {"b": "x"}),
+])  # fmt: skip
+def test_other_values_are_another_row(one: dict[str, object], other: dict[str, object]) -> None:
+    assert row_hash(one) != row_hash(other)
