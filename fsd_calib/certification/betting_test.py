@@ -6,12 +6,23 @@ import math
 
 import numpy as np
 
-from fsd_calib.certification.outcomes import Floats
+from fsd_calib.certification.outcomes import Floats, Paired
 
 # Stakes, as shares of the largest loss that one problem can cause. All are played, each with an equal part of the
 # wealth, since the best is not known beforehand: a large one where few outcomes flip, a small one where many do.
 _STAKES = (0.2, 0.4, 0.6, 0.9)
 _ROUNDING = 1e-9  # of the number of problems
+
+
+def p_value(paired: Paired, wanted: float, whole: int | None = None) -> float:
+    """Returns the p-value of outcomes, see `p_values`; the problem or group is the unit.
+
+    Of `whole` problems that come in groups these are no random ones, since problems of a group are side by side: p is 0
+    or 1 where the remaining ones cannot change the result, and else 1.
+    """
+    if whole is None or paired.groups is None:
+        return float(p_values(*paired.bounded_units, wanted, whole))
+    return float(_settled(paired.target.mean(1), paired.fuzzy.mean(1), wanted, whole, np.float64(1.0)))
 
 
 def p_values(target: Floats, fuzzy: Floats, wanted: float, whole: int | None = None) -> Floats:
@@ -31,6 +42,11 @@ def p_values(target: Floats, fuzzy: Floats, wanted: float, whole: int | None = N
     if whole is None:
         return _p_values_of(_log_wealth(fuzzy / wanted - target))
     p = _p_values_of(_log_wealth(_payoffs_within(target, fuzzy, wanted, whole)))
+    return _settled(target, fuzzy, wanted, whole, p)
+
+
+def _settled(target: Floats, fuzzy: Floats, wanted: float, whole: int, p: Floats | np.float64) -> Floats:
+    """Returns `p`, or 0 or 1 where the remaining problems cannot change the result."""
     remaining, solved, fuzzy_solved = whole - target.shape[-1], target.sum(-1), fuzzy.sum(-1)
     rounding = _ROUNDING * whole
     certain = fuzzy_solved >= wanted * (solved + remaining) - rounding  # even if all remaining are lost

@@ -118,7 +118,7 @@ class Claim:
     def _test(self, any_time: bool = False) -> PValue:
         if self.any_time or any_time:
             whole = self.problems + self.dropped if self.problems is not None and self.guarantee == "dataset" else None
-            return lambda paired, r: float(betting_test.p_values(*paired.bounded_units, r, whole))
+            return lambda paired, r: betting_test.p_value(paired, r, whole)
         return _score_test
 
 

@@ -38,7 +38,7 @@ def p_value(paired: Paired, wanted: float) -> float:
     expected = _by_size(paired, wanted)
     freedom = _freedom(sums, expected, flipped)
     if flipped < FEW or freedom <= 0:
-        return float(betting_test.p_values(*paired.bounded_units, wanted))
+        return betting_test.p_value(paired, wanted)
     ends = np.array([min(sums.min(), -wanted), max(sums.max(), 1.0)])  # of what a group plausibly shows
     second, _ = null_moments(np.append(np.ones(len(sums)), [0, 0]), np.append(sums, ends))
     step = 0.5 / paired.seeds * (wanted > 1)  # as in `score_test.tail`

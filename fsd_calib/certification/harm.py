@@ -45,9 +45,9 @@ def harm_of(paired: Paired, claim: Claim, delta: float) -> Harm | None:
 
 def _both_solved_share(paired: Paired, claim: Claim, delta: float) -> float:
     """Returns a lower bound of the share of the target's solved problems that both solve."""
-    target, both = replace(paired, fuzzy=paired.target & paired.fuzzy).bounded_units
+    both = replace(paired, fuzzy=paired.target & paired.fuzzy)
     whole = claim.problems if claim.guarantee == "dataset" else None
-    return largest(lambda share: float(betting_test.p_values(target, both, share, whole)), delta)
+    return largest(lambda share: betting_test.p_value(both, share, whole), delta)
 
 
 def difference_of(paired: Paired, confidence: float) -> tuple[float, float, float]:

@@ -123,3 +123,19 @@ def test_problems_that_are_added_are_groups_of_their_own() -> None:
     assert one.groups is not None
     assert len(set(one.groups.tolist())) == 23
     assert one.unit_sizes.tolist() == [5.0] * 20 + [1.0] * 3
+
+
+@pytest.mark.parametrize(("lost", "certified"), [(8, True), (9, False)])
+def test_of_these_very_problems_nothing_is_left_to_chance(lost: int, certified: bool) -> None:
+    """A regression: groups were counted against the number of problems, as if most were still to come."""
+    fuzzy = np.ones((400, 1), bool)
+    fuzzy[:lost] = False
+    claim = Claim(WANTED, guarantee="dataset", problems=400)
+    whole = Paired(np.ones_like(fuzzy), fuzzy, np.arange(400) // 5)
+    assert claim.p_value(whole) == (0.0 if certified else 1.0)
+    assert claim.bounds(whole, 0.045)[0] == pytest.approx(1 - lost / 400)
+    harm = harm_of(whole, claim, 0.045)
+    assert harm is not None
+    assert (harm.rate, harm.at_most) == (lost / 400, pytest.approx(lost / 400))
+    most = Paired(whole.target[:390], whole.fuzzy[:390], np.arange(390) // 5)
+    assert claim.p_value(most) == 1.0  # the others may be lost
