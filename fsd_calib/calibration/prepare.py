@@ -207,7 +207,7 @@ def _run_name(session: Session, goal: Goal, space: Space, given: Mapping[str, An
 
 def _name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], compile: Compiling) -> str:
     """A hash of everything that determines a calibration's course, so that the same command resumes the same run."""
-    problems = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
+    problems = [[p.id, p.prompt, p.reference, p.part, p.group] for p in session.task.problems]
     facts = {"identity": session.identity, "wish": goal.model_dump(), "space": space.values, "problems": problems,
              "tests": TESTS_VERSION, **given}  # fmt: skip
     if compile != "auto":

@@ -126,9 +126,11 @@ class Session:
         holdout = self.holdout.of_run(run, trained)
         out = self.holdout.problems - holdout.problems
         if out:
+            grouped = any(problem.group is not None for problem in self.holdout.part)
             self.progress.note(
                 f"{out} of {self.holdout.problems} certification problems were tuned"
-                f"{' or trained' if trained else ''} on before and are left out"
+                f"{' or trained' if trained else ''} on before{', or share a group with one,' if grouped else ''} and "
+                "are left out"
             )
         self._note_known(holdout)
         return replace(self, holdout=holdout)

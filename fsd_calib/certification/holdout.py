@@ -107,7 +107,8 @@ class Holdout:
         return self._ledger.other_questions(self._family, problems)
 
     def of_run(self, run: str, trained: frozenset[int] = frozenset()) -> Holdout:
-        """Returns the part for the run of that name, without problems that influenced a choice.
+        """Returns the part for the run of that name, without problems that influenced a choice, and without their
+        groups, of which what was chosen knows something, too.
 
         A run whose attempt is decided has the problems of that attempt again, whatever was tuned on since.
 
@@ -118,15 +119,19 @@ class Holdout:
             UsageError: Fewer than two problems remain.
         """
         usable = self._ledger.usable(self._family, self._evaluator.problems, run)
-        remaining = [
+        unseen = [
             problem
             for problem, is_usable in zip(self._evaluator.problems, usable, strict=True)
             if is_usable and problem.keys.isdisjoint(trained)
         ]
+        ids = {problem.id for problem in unseen}
+        groups = {problem.group for problem in self._evaluator.problems if problem.id not in ids} - {None}
+        remaining = [problem for problem in unseen if problem.group not in groups]
         if len(remaining) < _LEAST:
+            grouped = ", or share a group with one" if groups else ""
             raise UsageError(
                 f"{self.problems - len(remaining)} of {self.problems} certification problems were tuned or trained on "
-                f"before, which leaves {len(remaining)} to certify on; give others"
+                f"before{grouped}, which leaves {len(remaining)} to certify on; give others"
             )
         return self._with(Evaluator(self._evaluator.decode, remaining, self._evaluator.part))
 
@@ -283,8 +288,8 @@ class HoldoutAttempt:
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:
-    """Returns a hash of prompts and references, in any order."""
-    return facts_digest(sorted([problem.id, problem.prompt, problem.reference] for problem in problems))
+    """Returns a hash of prompts, references and groups, in any order: other groups are another test of the same."""
+    return facts_digest(sorted([p.id, p.prompt, p.reference, str(p.group)] for p in problems))
 
 
 class TuningRecord:

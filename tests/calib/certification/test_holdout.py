@@ -94,6 +94,15 @@ def test_other_prompts_or_models_are_another_attempt() -> None:
     assert numbers == [1, 2, 3, 1]
 
 
+def test_other_groups_are_another_attempt() -> None:
+    """Else who groups by one column after the other, until one passes, would have one level for all of them."""
+    by_two, by_five = ([dataclasses.replace(p, group=p.id // each) for p in PROBLEMS] for each in (2, 5))
+    with AttemptLedger(None) as ledger:
+        parts = [holdout(ledger, problems=problems) for problems in (PROBLEMS, by_two, by_five, by_two)]
+        numbers = [part.open([SAFE], ALONE, CLAIM, 0.95).attempt.number for part in parts]
+    assert numbers == [1, 2, 3, 2]
+
+
 def test_engines_in_turn_are_one_attempt() -> None:
     """Each is tested at the level of the first, and a later attempt counts them once."""
 
@@ -168,6 +177,26 @@ def test_too_few_remaining_problems_are_refused() -> None:
             UsageError, match="399 of 400 certification problems were tuned or trained on before, which"
         ):
             holdout(ledger).of_run("run")
+
+
+def test_what_shares_a_group_with_what_was_tuned_on_is_left_out() -> None:
+    """As where somebody names the groups only after a run without them; a problem in no group is left out by itself."""
+    problems = [dataclasses.replace(p, group=p.id // 5 if p.id < 300 else None) for p in PROBLEMS]
+    left_out = {*range(5, 10), *range(20, 25), 399}
+    with AttemptLedger(None) as ledger:
+        ledger.tuned_on("family", [PROBLEMS[7], PROBLEMS[399]])
+        part = holdout(ledger, problems=problems).of_run("run", trained=frozenset({PROBLEMS[20].key}))
+        assert {problem.id for problem in part.part} == {*range(400)} - left_out
+        opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95, Run("run", "facts"))
+        opened.decide()
+        ledger.tuned_on("family", [PROBLEMS[50]])  # what is decided has its problems again
+        again = holdout(ledger, problems=problems).of_run("run", trained=frozenset({PROBLEMS[20].key}))
+        assert again.part == part.part
+        ledger.tuned_on("family", [PROBLEMS[5 * group] for group in range(60)])
+        with pytest.raises(
+            UsageError, match="tuned or trained on before, or share a group with one, which leaves 0 to"
+        ):
+            holdout(ledger, problems=problems[:300]).of_run("another")
 
 
 def test_a_decided_attempt_can_be_repeated_after_tuning_on_its_problems() -> None:
