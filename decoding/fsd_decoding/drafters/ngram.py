@@ -98,11 +98,11 @@ class NGramCorpus:
             trained_on: keys of the problems that the texts answer; see the attribute.
 
         Raises:
-            UsageError: the order is not a whole number from 1 to 16, the texts hold no token, or a key is no whole
-                number of 64 bits.
+            UsageError: the order is not a whole number from 1 to 16, the texts hold no token, or `trained_on` is
+                not made of whole numbers of 64 bits.
         """
         check_order(order)
-        keys = frozenset(map(_checked_key, trained_on))
+        keys = frozenset(map(_checked_key, _listed(trained_on)))
         hashes: list[list[Array]] = [[] for _ in range(order)]
         tokens: list[list[Array]] = [[] for _ in range(order)]
         for text in texts:
@@ -178,6 +178,15 @@ class NGramCorpus:
     def _parts(self) -> dict[str, Array]:
         named = ((length, zip(_PARTS, table, strict=True)) for length, table in enumerate(self._tables))
         return {f"{name}.{length}": part for length, parts in named for name, part in parts}
+
+
+def _listed(trained_on: object) -> Iterable[object]:
+    """UsageError: these are no keys at all, such as None."""
+    if not isinstance(trained_on, Iterable) or isinstance(trained_on, str | bytes):
+        raise UsageError(
+            f"trained_on is {trained_on!r:.60}; it must be keys of problems, as `Problem.keys`, or be left out"
+        )
+    return trained_on
 
 
 def _checked_key(key: object) -> int:

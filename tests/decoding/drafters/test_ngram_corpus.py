@@ -49,6 +49,15 @@ def test_what_is_no_key_is_refused_in_one_line(key: Any) -> None:
     assert NGramCorpus.of(TEXTS, 4, keys).trained_on == {3, -(2**63)}
 
 
+@pytest.mark.parametrize("keys", [None, 3, "3"])
+def test_what_is_no_list_of_keys_is_refused_in_one_line(keys: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"trained_on is .*; it must be keys of problems, .* or be left out"
+    ) as refused:
+        NGramCorpus.of(TEXTS, 4, keys)
+    assert "\n" not in str(refused.value)
+
+
 def test_the_fingerprint_is_of_the_content() -> None:
     others = [NGramCorpus.of([*TEXTS, [2, 3]], 4), NGramCorpus.of(TEXTS[:2], 4), corpus(3)]
     assert len({each.fingerprint for each in [corpus(), *others]}) == 4
