@@ -24,6 +24,7 @@ from fsd_decoding.models.fingerprint import family_id
 
 LEDGER = "ledger.sqlite"
 """Its name in the folder of the user's state."""
+_QUESTIONS = ("question", "problem")
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Asked:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any] | None, prompt: str) -> Self:
-        """Returns what a prompt made of a row asks: its question, with its choices as tasks show them; or the prompt,
-        where there is no question."""
-        question = None if row is None else row.get("question")
-        if row is None or not isinstance(question, str):
+        """Returns what a prompt made of a row asks: its question (or its problem, as MATH has it), with its choices as
+        tasks show them; or the prompt, where there is none."""
+        columns: Mapping[str, Any] = row or {}
+        question = next((columns[name] for name in _QUESTIONS if isinstance(columns.get(name), str)), None)
+        if row is None or question is None:
             return cls(prompt, row)
         with suppress(UsageError):  # it has none, or they are something else
             options, _ = options_of(Row("the row", row), row.get("choices"))

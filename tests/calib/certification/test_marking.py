@@ -38,6 +38,18 @@ def test_a_text_and_a_row_that_were_looked_at_certify_nothing(tmp_path: Path) ->
     assert usable(llama(seed=2), tmp_path, asked("How many pears?")) == [True]  # another target
 
 
+def test_a_problem_of_math_is_what_a_prompt_of_its_row_asks(tmp_path: Path) -> None:
+    """lm-eval's tasks of MATH add columns to its rows, so that these are other rows."""
+    row: dict[str, object] = {"problem": "How many apples?", "solution": r"\boxed{4}"}
+    target = llama(seed=1)
+    mark(
+        target,
+        [Asked.of_row(row | {"answer": "4", "few_shot": 1}, "Problem:\nHow many apples?\n\nSolution:")],
+        tmp_path,
+    )
+    assert usable(target, tmp_path, asked("How many apples?", row), asked("How many pears?")) == [False, True]
+
+
 def test_choices_are_a_part_of_what_was_asked(tmp_path: Path) -> None:
     """As tasks show them: a test set may ask "Which is true?" of everything."""
     rows = [{"question": "Which is true?", "choices": ["all", f"none of {n}"], "answer": 0} for n in range(5)]
