@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +119,12 @@ def test_out_of_memory_errors_name_the_finished_portions(
     assert f"Folder {str(tmp_path)!r} keeps its {kept} finished portions" in str(caught.value)
     assert verify(tmp_path) == []
     assert collect(tmp_path, pair, task, **settings).complete
+
+
+def test_a_run_does_not_continue_with_other_groups(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    """They decide the part of each problem, which rows are stored with."""
+    task = tiny_task(5, max_new_tokens=8)
+    collect(tmp_path, pair, task)
+    grouped = replace(task, problems=tuple(replace(problem, group=1) for problem in task.problems))
+    with pytest.raises(UsageError, match=r"holds traces of another run: task\.prompts"):
+        collect(tmp_path, pair, grouped)

@@ -319,7 +319,9 @@ def task_info(task: Task, problems: Sequence[Identified]) -> TaskInfo:
     """Returns what a manifest holds of a task, of which these problems are collected."""
     digest = hashlib.sha256()
     for problem in problems:
-        digest.update(json.dumps([problem.id, problem.prompt, problem.part]).encode() + b"\n")
+        group = getattr(problem, "group", None)  # which decides the part
+        content = [problem.id, problem.prompt, problem.part, *([] if group is None else [group])]
+        digest.update(json.dumps(content).encode() + b"\n")
     return TaskInfo(
         name=task.name, source=task.source, fingerprint=task.fingerprint, prompts=digest.hexdigest(),
         problems=len(problems), max_new_tokens=task.max_new_tokens, stop=task.stop,
