@@ -78,7 +78,10 @@ def _kept(paired: Paired, claim: Claim, delta: float, share: float, more: int) -
         against, fuzzy = (float(each.sum()) for each in _whole(paired, claim).units)
         observed, critical = -float(ndtri(p)), -float(ndtri(delta))
         deviation = (fuzzy / (against + claim.dropped) - wanted) / observed
-        return max(wanted + deviation * _truncated_mean(observed, critical, share), usual)
+        if deviation <= 0:  # betting was sure before the last losses
+            return usual
+        mean = max(_truncated_mean(observed, critical, share), observed + float(ndtri(share * delta)))
+        return max(wanted + deviation * mean, usual)
 
     def unlikely(value: float) -> float:
         there = replace(claim, wanted=value)
@@ -113,8 +116,8 @@ def _harm(paired: Paired, delta: float, share: float, more: int) -> float:
     independent of each other. The other is Clopper and Pearson's bound at `share` times `delta`.
     """
     unit = _lost_together(paired)
-    right, lost = round(paired.target.sum() / unit), math.ceil((paired.target & ~paired.fuzzy).sum() / unit)
-    most = lost + math.floor(more / unit)
+    lost = math.ceil((paired.target & ~paired.fuzzy).sum() / unit)
+    right, most = max(round(paired.target.sum() / unit), lost, 1), lost + math.floor(more / unit)
     low, high = 0.0, at_most(lost, right, share * delta)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -92,6 +92,43 @@ def test_a_narrow_pass_says_little_and_nothing_absurd() -> None:
     assert lost / 1600 < given.harm < 0.04
 
 
+def test_a_p_value_with_a_floor_has_a_bound() -> None:
+    """A regression: p of few flips is never below 1e-6, which no bound of a fifth attempt was, and nothing was kept."""
+    delta = attempt_level(0.95, 5)
+    size = next(n for n in range(100, 2000, 50) if Claim(0.98).p_value(paired(n, 0, 0, n // 4)) <= delta)
+    given = given_passing(paired(size, 0, 0, size // 4), Claim(0.98, problems=size + size // 4), delta)
+    assert 0.95 < given.kept < 1
+
+
+def test_few_groups_that_flipped_have_a_bound() -> None:
+    """A regression: Student's law with few degrees of freedom has no p as small as the bound's, so nothing was kept."""
+    target = np.arange(240) % 5 > 0
+    fuzzy = target.copy()
+    fuzzy[[1, 17, 33, 49, 66, 82]] = False
+    each, claim = Paired(target[:, None], fuzzy[:, None], np.arange(240) // 8), Claim(0.9, problems=240)
+    assert claim.p_value(each) <= DELTA
+    assert 0.8 < given_passing(each, claim, DELTA).kept < 0.97
+
+
+def test_what_was_sure_before_it_lost_has_a_bound() -> None:
+    """Betting keeps the largest wealth it had; at the end exactly what is wanted is kept."""
+    target = np.ones((80, 2), bool)
+    fuzzy = target.copy()
+    fuzzy[76:] = False
+    each, claim = Paired(target, fuzzy), Claim(0.95, problems=80, confidence=0.6)
+    assert each.retention == 0.95
+    assert claim.p_value(each) <= 0.36
+    assert 0 < given_passing(each, claim, 0.36).kept <= 0.95
+
+
+def test_a_bound_of_harm_is_a_share() -> None:
+    """Of plain accuracy: all that the target solved may be lost."""
+    claim = Claim(0.5, "absolute", problems=100)
+    each = paired(0, 3, 90, 7)
+    assert given_passing(each, claim, DELTA).harm == 1
+    assert given_passing(Paired(each.target, each.fuzzy, np.arange(100) // 50), claim, DELTA).harm <= 1
+
+
 @pytest.mark.parametrize("seeds", [1, 4])
 @pytest.mark.parametrize("groups", [None, np.arange(1000) // 5])
 def test_bounds_of_whatever_passes_are_bounds(seeds: int, groups: NDArray[np.int64] | None) -> None:
