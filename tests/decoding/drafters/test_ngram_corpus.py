@@ -49,7 +49,7 @@ def test_what_is_no_key_is_refused_in_one_line(key: Any) -> None:
     assert NGramCorpus.of(TEXTS, 4, keys).trained_on == {3, -(2**63)}
 
 
-@pytest.mark.parametrize("keys", [None, 3, "3"])
+@pytest.mark.parametrize("keys", [None, 3, "three"])
 def test_what_is_no_list_of_keys_is_refused_in_one_line(keys: Any) -> None:
     with pytest.raises(
         UsageError, match=r"trained_on is .*; it must be keys of problems, .* or be left out"
