@@ -32,14 +32,17 @@ def read_guard(
         context, note: see `usable`.
 
     Raises:
-        UsageError: it has no tuning problems.
+        UsageError: it cannot be loaded, or has no tuning problems.
     """
     if name.partition(":")[0] == "agreement":
         raise UsageError(
             f"{named('guard')} {name!r} has no prompts of its own, and guards take no file; describe problems with "
             "answers in YAML, and give that (my.yaml)"
         )
-    task = load(name)
+    try:
+        task = load(name)
+    except UsageError as error:
+        raise UsageError(f"{named('guard')} {name!r}: {error}") from error
     problems = tuning_of(task)[:GUARDED]
     if not problems:
         raise UsageError(f"{named('guard')} {name!r} has no tuning problems; give a task with more problems")

@@ -118,7 +118,7 @@ class Task:
             columns = sorted({str(each) for problem in self.problems for each in problem.source or {}})
             raise UsageError(
                 f"{named('group')} is {column!r:.60}, and no problem has anything in a column of that name; their "
-                f"columns are {', '.join(columns) or 'none':.400}"
+                f"columns are {', '.join(columns) or 'none':.400}: give one of them, or leave it out"
             )
         grouped = zip(self.problems, values, strict=True)
         groups = (replace(p, group=hashed(json.dumps([column, value])) if value else None) for p, value in grouped)

@@ -96,4 +96,4 @@ def test_guards_that_say_nothing_are_refused(tmp_path: Path, guard: str) -> None
     check_guards(tiny_calibration.task(60), (read,))
     assert "guards take no file" in refusal(guard="agreement:0.9")
     assert "a front chooses no setting" in refusal(guard=guard, min_acc=None, pareto=True)
-    assert "no-such-task" in refusal(guard="no-such-task")
+    assert "guard 'no-such-task': " in refusal(guard="no-such-task")
