@@ -11,7 +11,7 @@ import pytest
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
 from fsd_calib.report.verdict import verdict
 from fsd_decoding.models.fingerprint import model_fingerprint
-from support.calibration.fixed_speeds import fix_speeds
+from support.calibration.fixed_speeds import fix_costs, fix_speeds
 from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -52,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(folder: Path) -> ThresholdProfile:
-    return run(folder, "far", "near")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fix_costs(monkeypatch)  # or the clock would say which of the two is faster
+        return run(folder, "far", "near")
 
 
 @pytest.fixture(scope="module")

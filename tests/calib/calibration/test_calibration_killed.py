@@ -14,11 +14,11 @@ import pytest
 from fsd_calib.calibration.timing import Timer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.common.forked_programs import ForkedProgram
+from support.calibration.untimed import untimed
 from support.models import tiny_calibration
 from support.models.tiny_calibration import run_surely
 
 KILLS = 20
-TIMED = {"created", "speed", "effort", "digest"}  # what differs from run to run by nature
 
 
 def start(out: Path, cache: Path) -> ForkedProgram:
@@ -32,10 +32,6 @@ def decodings(cache: Path) -> list[Any]:
     """What was decoded, one entry a time that it was."""
     with sqlite3.connect(cache / "decodings.sqlite") as file:
         return file.execute("SELECT hex(key), problem, threshold FROM decodings").fetchall()
-
-
-def untimed(folder: Path) -> dict[str, Any]:
-    return ThresholdProfile.load(folder / "profile.json").model_dump(exclude=TIMED)
 
 
 @pytest.mark.slow
@@ -63,7 +59,8 @@ def test_it_ends_the_same_after_twenty_kills(tmp_path: Path) -> None:
     child = start(calm, tmp_path / "cold")
     output, errors = child.communicate(timeout=300)
     assert output == "done\n", errors
-    assert untimed(calm) == untimed(out)
+    first, second = (untimed(ThresholdProfile.load(folder / "profile.json")) for folder in (calm, out))
+    assert first == second
     again = decodings(cache)
     assert len(again) == len(set(again))
     assert sorted(again, key=str) == sorted(decodings(tmp_path / "cold"), key=str)

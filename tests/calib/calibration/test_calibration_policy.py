@@ -22,6 +22,7 @@ from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 from fsd_decoding.profile.setting import Setting
+from support.calibration.untimed import undated
 from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
@@ -118,7 +119,8 @@ def test_an_interrupted_search_comes_to_the_same_end(made: ThresholdProfile, fol
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, progress=Stopped())
     resumed = run(tmp_path)
-    assert (resumed.threshold, resumed.policy, resumed.certificate) == (made.threshold, made.policy, made.certificate)
+    assert (resumed.threshold, resumed.policy) == (made.threshold, made.policy)
+    assert undated(resumed.certificate) == undated(made.certificate)
 
 
 @pytest.mark.slow
