@@ -93,7 +93,7 @@ def test_a_narrow_pass_says_little_and_nothing_absurd() -> None:
 
 
 def test_a_p_value_with_a_floor_has_a_bound() -> None:
-    """A regression: p of few flips is never below 1e-6, which no bound of an eighth attempt was, and nothing was kept."""
+    """A regression: p of few flips is never below 1e-6, where an eighth attempt has no bound: nothing was kept."""
     delta = attempt_level(0.95, 8)
     size = next(n for n in range(100, 2000, 50) if Claim(0.98).p_value(paired(n, 0, 0, n // 4)) <= delta)
     given = given_passing(paired(size, 0, 0, size // 4), Claim(0.98, problems=size + size // 4), delta)
