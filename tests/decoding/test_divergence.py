@@ -64,7 +64,7 @@ def test_exchanging_target_and_draft(there: str, back: str, logits: np.ndarray) 
 @given(logits=HARSH, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_impossible_tokens_and_huge_logits_keep_the_bounds(logits: np.ndarray, dtype: torch.dtype) -> None:
     """No NaN, whichever logits are -inf, underflow or overflow; 0 <= D <= `LARGEST`, or ∞."""
-    assume((logits > -np.inf).any(-1).all())
+    logits[np.isneginf(logits).all(-1), 0] = 0.0  # some token is possible
     names = [n + form for n in DIVERGENCES for form in ("", "@1", "@3", "@7")]
     actual = {n: d.item() for n, d in divergences(names, *torch.from_numpy(logits).to(dtype)).items()}
     for name, value in actual.items():
