@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fsd_calib.calibrate_options import CONSTANT, Drawing, RunConfig, SearchSpace
+from fsd_calib.calibrate_options import RunConfig, SearchSpace
+from fsd_calib.common_options import CONSTANT, Drawing
 from fsd_calib.engines.base import Pair
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError

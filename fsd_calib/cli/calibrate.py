@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.calibrate_options import GOAL, Goal, Job, RunConfig, SearchSpace
+from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
 from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family, Given, Options
 from fsd_calib.cli.options import (
@@ -23,6 +23,7 @@ from fsd_calib.cli.options import (
     with_preset,
 )
 from fsd_calib.cli.request import Request
+from fsd_calib.common_options import GOAL
 from fsd_calib.tasks.asking import PROBLEMS
 from fsd_common.option import Option
 from fsd_decoding.model_options import Loading

@@ -9,19 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from fsd_calib.calibrate_options import (
-    DECODING,
-    DIVERGENCES,
-    DRAFT,
-    MODELS,
-    RULES,
-    RULES_WITHOUT_T,
-    TASK_NAMES,
-    Drawing,
-    RunConfig,
-    Seed,
-    Target,
-)
+from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import given_or_default
 from fsd_calib.cli.family import Family, Given, OptionGroup, Options
@@ -38,6 +26,18 @@ from fsd_calib.cli.options import (
     folder_name,
     named_task,
     with_preset,
+)
+from fsd_calib.common_options import (
+    DECODING,
+    DIVERGENCES,
+    DRAFT,
+    MODELS,
+    RULES,
+    RULES_WITHOUT_T,
+    TASK_NAMES,
+    Drawing,
+    Seed,
+    Target,
 )
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fsd_calib.calibrate_options import LARGE_PAIR, DrafterName
+from fsd_calib.calibrate_options import DrafterName
+from fsd_calib.common_options import LARGE_PAIR
 from fsd_common.errors import UsageError
 from fsd_decoding.tree_shape import CHAIN
 

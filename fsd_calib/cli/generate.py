@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsd_calib.calibrate_options import MODELS, Device, Dtype
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json, say
 from fsd_calib.cli.drafters import check_one, given
 from fsd_calib.cli.family import AllowEditedOption, Family
@@ -22,6 +21,7 @@ from fsd_calib.cli.options import (
     check_sources,
 )
 from fsd_calib.cli.prompting import gathered, prompt_of, prompts_of_profile
+from fsd_calib.common_options import MODELS, Device, Dtype
 from fsd_common.argument_checks import check_settings
 from fsd_common.option import Option
 from fsd_decoding.model_options import Loading

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsd_calib.calibrate_options import DECODING, DIVERGENCES, MODELS, RULES, Device, Dtype, TopK, TopP
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import BUNDLED, check_one, default_pair, given
 from fsd_calib.cli.family import AllowEditedOption, Family, OptionGroup
@@ -24,6 +23,7 @@ from fsd_calib.cli.options import (
     divergences,
 )
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
+from fsd_calib.common_options import DECODING, DIVERGENCES, MODELS, RULES, Device, Dtype, TopK, TopP
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError

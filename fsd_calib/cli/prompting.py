@@ -16,7 +16,7 @@ from fsd_calib.tasks.base import Kind
 from fsd_common.errors import UsageError
 from fsd_common.files import read_regular
 from fsd_common.strict_json import parse
-from fsd_decoding.profile.parts import QUESTION, PromptForm
+from fsd_decoding.profile.prompt_form import QUESTION, PromptForm
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.rendering import PromptRenderer

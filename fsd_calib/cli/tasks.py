@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.calibrate_options import Data, Limit
 from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, reply, say
 from fsd_calib.cli.family import Family, VersionOption
 from fsd_calib.cli.options import SubjectsOption, check_sources, named_task
+from fsd_calib.common_options import Data, Limit
 from fsd_calib.tasks.registry import described_tasks, load_task
 from fsd_common.option import Option
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from fsd_calib.calibrate_options import MODELS, TASK_NAMES, RunConfig, Target
+from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import default_pair
 from fsd_calib.cli.family import Family, Given, Options
 from fsd_calib.cli.options import OutputOptions, SubjectsOption, check_data, check_place, check_sources, named_task
+from fsd_calib.common_options import MODELS, TASK_NAMES, Target
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from fsd_calib.calibrate_options import DIVERGENCES, RULES_WITH_T, Limit
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import OutputOptions, check_sources, check_words, divergences
+from fsd_calib.common_options import DIVERGENCES, RULES_WITH_T, Limit
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_common.argument_checks import check_count
 from fsd_common.option import Option, several

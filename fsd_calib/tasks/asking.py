@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, json_object
 from fsd_common.settings import Count, Rule, Settings
-from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
+from fsd_decoding.profile.prompt_form import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

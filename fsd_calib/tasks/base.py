@@ -18,7 +18,7 @@ from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsd_decoding.profile.parts import PromptForm, PromptInfo
+    from fsd_decoding.profile.prompt_form import PromptForm, PromptInfo
     from fsd_decoding.profile.rendering import PromptRenderer
 
 

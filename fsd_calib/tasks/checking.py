@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.grading.phrases import last_box
-from fsd_decoding.profile.parts import LETTERS
+from fsd_decoding.profile.prompt_form import LETTERS
 
 _NUMBER = re.compile(r"\d{1,18}(?!\d)")  # or the end of one; Python reads no integers of more than 4300 digits
 _RETURN = re.compile(r"\breturn\b[ \t]*([^\n]*)")

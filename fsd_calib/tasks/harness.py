@@ -29,7 +29,7 @@ from fsd_decoding.profile.rendering import rejects_system, render_chat, system_b
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from fsd_decoding.profile.parts import PromptInfo
+    from fsd_decoding.profile.prompt_form import PromptInfo
 
 NAME = "lm-eval"
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}  # of `datasets`

@@ -33,7 +33,7 @@ from fsd_common.argument_checks import named
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 from fsd_common.strict_yaml import Strict, checked_yaml, read_text
-from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
+from fsd_decoding.profile.prompt_form import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 from fsd_decoding.profile.rendering import FormTemplates
 
 GraderName = Literal["exact", "contains", "numeric", "choice", "math", "edit", "python-tests", "python"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import check_profile
-from fsd_decoding.profile.parts import QUESTION
+from fsd_decoding.profile.prompt_form import QUESTION
 from fsd_decoding.profile.rendering import request_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

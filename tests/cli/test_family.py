@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import typer
 
-from fsd_calib import calibrate_options as choices
+from fsd_calib import common_options as choices
 from fsd_calib.calibration.policy_families import FAMILIES
 from fsd_calib.cli.console import reply_json, run
 from fsd_calib.cli.options import LEVELS, OutputOptions

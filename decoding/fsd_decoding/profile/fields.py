@@ -30,7 +30,6 @@ from fsd_decoding.profile.parts import (
     Part,
     PolicyInfo,
     Positive,
-    PromptInfo,
     Ratio,
     Repetition,
     SamplingInfo,
@@ -39,6 +38,7 @@ from fsd_decoding.profile.parts import (
     Truncation,
     check_total,
 )
+from fsd_decoding.profile.prompt_form import PromptInfo
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.tree_shape import TreeShape
 

@@ -20,7 +20,8 @@ from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.fields import MET
-from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, PromptInfo, brief
+from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, brief
+from fsd_decoding.profile.prompt_form import PromptInfo
 from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling

@@ -21,7 +21,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import LETTERS, QUESTION, Message, PromptForm, PromptInfo, WorkedExample
+from fsd_decoding.profile.prompt_form import LETTERS, QUESTION, Message, PromptForm, PromptInfo, WorkedExample
 from fsd_decoding.text import prompt_tokens
 
 Turn = tuple[str, str]  # role and text of a message

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fsd_calib.tasks.grading.phrases import answers, last_box
-from fsd_decoding.profile.parts import LETTERS
+from fsd_decoding.profile.prompt_form import LETTERS
 
 _AROUND = "*_`\"'\u2018\u2019\u201c\u201d$"  # what stands around a letter, Markdown and LaTeX included
 _CLOSING = rf"[)\]}}>\\{_AROUND}]*+"

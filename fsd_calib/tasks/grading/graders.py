@@ -19,7 +19,7 @@ from fsd_calib.tasks.grading.choices import final_choice
 from fsd_calib.tasks.grading.numbers import final_number, same_answer
 from fsd_calib.tasks.grading.phrases import last_box
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import LETTERS
+from fsd_decoding.profile.prompt_form import LETTERS
 
 # Of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Chinese characters.
 _UNSPACED = (

@@ -23,7 +23,7 @@ from fsd_calib.tasks.grading.graders import same_text, similar
 from fsd_calib.tasks.rows import Row, examples_of, read_rows, shown
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import QUESTION, PromptForm, PromptInfo
+from fsd_decoding.profile.prompt_form import QUESTION, PromptForm, PromptInfo
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.rendering import PromptRenderer

@@ -14,7 +14,7 @@ from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.graders import same_number
 from fsd_common.errors import UsageError
 from fsd_data.problems import fresh, generate
-from fsd_decoding.profile.parts import PromptForm
+from fsd_decoding.profile.prompt_form import PromptForm
 
 _PROBLEMS = 3000  # without a limit; more than two thirds of them are certified on
 

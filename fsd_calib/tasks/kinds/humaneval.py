@@ -15,7 +15,7 @@ from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.grading.python_tests import COLUMNS, STOP, passes_tests
 from fsd_calib.tasks.rows import HubData, Row, read_or_fetch
 from fsd_calib.tasks.sandbox.run import checked_bwrap
-from fsd_decoding.profile.parts import QUESTION, PromptForm
+from fsd_decoding.profile.prompt_form import QUESTION, PromptForm
 
 _HUB = HubData(
     "openai/openai_humaneval", {"test": None}, files=("README.md", "openai_humaneval/*"),

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.rows import Row, shown
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import LETTERS
+from fsd_decoding.profile.prompt_form import LETTERS
 
 BEST_OPTION = (
     "Think step by step about the question and its options. "

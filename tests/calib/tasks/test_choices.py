@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.tasks.grading.choices import final_choice
-from fsd_decoding.profile.parts import LETTERS
+from fsd_decoding.profile.prompt_form import LETTERS
 
 CHOICES = ("a bank", "a library", "the mall", "New York", "a revolving door")
 

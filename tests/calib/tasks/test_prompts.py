@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from fsd_calib.tasks import Task, load_task
 from fsd_data.problems import part_of
 from fsd_data.tokenizer import build_tokenizer
-from fsd_decoding.profile.parts import PromptForm, PromptInfo, literal
+from fsd_decoding.profile.prompt_form import PromptForm, PromptInfo, literal
 from fsd_decoding.profile.rendering import PromptRenderer, render_chat, request_of
 from fsd_decoding.text import prompt_tokens
 from support.calibration.profiles import profile

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from fsd_decoding.profile.parts import QUESTION, Message, PromptForm, PromptInfo, WorkedExample
+from fsd_decoding.profile.prompt_form import QUESTION, Message, PromptForm, PromptInfo, WorkedExample
 from fsd_decoding.profile.rendering import PromptRenderer, rejects_system, template_digest
 from support.calibration.task_files import GEMMA, LLAMA, QWEN, THINKING, tokenizer_of
 

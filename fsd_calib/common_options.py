@@ -1,0 +1,131 @@
+"""Options that several commands have, and the words that options take. Importing this imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator, ValidationInfo, model_validator
+
+from fsd_calib.tasks.asking import PROBLEMS
+from fsd_calib.tasks.registry import TASKS
+from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_path, check_sampling, named
+from fsd_common.option import Option
+from fsd_common.settings import Count, Rule, Settings
+
+# The words that options take, known here without importing what they name; a test compares them.
+RULES_WITH_T = ("fsd", "fsd-sd", "fsd-coupled")
+RULES_WITHOUT_T = ("sd", "coupled")
+RULES = (*RULES_WITHOUT_T, *RULES_WITH_T, "typical", "ensemble")
+DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
+CONSTANT = "constant"
+POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt")
+DTYPES = ("float32", "bfloat16", "float16")
+
+GOAL, MODELS, DECODING = "Goal", "Models", "Decoding"
+"""Panels of `--help`, beside `PROBLEMS`."""
+
+TASK_NAMES = f"{', '.join(TASKS)}, or a file in YAML that describes your own (see fsd-tasks list)"
+LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
+"""The target and the draft of tasks that no pair is bundled for."""
+
+
+def _path(value: Any, info: ValidationInfo) -> Any:
+    """Refuses what is no path, and an empty one, which would be the current folder."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("it must be a path")
+    check_path(named(str(info.field_name)), value)
+    return value
+
+
+def absolute(value: Any) -> str:
+    """Returns a path as a file has it that may be read from elsewhere."""
+    return str(Path(value).absolute())
+
+
+PathLike = Annotated[str | os.PathLike[str], PlainValidator(_path)]
+Shares = Annotated[float, Field(gt=0, le=1), Rule("it must be in (0, 1], or None")]
+
+Target = Annotated[
+    str | None,
+    Option(
+        f"The large model: hub id or local path. By default the bundled model for arithmetic, else {LARGE_PAIR[0]}.",
+        MODELS,
+    ),
+]
+DRAFT = (
+    "The small model, with the target's tokenizer. Where no target is given, by default the bundled model for "
+    f"arithmetic, else {LARGE_PAIR[1]}."
+)
+Device = Annotated[str | None, Option("cuda, cpu, … By default a GPU if there is one.", MODELS)]
+Dtype = Annotated[
+    str | None, Option("float32, bfloat16 or float16. By default the models' own dtype.", MODELS, words=DTYPES)
+]
+Data = Annotated[
+    PathLike | None,
+    Option("Read problems from this file instead of the task's own source.", PROBLEMS, written=str, saved=absolute),
+]
+Limit = Annotated[Count | None, Option("Use at most this many problems.", PROBLEMS)]
+Group = Annotated[
+    str | None,
+    Option(
+        "Column of the data whose value problems share that are not independent of each other, such as a document or a "
+        "conversation: they are on one side of the split, and count together in the test.",
+        PROBLEMS,
+    ),
+]
+Seed = Annotated[int, Option("Seed for generating or picking problems, and for sampling.", PROBLEMS)]
+Workers = Annotated[
+    Count | None,
+    Option(
+        "Processes that decode, each with models of its own; 1 decodes in this one. By default one for each CPU core "
+        "or GPU, as far as memory and problems suffice, once that is worth starting them.",
+        DECODING,
+    ),
+]
+Ray = Annotated[
+    str | None,
+    Option(
+        "Run the workers on the Ray cluster at this address (auto: the one this machine is in; local: one that is "
+        "started here). Needs the extra 'ray'.",
+        DECODING,
+    ),
+]
+Temperature = Annotated[
+    float, Option("Sampling temperature; 0 is greedy decoding.", DECODING, within="sampling"),
+    Field(ge=0, allow_inf_nan=False), Rule(f"it must be 0 (greedy) or a finite number >= {LEAST_TEMPERATURE:g}"),
+]  # fmt: skip
+TopK = Annotated[Count | None, Option("Sample from this many of the likeliest tokens.", DECODING, within="sampling")]
+TopP = Annotated[
+    Shares | None,
+    Option("Sample from the likeliest tokens that together have this probability.", DECODING, within="sampling"),
+]
+
+
+class Drawing(Settings):
+    """How tokens are drawn, as transformers does; greedily by default."""
+
+    temperature: Temperature = 0.0
+    top_k: TopK = None
+    top_p: TopP = None
+    min_p: Annotated[
+        Shares | None,
+        Option(
+            "Sample from the tokens that have at least this share of the likeliest one's probability.",
+            DECODING,
+            within="sampling",
+        ),
+    ] = None
+
+    @classmethod
+    def merged(cls, usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns all fields; temperature 0 turns off what is not given and greedy decoding has no use for."""
+        off = TRUNCATIONS if given.get("temperature", usual.get("temperature")) == 0 else ()
+        return {name: value for name, value in usual.items() if name not in off} | dict(given)
+
+    @model_validator(mode="after")
+    def _check_drawing(self) -> Drawing:
+        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        return self
