@@ -82,21 +82,29 @@ def power(*, problems: int, accuracy: float, churn: float, retention: float, wan
 
 def _likely_flips(problems: int, p: Cells) -> tuple[Counts, Counts, Floats]:
     """Returns losses, gains, and their probabilities up to a constant factor."""
-    lost, gained = _likely_counts(problems, p.lost)[:, None], _likely_counts(problems, p.gained)
-    lost, gained = (x.ravel() for x in np.broadcast_arrays(lost, gained))
-    possible = lost + gained <= problems
-    lost, gained = lost[possible], gained[possible]
+    lost, kept = _likely_counts(np.array([problems]), p.lost)
+    lost = lost[kept][:, None]
     share = min(p.gained / max(1 - p.lost, _TINY), 1.0)
-    probabilities = binom.pmf(lost, problems, p.lost) * binom.pmf(gained, problems - lost, share)
+    gained, kept = _likely_counts(problems - lost, share)
+    of_gains = binom.pmf(gained, problems - lost, share) * kept
+    probabilities = binom.pmf(lost, problems, p.lost) * of_gains / of_gains.sum(1, keepdims=True)
     likely = probabilities > _UNLIKELY * probabilities.max()
-    return lost[likely], gained[likely], probabilities[likely]
+    return np.broadcast_to(lost, gained.shape)[likely], gained[likely], probabilities[likely]
 
 
-def _likely_counts(problems: int, chance: float) -> NDArray[np.int64]:
-    """Returns counts within six standard deviations of the expectation, thinned evenly where they are many."""
+def _likely_counts(problems: Counts, chance: float) -> tuple[Counts, NDArray[np.bool_]]:
+    """Returns counts within six standard deviations of the expectation, thinned evenly where they are many.
+
+    Args:
+        problems: Numbers that are counted among, (..., 1).
+
+    Returns:
+        The counts, (..., points), and which of them are not there already.
+    """
     reach = 6 * (problems * chance * (1 - chance)) ** 0.5 + 6
-    low, high = max(problems * chance - reach, 0), min(problems * chance + reach, problems)
-    return np.unique(np.linspace(low, high, _POINTS).astype(np.int64))
+    low, high = np.maximum(problems * chance - reach, 0), np.minimum(problems * chance + reach, problems)
+    counts = (low + (high - low) * np.linspace(0, 1, _POINTS)).astype(np.int64)
+    return counts, np.diff(counts, axis=-1, prepend=-1) > 0
 
 
 def problems_needed(

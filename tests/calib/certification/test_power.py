@@ -93,6 +93,10 @@ def test_power_without_flips() -> None:
     assert chance(0, 0.01, 1.0) == 0.0
 
 
+def test_power_where_all_outcomes_flip() -> None:
+    assert chance(2257, 1.0, 1.0, accuracy=0.5, wanted=1.0) == pytest.approx(0.05, abs=0.005)
+
+
 def test_a_probability_of_rounding_size_is_0() -> None:
     assert chance(500, 1e-310, 1.0, accuracy=1e-310) == 0.0
     assert chance(500, 1e-17, 1.0) == chance(500, 0.0, 1.0)
