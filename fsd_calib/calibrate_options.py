@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fsd_decoding.sampling import Sampling
 
 MAX_MIN_ACC = 1.2
+MOST_LOOKS = 100
 MOST_AT_ONCE = 32
 """The largest batch size that is chosen."""
 AUTO = "auto"
@@ -64,7 +65,6 @@ AUTO = "auto"
 
 Acc = Literal["retention", "absolute"]
 Guarantee = Literal["population", "dataset"]
-Test = Literal["score", "betting"]
 Timing = Literal["run", "careful", "none"]
 """Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
 Compiling = Literal["auto", "off", "capture", "on"]
@@ -202,13 +202,15 @@ class Goal(Settings):
             "What the certificate covers: population (problems like these), or dataset (exactly these problems).", GOAL
         ),
     ] = "population"
-    test: Annotated[
-        Test,
+    looks: Annotated[
+        int,
+        Field(ge=1, le=MOST_LOOKS), Rule(f"it must be from 1 to {MOST_LOOKS}"),
         Option(
-            "score: decide once, on all certification problems. betting: decide as soon as the evidence suffices.",
+            "How often the certificate looks at its outcomes, at equal distances; decoding stops as soon as they "
+            "suffice. 1 decides once, on all certification problems.",
             GOAL,
         ),
-    ] = "score"
+    ] = 8  # fmt: skip
     serve_batch: Annotated[Count, Option("Streams decoded at once when speed is measured.", GOAL)] = 1
     explore: Annotated[
         bool,

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from fsd_calib import CostModel
 from fsd_calib.calibrate_options import Goal
+from fsd_calib.calibration.plan import claim_of
 from fsd_calib.calibration.run import HOPELESS, chance_of, pass_model_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.certificate import SequenceVerdict
-from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
@@ -339,9 +339,9 @@ def freeze_on_pool(
     lossless = _lossless(evaluator, space, forecast)
     alone = evaluator.measure(TARGET)
     baseline = Spent.by(decode)
-    goal = Goal(min_acc=wanted, confidence=CONFIDENCE)
-    bar = pass_model_of(goal, certification, DELTA, alone)
-    objective = MaxSpeed(chance_of(goal, certification, DELTA), f"retention {wanted}", bar, lossless)
+    claim = claim_of(Goal(min_acc=wanted, confidence=CONFIDENCE), certification)
+    bar = pass_model_of(claim, DELTA, alone)
+    objective = MaxSpeed(chance_of(claim, DELTA), f"retention {wanted}", bar, lossless)
     searched = search(evaluator, alone, forecast, space, objective, None, "pool", _TRIALS, Silent())
     frozen = [
         configuration
@@ -361,7 +361,7 @@ def certify_on_pool(
     with AttemptLedger(None) as ledger:
         ledger.tuned_on("pool", frozen.tuning.problems)
         part = Holdout(Evaluator(decode, certification, "certification"), ledger, "pool", "pool, retention", "")
-        claim = Claim(wanted, problems=len(certification), confidence=CONFIDENCE)
+        claim = claim_of(Goal(min_acc=wanted, confidence=CONFIDENCE), len(certification))
         return part.open(frozen.settings, TARGET, claim, CONFIDENCE).decide()
 
 

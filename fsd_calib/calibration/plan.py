@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import beta
 
 from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.certification.bounds import Floor
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.multi_seed import FEW
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import independent_worth, least_problems, power, problems_needed
@@ -150,6 +152,12 @@ class Plan:
     attempt: int | None = 1  # its number at this claim or on these problems; None: exploring makes none
 
     @property
+    def decoded(self) -> float:
+        """The share of the certification part that a setting is expected to decode which passes with probability
+        CHANCE."""
+        return expected_share(self.claim, self.delta)
+
+    @property
     def seconds(self) -> float:
         return sum(step.seconds for step in self.steps)
 
@@ -170,15 +178,28 @@ class Plan:
         return sum(step.worst_case_extra for step in self.steps)
 
 
-def claim_of(goal: Goal, problems: int) -> Claim:
-    """Returns the claim to show on `problems` certification problems; of an exploration, the one that would be."""
-    return Claim(goal.min_acc, goal.acc, goal.guarantee, goal.test, problems, goal.confidence)
+def claim_of(goal: Goal, problems: int, groups: NDArray[np.int64] | None = None) -> Claim:
+    """Returns the claim to show on `problems` certification problems; of an exploration, the one that would be.
+
+    Args:
+        groups: See `Looks.evenly`.
+    """
+    looks = Looks.evenly(problems, 1 if goal.min_acc is None else goal.looks, groups)
+    return Claim(goal.min_acc, goal.acc, goal.guarantee, looks, goal.confidence)
+
+
+def expected_share(claim: Claim, delta: float) -> float:
+    """Returns the share of the certification part that is expected to be decoded of a setting which passes with
+    probability CHANCE. The betting test of a data set has no forecast: it is 1."""
+    if claim.looks is None or claim.guarantee == "dataset":
+        return 1.0
+    return claim.looks.outlook(claim.looks.power_for(CHANCE, delta), delta)[1]
 
 
 def make_plan(
     claim: Claim, pilot: Pilot, certification: int, delta: float, steps: tuple[PlannedStep, ...] = ()
 ) -> Plan:
-    """Returns what `certification` problems can show at level `delta`, by the score test with one seed per problem."""
+    """Returns what `certification` problems can show at level `delta`, with one seed per problem."""
     odds = _odds(claim, pilot, delta)
     best, middle = _truths(claim, pilot)
     prospects = tuple(odds.prospect(truth, certification) for truth in (best, middle))
@@ -188,7 +209,8 @@ def make_plan(
 
 def planned_steps(
     paces: Paces, *, few_rows: float = 1.0, tuning: int, lossless: int, searched: int, certification: int, likely: int,
-    candidates: int, timed: int, timed_seconds: float, counted: int = 0, graphs: float = 0.0, guarded: int = 0,
+    candidates: int, timed: int, timed_seconds: float, share: float = 1.0, counted: int = 0, graphs: float = 0.0,
+    guarded: int = 0,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     """Returns the steps of a calibration.
 
@@ -200,6 +222,7 @@ def planned_steps(
         searched: decodings that the search is expected to take.
         likely, candidates: frozen candidates that are tested, as expected and at most.
         timed: decodings that are timed: problems x settings x repeats.
+        share: of the certification part that is expected to be decoded of a setting, see `expected_share`.
         timed_seconds: mean time of a timed decoding, at --serve-batch.
         counted: problems on which the tokens per round of the `sd` that timing chose are counted.
         graphs: seconds of making the graphs of all shapes of rounds; 0: rounds are called directly.
@@ -214,7 +237,9 @@ def planned_steps(
         *made,
         PlannedStep("baseline", tuning + lossless, baseline),
         PlannedStep("search", searched, few_rows * paces.fuzzy),
-        PlannedStep("certification", (1 + likely) * certification, each, (1 + candidates) * certification),
+        PlannedStep(
+            "certification", round((1 + likely) * share * certification), each, (1 + candidates) * certification
+        ),
         PlannedStep("timing", timed + counted, timing),
         *guards,
     )
@@ -236,7 +261,7 @@ def check_enough(
     """
     if claim.wanted is None or claim.guarantee == "dataset":
         return
-    needed = _fewest(claim, delta, accuracy, seeds)
+    needed = _fewest(claim, claim.level(certification, delta), accuracy, seeds)
     if needed is not None and certification < needed:
         what = "accuracy" if claim.acc == "absolute" else "retention"
         tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
@@ -247,25 +272,25 @@ def check_enough(
         )
 
 
-def _fewest(claim: Claim, delta: float, accuracy: float, seeds: int) -> int | None:
-    """The fewest problems that pass the claim's own test where target and fuzzy rule solve the same ones."""
+def _fewest(claim: Claim, level: float, accuracy: float, seeds: int) -> int | None:
+    """The fewest problems that pass the claim's own test at a level where target and fuzzy rule solve the same ones."""
     assert claim.wanted is not None
     solved = 1.0 if claim.acc == "absolute" else accuracy
     if claim.wanted >= 1 or not solved:  # only gains can show it
-        return least_problems(accuracy=solved, wanted=claim.wanted, delta=delta)
+        return least_problems(accuracy=solved, wanted=claim.wanted, delta=level)
     wrong = int(solved < 1)  # where the target fails a problem, gains are possible, and another test decides
     low, high = 0, 1  # problems that both solve
-    while not _passes_unlost(claim, high, wrong, seeds, delta):
+    while not _passes_unlost(claim, high, wrong, seeds, level):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _passes_unlost(claim, middle, wrong, seeds, delta) else (middle, high)
+        low, high = (low, middle) if _passes_unlost(claim, middle, wrong, seeds, level) else (middle, high)
     return math.ceil(high / solved)
 
 
-def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, delta: float) -> bool:
+def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, level: float) -> bool:
     both = np.repeat([True, False], [right, wrong])[:, None].repeat(seeds, 1)
-    return claim.p_value(Paired(both, both)) <= delta
+    return claim.p_value(Paired(both, both)) <= level
 
 
 @dataclass(frozen=True)
@@ -290,14 +315,15 @@ class _Odds:
         if self.claim.guarantee == "dataset":  # every problem is decoded, so nothing is left to chance
             return float(truth >= goal and problems > 0)
         independent = max(round(self.worth * problems), 1)
-        return power(problems=independent, wanted=goal, delta=self.delta, **self._population(truth))
+        once = power(problems=independent, wanted=goal, delta=self.delta, **self._population(truth))
+        return self.claim.chance(once, self.delta)
 
     def needed(self, truth: float, problems: int) -> int | None:
         assert self.claim.wanted is not None
         if self.claim.guarantee == "dataset":
             return problems if truth >= self.claim.wanted else None
         independent = problems_needed(
-            wanted=self.claim.wanted, delta=self.delta, chance=CHANCE, **self._population(truth)
+            wanted=self.claim.wanted, delta=self.delta, chance=CHANCE, looks=self.claim.looks, **self._population(truth)
         )
         return None if independent is None else math.ceil(independent / self.worth)
 

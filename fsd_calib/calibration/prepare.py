@@ -22,7 +22,17 @@ from fsd_calib.calibration.baseline import (
 )
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
-from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, claim_of, make_plan, planned_steps
+from fsd_calib.calibration.plan import (
+    Paces,
+    Pilot,
+    Plan,
+    PlannedStep,
+    check_enough,
+    claim_of,
+    expected_share,
+    make_plan,
+    planned_steps,
+)
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
@@ -38,7 +48,7 @@ from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.profile.fields import Rounds
-from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.profile.parts import EarlyStopInfo, attempt_level
 from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import Sources
@@ -160,7 +170,7 @@ def prepare(
         session = session.stopping_early(early.policies, stops)
     timer = Timer(session, goal, config.timing, sources, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
-    claim = claim_of(goal, session.holdout.problems)
+    claim = claim_of(goal, session.holdout.problems, session.holdout.groups)
     pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy, claim)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
@@ -295,11 +305,13 @@ def _efforts(
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     seeds, problems = session.decode.seeds, len(session.tuning.problems)
     tested = 0 if goal.explore else seeds * session.holdout.problems
+    claim = claim_of(goal, session.holdout.problems, session.holdout.groups)
+    share = expected_share(claim, attempt_level(goal.confidence, 1))
     return planned_steps(
         paces, few_rows=_FEW_ROWS, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems),
         searched=_PASSES * seeds * problems,
         certification=tested, likely=_CANDIDATES if goal.pareto else _LIKELY,
-        candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds,
+        candidates=_CANDIDATES, share=share, timed=timed, timed_seconds=timed_seconds,
         counted=seeds * (min(COUNTED, problems) + min(COUNTED, session.holdout.problems)), graphs=graphs,
         guarded=seeds * sum(len(guard.problems) for guard in session.guards),
     )  # fmt: skip

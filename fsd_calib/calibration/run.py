@@ -19,10 +19,11 @@ from fsd_calib.calibration.baseline import (
 )
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.guards import Guarded, measure_guards
-from fsd_calib.calibration.plan import Plan, claim_of
+from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
+from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import independent_worth, power
@@ -273,13 +274,13 @@ def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objec
     if goal.min_acc is not None:
         level = ready.facts.level(goal.confidence)
         words = f"keeping {goal.acc} {goal.min_acc:g}, {goal.guarantee}, {problems} at {level:.6g}"
-        bar = pass_model_of(goal, problems, level, alone, ready.plan.pilot.worth)
+        bar = pass_model_of(ready.plan.claim, level, alone, ready.plan.pilot.worth)
         return MaxSpeed(_chance(ready), words, bar, ready.forecast.measured(baseline.lossless))
     return MaxAccuracy(goal.min_speed) if goal.min_speed is not None else ParetoFront()
 
 
 def _chance(ready: Prepared) -> Chance:
-    return chance_of(ready.goal, ready.session.holdout.problems, ready.facts.level(ready.goal.confidence))
+    return chance_of(ready.plan.claim, ready.facts.level(ready.goal.confidence))
 
 
 def _search(
@@ -376,8 +377,8 @@ def _bound_front(ready: Prepared, points: Sequence[Setting]) -> Decision:
 
 def _open_holdout(ready: Prepared, frozen: Sequence[Setting]) -> HoldoutAttempt:
     """Opens the certification part for these; the attempt is spent from here on."""
-    claim = claim_of(ready.goal, ready.session.holdout.problems)
-    opened = ready.session.holdout.open(frozen, ready.alone, claim, ready.goal.confidence, ready.facts.run)
+    holdout = ready.session.holdout
+    opened = holdout.open(frozen, ready.alone, ready.plan.claim, ready.goal.confidence, ready.facts.run)
     if opened.dropped is not None:
         ready.session.progress.note(str(opened.dropped))
     return opened
@@ -434,33 +435,36 @@ def _spread(ready: Prepared, front: Sequence[Setting]) -> list[Setting]:
 _HALF = 0.5  # the level where every problem is decoded or nothing is tested: the mean decides, without a margin
 
 
-def chance_of(goal: Goal, problems: int, delta: float) -> Chance:
-    """Returns the probability of passing on `problems` certification problems at level `delta`, as a function."""
-    wanted, level = goal.min_acc, _level(goal, delta)
+def chance_of(claim: Claim, delta: float) -> Chance:
+    """Returns the probability that a claim passes a test of size `delta`, as a function."""
+    wanted, problems, size = claim.wanted, claim.problems, _size(claim, delta)
     assert wanted is not None
+    assert problems is not None
 
     def chance(fuzzy: Measurement, alone: Measurement) -> float:
-        paired = Paired.of(alone, fuzzy)
-        tested = paired.against_perfect() if goal.acc == "absolute" else paired
-        return power(
+        tested = claim.judged(Paired.of(alone, fuzzy))
+        once = power(
             problems=max(round(problems * independent_worth(tested, wanted)), 1), accuracy=tested.target_accuracy,
-            churn=tested.churn, retention=tested.retention, wanted=wanted, delta=level,
+            churn=tested.churn, retention=tested.retention, wanted=wanted, delta=size,
         )  # fmt: skip
+        return claim.chance(once, size)
 
     return chance
 
 
-def pass_model_of(goal: Goal, problems: int, delta: float, alone: Measurement, worth: float = 1) -> PassModel:
-    """Returns the bar that unmeasured settings must clear: `chance_of` in normal approximation.
+def pass_model_of(claim: Claim, delta: float, alone: Measurement, worth: float = 1) -> PassModel:
+    """Returns the bar that unmeasured settings must clear: `chance_of` in normal approximation, by the last look.
 
     Args:
         alone: the target on the tuning part.
         worth: independent problems that one in a group counts as.
     """
-    tuning, certification = (max(round(worth * each), 1) for each in (alone.problems, problems))
-    assert goal.min_acc is not None
-    return PassModel(goal.min_acc, alone.accuracy, tuning, certification, _level(goal, delta), goal.acc == "absolute")
+    assert claim.wanted is not None
+    assert claim.problems is not None
+    tuning, certification = (max(round(worth * each), 1) for each in (alone.problems, claim.problems))
+    level = claim.level(claim.problems, _size(claim, delta))
+    return PassModel(claim.wanted, alone.accuracy, tuning, certification, level, claim.acc == "absolute")
 
 
-def _level(goal: Goal, delta: float) -> float:
-    return delta if goal.guarantee == "population" else _HALF
+def _size(claim: Claim, delta: float) -> float:
+    return delta if claim.guarantee == "population" else _HALF

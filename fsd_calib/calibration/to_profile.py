@@ -136,6 +136,7 @@ def _certificate(findings: Findings) -> Certificate:
             "frozen": len(opened.frozen) if opened else None,
             "history": opened.history if opened else None,
             "dropped": opened.claim.dropped if opened else 0,
+            "looks": opened.claim.looks.problems if opened and opened.claim.looks else (),
         }
     )  # fmt: skip
 
@@ -152,18 +153,18 @@ def _guard(guarded: Guarded, confidence: float) -> GuardEstimate:
 def _harm_and_difference(evidence: Evidence, opened: HoldoutAttempt) -> dict[str, Any]:
     """Fields of `Certificate`.
 
-    The difference has no interval where outcomes ended the decoding early, since none would hold, nor where the whole
-    data set was decoded, since none is needed.
+    The difference has no interval where what failed was given up early, since none would hold, nor where the whole data
+    set was decoded, since none is needed.
     """
     paired, claim, given = evidence.paired, opened.claim, evidence.given_passing
     harm = harm_of(paired, claim, opened.delta)
     difference, *ends = difference_of(paired, claim.confidence)
-    sample = claim.guarantee == "population" and paired.problems == claim.problems
+    whole = claim.guarantee == "population" and paired.problems == claim.problems
     return {
         "harm": harm.rate if harm else None,
         "harm_upper_bound": None if harm is None else harm.at_most if given is None else given.harm,
         "difference": difference,
-        "difference_interval": (ends if given is None else given.difference) if sample else None,
+        "difference_interval": given.difference if given else ends if whole else None,
     }
 
 

@@ -107,11 +107,14 @@ def _trials(findings: Findings) -> Iterator[Trial]:
 def _rungs(findings: Findings) -> Iterator[Rung]:
     for setting in findings.opened.frozen if findings.opened else ():
         found = findings.evidence.get(setting)
-        shown: dict[str, Any] = dict.fromkeys(("counts", "lower_bound", "accuracy_bound", "p_value"))
+        shown: dict[str, Any] = dict.fromkeys(
+            ("problems", "counts", "lower_bound", "accuracy_bound", "p_value", "passed")
+        )
         if found is not None:
             shown = {
-                "counts": found.outcomes, "lower_bound": found.printed.retention,
+                "problems": found.paired.problems, "counts": found.outcomes, "lower_bound": found.printed.retention,
                 "accuracy_bound": found.printed.accuracy, "p_value": found.p_value,
+                "passed": None if found.p_value is None else found.passed,
             }  # fmt: skip
         yield Rung(setting=findings.exported(setting), **shown)
 

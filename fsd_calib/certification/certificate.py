@@ -13,20 +13,19 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import beta, binom
+from scipy.special import ndtri
 
 from fsd_calib.certification.bounds import require_level
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.given_passing import GivenPassing, given_passing
+from fsd_calib.certification.harm import change_of
+from fsd_calib.certification.looks import hope
 from fsd_calib.certification.outcomes import Gradings, Paired
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import OutcomeCounts
-
-_DOUBT = 1e-3  # probability that the remaining problems hold more gains than assumed
 
 
 class Bounds(NamedTuple):
@@ -41,9 +40,10 @@ class Evidence:
     """The result of one setting on the problems decoded of it.
 
     Attributes:
-        p_value: None: nothing was tested; 1: given up before the whole part was decoded.
-        delta: Each bound by itself holds at 1 - delta, whether or not it is printed.
-        any_time: Whether the number of problems depended on outcomes.
+        paired: What was decoded up to the look that decided.
+        p_value: None: nothing was tested.
+        delta: The size of the test over all looks. Each bound by itself holds at 1 - delta, whether or not it is
+            printed, and whichever look decided.
 
     Raises:
         UsageError: The target solved nothing and the claim is about retention.
@@ -53,7 +53,6 @@ class Evidence:
     p_value: float | None
     claim: Claim
     delta: float
-    any_time: bool = False
 
     def __post_init__(self) -> None:
         if self.claim.acc == "retention":
@@ -63,11 +62,22 @@ class Evidence:
     def outcomes(self) -> OutcomeCounts:
         return self.paired.outcomes
 
+    @property
+    def level(self) -> float:
+        """The level of the look that decided."""
+        return self.claim.level(self.paired.problems, self.delta)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the claim was tested and passed."""
+        return self.p_value is not None and self.p_value <= self.level
+
     @cached_property
     def given_passing(self) -> GivenPassing | None:
-        """What holds given that it passed; None: it did not, nothing was wanted, or the test has bounds at any time."""
-        passed = self.p_value is not None and self.p_value <= self.delta and not self.claim.any_time
-        return given_passing(self.paired, self.claim, self.delta) if passed else None
+        """What holds given that it passed; None: it did not, nothing was wanted, or the test is betting, whose bounds
+        hold at any time."""
+        inverted = self.passed and self.claim.guarantee == "population"
+        return given_passing(self.paired, self.claim, self.delta) if inverted else None
 
     @property
     def printed(self) -> Bounds:
@@ -89,7 +99,7 @@ class Evidence:
 
     @cached_property
     def _bounds(self) -> tuple[float, float]:  # which take a hundred tests, and no verdict needs them
-        return self.claim.bounds(self.paired, self.delta, self.any_time)
+        return self.claim.bounds(self.paired, self.level)
 
 
 @dataclass(frozen=True)
@@ -112,25 +122,23 @@ def certify_sequence(candidates: Iterable[Iterable[Paired]], claim: Claim, delta
     far as the claim's test keeps its size. Prefixes are drawn only as far as the decision needs them.
 
     Args:
-        candidates: For each setting, growing prefixes of the certification part, the whole part last. Betting may
-            decide on any prefix, the score test on the whole only; either gives up on a prefix where passing is futile.
-        claim: Without `wanted` nothing is tested: the first setting is bounded and passes, the rest is not drawn.
+        candidates: For each setting, the problems decoded at each look, rising.
+        claim: Without `wanted` nothing is tested: the whole part bounds the first setting, which passes, and the rest
+            is not drawn.
 
     Raises:
         UsageError: The target solved nothing and the claim is about retention, or `delta` is not in (0, 1).
-        ValueError: The score test received less than the whole part.
+        ValueError: A prefix is not of a look, or there are none.
     """
     require_level(delta)
-    if claim.wanted is None:
-        first = [Evidence(_whole(prefixes, claim), None, claim, delta) for prefixes in islice(candidates, 1)]
-        return SequenceVerdict(0 if first else None, tuple(first))
     tested, passed = list[Evidence](), None
     for index, prefixes in enumerate(candidates):
-        paired, p_value, gave_up = _test(prefixes, claim, delta)
-        tested.append(Evidence(paired, p_value, claim, delta, any_time=gave_up))
-        if not p_value <= delta:
+        tested.append(_test(prefixes, claim, delta))
+        if claim.wanted is not None and not tested[-1].passed:
             break
         passed = index
+        if claim.wanted is None:
+            break
     return SequenceVerdict(passed, tuple(tested))
 
 
@@ -143,65 +151,55 @@ def bound_together(settings: Sequence[Paired], claim: Claim, delta: float) -> tu
     return tuple(Evidence(paired, None, claim, delta / len(settings)) for paired in settings)
 
 
-def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> tuple[Paired, float, bool]:
-    """Returns the problems that decided, their p-value, and whether the test was given up before the whole part."""
-    prefix = None
+def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> Evidence:
+    """Returns what was decoded up to the look that decides, and its p-value."""
+    prefix, p_value, decided = None, None, False
     for prefix in prefixes:
-        if prefix.problems == claim.problems or (claim.any_time and claim.p_value(prefix) <= delta):
+        p_value = None if claim.wanted is None else claim.p_value(prefix)
+        passed = p_value is not None and p_value <= claim.level(prefix.problems, delta)
+        decided = passed or claim.problems in (None, prefix.problems) or is_futile(prefix, claim, delta)
+        if decided:
             break
-        if is_futile(prefix, claim, delta):
-            return prefix, 1.0, True
-    paired = _complete(prefix, claim)
-    return paired, claim.p_value(paired), False
+    if prefix is None or not decided:
+        seen = "no outcomes" if prefix is None else f"{prefix.problems} of {claim.problems} problems"
+        raise ValueError(f"a candidate has {seen}, which decide nothing")
+    return Evidence(prefix, p_value, claim, delta)
 
 
 def is_futile(paired: Paired, claim: Claim, delta: float) -> bool:
-    """Whether the claim fails even if the remaining problems have no losses and plausibly many gains.
+    """Whether the claim fails even with a remainder as good as chance allows: less than two percent have a better one.
 
-    Giving up only ever denies a certificate, so the guarantee does not depend on it. Without a limit on gains nothing
-    would be given up: half of the problems could make up for any loss.
+    How unlikely a better one is, `hope` says: an early look knows little, so it must be all the surer. Giving up only
+    ever denies a certificate, so the guarantee does not depend on it.
     """
-    if claim.problems is None or paired.problems >= claim.problems:
+    if claim.wanted is None or claim.problems is None or paired.problems >= claim.problems:
         return False
-    remaining = claim.problems - paired.problems
-    return all(
-        claim.p_value(_with_best_remainder(paired, claim, remaining, gains)) > delta
-        for gains in (0, _plausible_gains(paired, remaining))
+    return claim.p_value(_with_best_remainder(paired, claim)) > claim.level(claim.problems, delta)
+
+
+def _with_best_remainder(paired: Paired, claim: Claim) -> Paired:
+    """Returns the grades with a remainder of which a better one has the chance `hope`, by what was decoded.
+
+    Its net gain is a normal variable around what was seen, whose variance includes that of the estimate.
+    """
+    assert claim.problems is not None
+    remaining, seen = claim.problems - paired.problems, claim.judged(paired)
+    change, squares, counted = change_of(seen)
+    deviation = (remaining * (1 + remaining / counted) * squares / counted) ** 0.5
+    net = round(remaining * change - float(ndtri(hope(paired.problems / claim.problems))) * deviation)
+    lost, gained = (float(each.mean()) for each in (seen.target & ~seen.fuzzy, seen.fuzzy & ~seen.target))
+    exchanged = remaining * min(lost, gained)
+    gains = min(round(exchanged + max(net, 0) * (claim.acc == "retention")), remaining)
+    losses = min(round(exchanged + max(-net, 0)), remaining - gains)
+    solved = (seen.problems * seen.target_accuracy + 1) / counted
+    right = round((remaining - gains - losses) * solved)
+    rest = remaining - gains - losses - right
+    return (
+        paired.followed_by(True, True, right)
+        .followed_by(False, False, rest)
+        .followed_by(False, True, gains)
+        .followed_by(True, False, losses)
     )
-
-
-def _plausible_gains(paired: Paired, remaining: int) -> int:
-    """Returns the most gains that the remaining problems plausibly hold, by Clopper and Pearson's bound of their
-    rate."""
-    gained = int((paired.fuzzy.sum(1) > paired.target.sum(1)).sum())
-    frequent = beta.ppf(1 - _DOUBT, gained + 1, paired.problems - gained) if gained < paired.problems else 1.0
-    return int(binom.ppf(1 - _DOUBT, remaining, frequent))
-
-
-def _with_best_remainder(paired: Paired, claim: Claim, remaining: int, gains: int) -> Paired:
-    """Appends the best plausible remainder. Where more than the target's accuracy is wanted, problems that both solve
-    lower the result, so that neither solves the others."""
-    assert claim.wanted is not None
-    others = claim.wanted <= 1
-    return paired.followed_by(False, True, gains).followed_by(others, others, remaining - gains)
-
-
-def _whole(prefixes: Iterable[Paired], claim: Claim) -> Paired:
-    prefix = None
-    for prefix in prefixes:
-        if prefix.problems == claim.problems:
-            break
-    return _complete(prefix, claim)
-
-
-def _complete(prefix: Paired | None, claim: Claim) -> Paired:
-    """Checks that a prefix is the whole part where the test needs it: the score test must decide once, on all
-    problems."""
-    if prefix is None:
-        raise ValueError("a candidate has no outcomes")
-    if not claim.any_time and claim.problems not in (None, prefix.problems):
-        raise ValueError(f"a candidate has {prefix.problems} of {claim.problems} problems; the score test needs all")
-    return prefix
 
 
 def verdict_text(kind: str, result: Any, evidence: Sequence[Evidence]) -> str:

@@ -3,27 +3,29 @@
 Who looks at outcomes only where they passed a test sees them better than they are: of settings that keep exactly 99 %
 and passed a test for 98 %, every sixth measured bound lies above the truth. So the law of what passes is inverted
 (Weinstein, Fithian and Benjamini, JASA 108, 2013). The closer a result is to failing, the less it shows beyond the
-claim itself.
+claim itself. Of what passed at a look, all that passes at earlier ones is better: outcomes are ordered by look, then by
+p-value (stage-wise; Jennison and Turnbull, Group Sequential Methods, 2000, section 8.4).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from scipy.special import bdtr, log_ndtr, ndtri
+from scipy.special import bdtr, ndtri
 
 from fsd_calib.certification.bounds import at_most, largest
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.harm import difference_of
+from fsd_calib.certification.looks import LEAST_DRIFT, Looks, Walk
 from fsd_calib.certification.multi_seed import FEW
 from fsd_calib.certification.outcomes import Paired
 
 _PRINTED = 3  # what shares the probability of error: lower bounds, which are wrong together, harm, and an upper end
 _WAYS = 2  # to find a bound, of which the tighter one is printed
 _HALVINGS = 60
-_FARTHEST = 60.0  # standard deviations
 
 
 @dataclass(frozen=True)
@@ -50,78 +52,125 @@ def given_passing(paired: Paired, claim: Claim, delta: float) -> GivenPassing:
     worse.
 
     Args:
-        paired: Outcomes whose p-value is at most `delta`.
+        paired: Outcomes up to the look at which they passed a test of size `delta`.
     """
-    share, more = (1 - claim.confidence) / _PRINTED, _more_losses(paired, claim, delta)
-    kept = _kept(paired, claim, delta, share / _WAYS, more)
+    passed = _Passed(paired, claim, delta)
+    share = (1 - claim.confidence) / _PRINTED
+    kept = _kept(passed, share / _WAYS)
     difference = None
     if claim.acc == "retention":
         low = (kept - 1) * float(paired.units[0].sum()) / paired.problems
         difference = max(low, -1.0), difference_of(paired, 1 - 2 * share)[2]
-    return GivenPassing(kept, _harm(paired, delta, share / _WAYS, more), difference)
+    return GivenPassing(kept, _harm(passed, share / _WAYS), difference)
 
 
-def _kept(paired: Paired, claim: Claim, delta: float, share: float, more: int) -> float:
+@dataclass(frozen=True)
+class _Passed:
+    """Outcomes that passed, and the law of what passes."""
+
+    paired: Paired
+    claim: Claim
+    delta: float
+
+    @cached_property
+    def looks(self) -> Looks:
+        return self.claim.looks or Looks((self.paired.problems,))
+
+    @cached_property
+    def walk(self) -> Walk:
+        return self.looks.walk(self.delta)
+
+    @cached_property
+    def look(self) -> int:
+        return self.looks.problems.index(self.paired.problems)
+
+    def level(self, share: float) -> float:
+        """The level at this look of a test of `share` times the size."""
+        return self.looks.level(self.paired.problems, share * self.delta)
+
+    @cached_property
+    def more_losses(self) -> int:
+        """How many more problems and seeds that both solve may be lost, and the claim still passes at this look."""
+        level = self.level(1.0)
+        low, high = 0, int((self.paired.target & self.paired.fuzzy).sum()) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            passes = self.claim.p_value(_with_losses(self.paired, middle)) <= level
+            low, high = (middle, high) if passes else (low, middle)
+        return low
+
+    def share_as_good(self, as_good: float, just: float) -> float:
+        """Returns the share of what passes that is as good as these outcomes or better, by stages.
+
+        Args:
+            as_good: The probability of that at this look alone, and `just` that to pass there.
+        """
+        if not 0 < just < 1:
+            return as_good
+        time, height = self.walk.times[self.look] ** 0.5, self.walk.heights[self.look]
+        shift = max(height + float(ndtri(just)), LEAST_DRIFT * time)
+        return self.walk.share_as_good(self.look, shift - float(ndtri(as_good)), shift / time)
+
+
+def _kept(passed: _Passed, share: float) -> float:
     """Returns the better of two bounds, each of which is wrong in a `share` of what passes.
 
-    One is the value at which outcomes that pass are as good as these, or better, with probability `share`: at a value r
-    that is p(r) of these outcomes over p(r) of those that only just pass, with `more` losses. Below what is wanted
-    p-values are too small to be known well: there the test's statistic is taken as a normal variable, of which only
-    what is above its critical value is seen. The other is the usual bound at `share` times `delta`: where the claim is
-    true outcomes pass with a probability of `delta` at least.
+    One is the value at which outcomes that pass are as good as these, or better, with probability `share`. Above what
+    is wanted the p-values of these outcomes, and of those that only just pass, say how likely either is at this look,
+    and so how far the law of what passes is shifted. Below it p-values are too small to be known well: there the
+    test's statistic is taken as a normal variable. The other is the bound at the level that this look has where all
+    have `share` times `delta`: where the claim is true outcomes pass with a probability of `delta` at least.
     """
-    wanted, only_just = claim.wanted, _with_losses(paired, more)
+    paired, claim = passed.paired, passed.claim
+    wanted, usual = claim.wanted, claim.bound(paired, passed.level(share))
     assert wanted is not None
-    usual = claim.bound(paired, share * delta)
     p = claim.p_value(paired)
-    if p > share * delta:
-        against, fuzzy = (float(each.sum()) for each in _whole(paired, claim).units)
-        observed, critical = -float(ndtri(p)), -float(ndtri(delta))
-        deviation = (fuzzy / (against + claim.dropped) - wanted) / observed
-        if deviation <= 0:  # betting was sure before the last losses
-            return usual
-        mean = max(_truncated_mean(observed, critical, share), observed + float(ndtri(share * delta)))
-        return max(wanted + deviation * mean, usual)
+    if passed.walk.share_as_good(passed.look, -float(ndtri(p)), 0.0) > share:
+        return max(_below(passed, p, share), usual)
+    most, only_just = 1.0 if claim.acc == "absolute" else math.inf, _with_losses(paired, passed.more_losses)
 
     def unlikely(value: float) -> float:
+        if not wanted < value <= most:
+            return float(value > most)
         there = replace(claim, wanted=value)
-        just = there.p_value(only_just)
-        return there.p_value(paired) / just if just else 0.0
+        return passed.share_as_good(there.p_value(paired), there.p_value(only_just))
 
-    most = 1.0 if claim.acc == "absolute" else math.inf
-    beyond = largest(lambda value: 1.0 if value > most else 0.0 if value <= wanted else unlikely(value), share)
-    return max(beyond, usual)
+    return max(largest(unlikely, share), usual)
 
 
-def _whole(paired: Paired, claim: Claim) -> Paired:
-    return paired.against_perfect() if claim.acc == "absolute" else paired
-
-
-def _truncated_mean(observed: float, critical: float, share: float) -> float:
-    """Returns the mean at which a normal variable of variance 1, given that it is at least `critical`, reaches
-    `observed` with probability `share`; relative to the mean where the claim is only just false, which is 0."""
-    low, high = observed - _FARTHEST, observed + _FARTHEST
+def _below(passed: _Passed, p: float, share: float) -> float:
+    """Returns the better of the two bounds as it follows from the normal law, for outcomes too narrow for more."""
+    paired, claim, wanted = passed.paired, passed.claim, passed.claim.wanted
+    assert wanted is not None
+    against, fuzzy = (float(each.sum()) for each in claim.judged(paired).units)
+    observed, time = -float(ndtri(p)), passed.walk.times[passed.look] ** 0.5
+    deviation = (fuzzy / (against + claim.dropped) - wanted) / observed
+    if deviation <= 0:  # betting was sure before the last losses
+        return 0.0
+    low, high = LEAST_DRIFT, 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        reached = log_ndtr(middle - observed) - log_ndtr(middle - critical)
-        low, high = (low, middle) if reached > math.log(share) else (middle, high)
-    return low
+        as_good = passed.walk.share_as_good(passed.look, observed, middle)
+        low, high = (low, middle) if as_good > share else (middle, high)
+    by_share = time * low if low > LEAST_DRIFT else -math.inf
+    return wanted + deviation * max(by_share, observed + float(ndtri(passed.level(share))))
 
 
-def _harm(paired: Paired, delta: float, share: float, more: int) -> float:
+def _harm(passed: _Passed, share: float) -> float:
     """Returns the better of two bounds of the harm rate, as `_kept` does.
 
     One is the rate at which so few losses, given that there are no more than pass, have probability `share`: given what
     the target solved and what was gained, passing depends on the losses alone, which are binomial, in units that are
-    independent of each other. The other is Clopper and Pearson's bound at `share` times `delta`.
+    independent of each other. The other is Clopper and Pearson's bound.
     """
-    unit = _lost_together(paired)
-    lost = math.ceil((paired.target & ~paired.fuzzy).sum() / unit)
-    right, most = max(round(paired.target.sum() / unit), lost, 1), lost + math.floor(more / unit)
-    low, high = 0.0, at_most(lost, right, share * delta)
+    unit = _lost_together(passed.paired)
+    target, fuzzy = passed.paired.target, passed.paired.fuzzy
+    lost = math.ceil((target & ~fuzzy).sum() / unit)
+    right, most = max(round(target.sum() / unit), lost, 1), lost + math.floor(passed.more_losses / unit)
+    low, high = 0.0, at_most(lost, right, passed.level(share))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        few = bdtr(lost, right, middle) > share * bdtr(most, right, middle)
+        few = passed.share_as_good(*(float(bdtr(losses, right, middle)) for losses in (lost, most))) > share
         low, high = (middle, high) if few else (low, middle)
     return high
 
@@ -140,15 +189,6 @@ def _lost_together(paired: Paired) -> float:
     share = lost.sum() / right.sum()
     excess = lost - share * right
     return float(paired.seeds * max(1.0, excess @ excess / (right.sum() * share * (1 - share))))
-
-
-def _more_losses(paired: Paired, claim: Claim, delta: float) -> int:
-    """Returns how many more problems and seeds that both solve may be lost, and the claim still passes."""
-    low, high = 0, int((paired.target & paired.fuzzy).sum()) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if claim.p_value(_with_losses(paired, middle)) <= delta else (low, middle)
-    return low
 
 
 def _with_losses(paired: Paired, more: int) -> Paired:

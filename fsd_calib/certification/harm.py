@@ -28,17 +28,17 @@ class Harm:
 def harm_of(paired: Paired, claim: Claim, delta: float) -> Harm | None:
     """Returns the harm of the outcomes that a claim was decided on, at 1 - `delta`; None: the target solved nothing.
 
-    With one seed, no groups and all problems decoded, losses are binomial among the problems that the target solved.
-    Otherwise (or where decoding stopped depending on outcomes) the rate is 1 - the retention of a rule that gains
-    nothing, bounded by betting: the problem or group is the unit, and the bound is valid at any time.
+    With one seed and no groups, losses are binomial among the problems that the target solved, and the bound has the
+    level of the look that decided. Otherwise the rate is 1 - the retention of a rule that gains nothing, bounded by
+    betting: the problem or group is the unit, and the bound is valid at any time.
     """
     lost, target_solved = paired.outcomes.lost, paired.outcomes.both_right + paired.outcomes.lost
     if not target_solved:
         return None
     rate = lost / target_solved
     independent = paired.seeds == 1 and paired.groups is None
-    if independent and paired.problems == claim.problems and not claim.any_time:
-        return Harm(rate, bounds.at_most(lost, target_solved, delta))
+    if independent and claim.guarantee == "population":
+        return Harm(rate, bounds.at_most(lost, target_solved, claim.level(paired.problems, delta)))
     # An earlier moment may have given a smaller bound than the rate.
     return Harm(rate, max(1 - _both_solved_share(paired, claim, delta), rate))
 
@@ -60,13 +60,19 @@ def difference_of(paired: Paired, confidence: float) -> tuple[float, float, floa
     Args:
         paired: A sample whose size did not depend on the outcomes.
     """
+    centre, squares, n = change_of(paired)
+    reach = float(ndtri((1 + confidence) / 2)) * squares**0.5 / n
+    return paired.accuracy - paired.target_accuracy, max(centre - reach, -1.0), min(centre + reach, 1.0)
+
+
+def change_of(paired: Paired) -> tuple[float, float, int]:
+    """Returns the mean of fuzzy rule minus target, the sum of squares around it, and the number of problems, with one
+    loss and one gain more than there are."""
     target, fuzzy = paired.units
     change, n = fuzzy - target, paired.problems + 2
     centre = float(change.sum()) / n
     residual = change - centre * paired.unit_sizes
-    squares = float(residual @ residual) + 2 * (1 + centre**2)
-    reach = float(ndtri((1 + confidence) / 2)) * squares**0.5 / n
-    return float(change.sum()) / paired.problems, max(centre - reach, -1.0), min(centre + reach, 1.0)
+    return centre, float(residual @ residual) + 2 * (1 + centre**2), n
 
 
 def retention_interval(paired: Paired, confidence: float) -> tuple[float, float] | None:

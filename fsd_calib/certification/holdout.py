@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Entry, Run, numbers
 from fsd_calib.certification.certificate import (
     Evidence,
@@ -21,6 +24,7 @@ from fsd_calib.certification.certificate import (
 )
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.dropped import Dropped, dropped
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds, groups_of
@@ -52,8 +56,6 @@ class EngineSequence:
 
 
 TESTS_VERSION = 1  # raised where the same outcomes may lead to another verdict: that is then another attempt
-PORTIONS = 8
-"""Portions of the part, one after the other; after each, the test checks whether it can stop."""
 
 _LEAST = 2  # problems of a usable certification part
 
@@ -83,6 +85,11 @@ class Holdout:
     @property
     def problems(self) -> int:
         return len(self._evaluator.problems)
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """See `groups_of`."""
+        return groups_of(self._evaluator.problems)
 
     @property
     def part(self) -> tuple[Problem, ...]:
@@ -267,17 +274,10 @@ class HoldoutAttempt:
         return standing
 
     def _prefixes(self, setting: Setting) -> Iterator[Paired]:
-        """Yields growing prefixes of the part, so that an early decision saves decoding the rest."""
-        whole = len(self._evaluator.problems)
-        for portion in range(1, PORTIONS + 1):
-            yield self._paired(setting, self._to_end_of_group(max(whole * portion // PORTIONS, 1)))
-
-    def _to_end_of_group(self, first: int) -> int:
-        groups = self._groups
-        if groups is not None:
-            while first < len(groups) and groups[first] == groups[first - 1]:
-                first += 1
-        return first
+        """Yields what is decoded at each look, so that an early decision saves decoding the rest."""
+        looks = self.claim.looks or Looks((len(self._evaluator.problems),))
+        for problems in looks.problems:
+            yield self._paired(setting, problems)
 
     def _paired(self, setting: Setting, first: int | None) -> Paired:
         target, fuzzy = (self._evaluator.measure(c, first) for c in (self.target, setting))

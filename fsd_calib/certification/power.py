@@ -1,7 +1,6 @@
 """Power of the certification test: the probability to certify, and the number of problems that it takes.
 
-Computed for the score test. Betting, where it is the claim's test, has less power: about that of the score test on
-three fifths of the problems.
+Computed for the score test on the whole part; `Looks.outlook` tells what looks change.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import binom
 
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Counts, Floats, Paired
 from fsd_calib.certification.score_test import p_values
 from fsd_common.errors import UsageError
@@ -108,16 +108,21 @@ def _likely_counts(problems: Counts, chance: float) -> tuple[Counts, NDArray[np.
 
 
 def problems_needed(
-    *, accuracy: float, churn: float, retention: float, wanted: float, delta: float, chance: float = 0.8
-) -> int | None:
-    """Returns the number of problems at which `power` reaches `chance`; None: more than ten million.
+    *, accuracy: float, churn: float, retention: float, wanted: float, delta: float, chance: float = 0.8,
+    looks: Looks | None = None,
+) -> int | None:  # fmt: skip
+    """Returns the number of problems that certify `wanted` with probability `chance`; None: more than ten million.
 
     It is approximately the smallest one: `power` is not quite monotone, since it comes from counts.
+
+    Args:
+        looks: At which shares of the problems outcomes are tested; None: once.
     """
+    by_one_look = chance if looks is None else looks.power_for(chance, delta)
 
     def enough(problems: int) -> bool:
         return power(problems=problems, accuracy=accuracy, churn=churn, retention=retention, wanted=wanted,
-                     delta=delta) >= chance  # fmt: skip
+                     delta=delta) >= by_one_look  # fmt: skip
 
     return None if retention <= wanted else _fewest(enough)
 

@@ -122,7 +122,7 @@ def _search(run: Run, found: list[Row]) -> Section:
         chart = trials(run.profile, run.record, found)
         marks = "Filled marks: the search expects them to meet the goal; hollow ones: it does not."
         blocks += [chart, Paragraph(marks, "note")] if chart else [Paragraph("Nothing was searched.", "note")]
-        blocks.append(rung_sheet(run.profile, run.record))
+        blocks.append(rung_sheet(run.record))
     return Section(
         "search", "What each trial and each rung showed",
         "The search tries settings on the tuning part; some are then frozen as rungs, the likeliest to pass first, and "
@@ -317,24 +317,25 @@ def _speed_cells(speed: Speed, which: str) -> tuple[str, ...]:
 _SHARES = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 
 
-def rung_sheet(profile: ThresholdProfile, record: RunRecord) -> Sheet:
+def rung_sheet(record: RunRecord) -> Sheet:
     """Returns the frozen settings in the order of the test, with what it showed."""
-    rows = [_rung(profile, number, rung) for number, rung in enumerate(record.rungs, 1)]
+    rows = [_rung(number, rung) for number, rung in enumerate(record.rungs, 1)]
     none = "" if rows else "No setting was frozen, so the certification part was not opened."
-    headings = ("rung", "setting", "result", "retention", "at least", "lost", "gained", "p-value")
+    headings = ("rung", "setting", "result", "problems", "retention", "at least", "lost", "gained", "p-value")
     return Sheet("Frozen settings, in the order of the test", headings, tuple(rows), none, names=3)
 
 
-def _rung(profile: ThresholdProfile, number: int, rung: Rung) -> tuple[str, ...]:
+def _rung(number: int, rung: Rung) -> tuple[str, ...]:
     name, c = str(rung.setting), rung.counts
     if c is None:
-        return str(number), name, "not tested", *[NONE] * 5
+        return str(number), name, "not tested", *[NONE] * 6
     retention = c.retention if c.right else None
-    result = "bounded"
-    if rung.p_value is not None:
-        result = "passed" if rung.p_value <= profile.certificate.level else "failed"
+    result = "bounded" if rung.passed is None else "passed" if rung.passed else "failed"
     p_value = NONE if rung.p_value is None else f"{rung.p_value:.2g}"
-    return str(number), name, result, percent(retention), bound(rung.lower_bound), f"{c.lost}", f"{c.gained}", p_value
+    return (
+        str(number), name, result, f"{rung.problems:,}", percent(retention), bound(rung.lower_bound), f"{c.lost}",
+        f"{c.gained}", p_value,
+    )  # fmt: skip
 
 
 def scale_sheet(record: RunRecord) -> Sheet:

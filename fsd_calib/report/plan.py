@@ -169,7 +169,7 @@ def outlook(plan: Plan) -> str:
             f"about the one in the table, at significance level {level(plan.delta)}."
         )
     sentences = [_above_reach(plan), _too_few(plan) if plan.least_truth is None else _enough(plan, plan.least_truth)]
-    return " ".join(filter(None, [*sentences, _betting_note(plan)]))
+    return " ".join(filter(None, sentences))
 
 
 def _above_reach(plan: Plan) -> str:
@@ -182,10 +182,18 @@ def _above_reach(plan: Plan) -> str:
 
 
 def _enough(plan: Plan, least_truth: float) -> str:
-    return (
+    enough = (
         f"The {plan.certification:,} certification problems are enough: a setting whose true {_measure(plan)} is "
-        f"{requirement(least_truth, PRECISION)} or more passes with probability 80%."
+        f"{requirement(least_truth, PRECISION)} or more passes with probability 80%"
     )
+    return f"{enough}{_by_looks(plan)}."
+
+
+def _by_looks(plan: Plan) -> str:
+    looks = plan.claim.looks
+    if looks is None or len(looks.problems) == 1:
+        return ""
+    return f", and is decided after {100 * plan.decoded:.0f}% of them on average, by {len(looks.problems)} looks"
 
 
 def _too_few(plan: Plan) -> str:
@@ -200,12 +208,6 @@ def _too_few(plan: Plan) -> str:
         f"{percent(best.truth)} it takes about {best.needed:,} to pass with probability 80%. Give more problems, or "
         f"request {bound(best.bound, PRECISION)}, which these show with that probability."
     )
-
-
-def _betting_note(plan: Plan) -> str:
-    if plan.claim.test != "betting":
-        return ""
-    return "These figures are for the score test; the betting test needs about two thirds more problems."
 
 
 def _dataset_outlook(plan: Plan) -> str:

@@ -50,14 +50,18 @@ class Rung(Part):
 
     setting: Setting
     """What was frozen."""
+    problems: Natural | None
+    """Problems of the certification part that were decoded, up to the look that decided. null: it was not tested."""
     counts: OutcomeCounts | None
-    """On the certification part. null: it was not tested."""
+    """On these. null: it was not tested."""
     lower_bound: Ratio | None
     """Of its retention. null: it was not tested."""
     accuracy_bound: Share | None
     """Lower bound of its accuracy. null: it was not tested."""
     p_value: Share | None
     """Of the hypothesis that it does not keep what was requested. null: it was not tested, or nothing was requested."""
+    passed: bool | None
+    """Whether it passed. null: as `p_value`."""
 
 
 class Step(Part):

@@ -75,7 +75,9 @@ def _counts(profile: ThresholdProfile) -> str:
         return _why_no_counts(profile)
     seeds = f", {c.seeds} seeds each" if c.seeds > 1 else ""
     groups = "" if c.groups is None else f" in {c.groups} groups"
-    part = f"On the certification part ({c.problems} problems{groups} that the search never saw{seeds})"
+    whole = f" of {c.looks[-1]}" if c.looks and c.looks[-1] > c.problems else ""
+    decided = f", decided at look {c.looks.index(c.problems) + 1} of {len(c.looks)}" if len(c.looks) > 1 else ""
+    part = f"On the certification part ({c.problems}{whole} problems{groups} that the search never saw{seeds}{decided})"
     if c.lossless:
         return f"{part} the target alone solved {percent(c.accuracy)}{_at_least(c.accuracy_lower_bound)}."
     return f"{part}: {c.counts}."
@@ -358,6 +360,7 @@ def _estimate(profile: ThresholdProfile) -> str:
 
 def _needed(profile: ThresholdProfile) -> str:
     """How many problems would certify the tested setting, if they showed the same shares."""
+    from fsd_calib.certification.looks import Looks
     from fsd_calib.certification.power import problems_needed
     from fsd_decoding.profile.parts import attempt_level
 
@@ -369,7 +372,9 @@ def _needed(profile: ThresholdProfile) -> str:
     truth = {"accuracy": 1.0, "churn": 1 - solved, "retention": solved}  # absolute: as if the target were always right
     if c.acc == "retention":
         truth = {"accuracy": counts.right / counts.total, "churn": counts.churn, "retention": c.retention}
-    needed = problems_needed(**truth, wanted=c.wanted, delta=attempt_level(c.confidence, (c.attempt or 0) + 1))
+    looks = Looks(c.looks) if c.looks else None
+    delta = attempt_level(c.confidence, (c.attempt or 0) + 1)
+    needed = problems_needed(**truth, wanted=c.wanted, delta=delta, looks=looks)
     if needed is None:
         return f"At this {c.acc if c.acc == 'retention' else 'accuracy'} no number of problems would certify it."
     return (

@@ -15,6 +15,7 @@ import numpy as np
 from fsd_calib.certification.certificate import certify_sequence
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.given_passing import GivenPassing
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import Cells, cells
 from fsd_common.errors import UsageError
@@ -122,7 +123,7 @@ def _certified(draws: Iterator[Counts], most: int) -> Iterator[tuple[int, GivenP
     for counts in draws:
         passing = np.flatnonzero(p_of(counts[:, 0]) <= delta)[:most]
         for run in passing:
-            claim = Claim(WANTED, problems=int(counts[run, 0].sum()), confidence=CONFIDENCE)
+            claim = Claim(WANTED, looks=Looks((int(counts[run, 0].sum()),)), confidence=CONFIDENCE)
             verdict = certify_sequence(([paired_of(setting)] for setting in counts[run].tolist()), claim, delta)
             assert verdict.passed is not None
             shown = verdict.tested[verdict.passed].given_passing

@@ -16,6 +16,7 @@ import numpy as np
 from fsd_calib.certification.attempt_ledger import AttemptLedger, Numbered
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout, HoldoutAttempt
+from fsd_calib.certification.looks import Looks
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks.base import Problem
@@ -90,7 +91,7 @@ def opened(ledger: AttemptLedger, step: Step, kinds: Counts) -> HoldoutAttempt:
 
     part = Evaluator(decode, step.problems, "certification")
     usable = Holdout(part, ledger, _FAMILY, step.claim, "models").of_run(f"run of {len(step.problems)}")
-    return usable.open([_FUZZY], _ALONE, Claim(WANTED, problems=usable.problems), CONFIDENCE)
+    return usable.open([_FUZZY], _ALONE, Claim(WANTED, looks=Looks((usable.problems,))), CONFIDENCE)
 
 
 def any_passes(steps: Iterable[tuple[Step, Counts]], looked_at: Sequence[Numbered] = ()) -> bool:

@@ -269,8 +269,8 @@ class Certificate(Part):
     """How many times, including this one, this was claimed of the target, or problems of this part were used to decide.
     null: nothing was tested."""
     delta: Confidence | None = None
-    """Significance level of the test, at most that of its attempt: nine tenths of 1 - confidence for the first, and
-    0.6 / (pi^2 (attempt - 1)^2) of it for a later one. null: nothing was tested."""
+    """Significance level of the test, over all `looks`, at most that of its attempt: nine tenths of 1 - confidence for
+    the first, and 0.6 / (pi^2 (attempt - 1)^2) of it for a later one. null: nothing was tested."""
     seeds: Natural = 1
     """Number of noise seeds per problem; the counts are of (problem, seed) pairs."""
     accuracy: Share | None = None
@@ -299,6 +299,9 @@ class Certificate(Part):
     dropped: Count = 0
     """Problems that count as lost in the test and its bounds, beside `counts`: an earlier attempt lost them, and they
     are not among these any more."""
+    looks: tuple[Natural, ...] = ()
+    """Numbers of problems after which outcomes were to be tested, the last of them all; `problems` is the one that
+    decided. Empty: nothing was tested."""
 
     @property
     def level(self) -> float:
@@ -328,6 +331,14 @@ class Certificate(Part):
             raise ValueError("certified is true, but guarantee is 'none'")
         if bound is None:
             raise ValueError(f"certified is true, but {name} is null")
+        return self
+
+    @model_validator(mode="after")
+    def _decided_at_a_look(self) -> Self:
+        if list(self.looks) != sorted({*self.looks}):
+            raise ValueError(f"looks are {self.looks}; they must rise")
+        if self.looks and self.problems not in (0, *self.looks):
+            raise ValueError(f"problems is {self.problems}, which is none of the looks {self.looks}")
         return self
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.engines.own import OwnEngine
 from fsd_common.errors import UsageError
@@ -63,7 +64,7 @@ def session(
 
 
 def attempt(state: Path, **changes: Any) -> int:
-    frozen, claim = [Setting("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
+    frozen, claim = [Setting("fsd-coupled", "js", 2, 0.1)], Claim(0.7, looks=Looks((100,)))
     with session(state, **changes) as made:
         return made.holdout.open(frozen, made.setting("target"), claim, 0.95).attempt.number
 
@@ -169,13 +170,13 @@ def test_a_ledger_of_another_version_is_no_empty_one(tmp_path: Path) -> None:
         planned(tmp_path)
 
 
-@pytest.mark.parametrize(("seeds", "test"), [(1, "betting"), (4, "score")])
-def test_enough_problems_are_enough_for_the_test_that_is_used(seeds: int, test: Any) -> None:
+@pytest.mark.parametrize(("seeds", "problems"), [(1, 175), (4, 200)])
+def test_enough_problems_are_enough_for_the_test_that_is_used(seeds: int, problems: int) -> None:
     """The message says "even if nothing is lost", and nothing is lost here."""
-    claim, same = Claim(0.98, test=test, problems=200), Paired(*[np.ones((200, seeds), bool)] * 2)
-    if claim.p_value(same) > 0.0304:
-        with pytest.raises(UsageError, match="takes at least"):
-            check_enough(claim, 200, 0.0304, seeds=seeds)
+    claim, same = Claim(0.98, looks=Looks.evenly(problems, 8)), Paired(*[np.ones((problems, seeds), bool)] * 2)
+    assert claim.p_value(same) > claim.level(problems, 0.0304)
+    with pytest.raises(UsageError, match="takes at least"):
+        check_enough(claim, problems, 0.0304, seeds=seeds)
 
 
 @pytest.mark.slow

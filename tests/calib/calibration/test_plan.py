@@ -12,6 +12,7 @@ from scipy.stats import binom
 
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
 from fsd_calib.certification.score_test import p_values
@@ -151,7 +152,7 @@ def test_what_is_not_refused_can_pass(seeds: int) -> None:
 
 def test_nothing_is_refused_that_needs_no_number() -> None:
     check_enough(Claim(None), 1, DELTA)
-    check_enough(Claim(0.98, guarantee="dataset", problems=100), 1, DELTA)
+    check_enough(Claim(0.98, guarantee="dataset", looks=Looks((100,))), 1, DELTA)
 
 
 def test_problems_in_groups_count_as_fewer() -> None:
@@ -181,7 +182,7 @@ def test_problems_in_groups_count_as_fewer() -> None:
 
 
 def test_of_a_dataset_nothing_is_left_to_chance() -> None:
-    plan = make_plan(Claim(0.98, guarantee="dataset", problems=100), HANDFUL, 100, DELTA)
+    plan = make_plan(Claim(0.98, guarantee="dataset", looks=Looks((100,))), HANDFUL, 100, DELTA)
     assert [(p.chance, p.needed) for p in plan.prospects] == [(1.0, 100), (1.0, 100)]
     assert "covers these 100 problems only" in printed(plan)
     assert "significance level" not in printed(plan)
@@ -264,7 +265,7 @@ def test_the_table_holds_the_plan() -> None:
         (Claim(1.2), 1319, "No number of problems can show this"),
         (Claim(0.95, "absolute"), 1319, "The target itself solved only 93.8%"),
         (Claim(None), 1319, "No accuracy was requested"),
-        (Claim(0.98, test="betting"), 1319, "the betting test needs"),
+        (Claim(0.98, looks=Looks.evenly(1319, 8)), 1319, "of them on average, by 8 looks"),
     ],
 )
 def test_what_follows_is_said(claim: Claim, problems: int, said: str) -> None:

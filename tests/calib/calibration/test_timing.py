@@ -22,6 +22,7 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, check_timing
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.certification.looks import Looks
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
@@ -98,7 +99,9 @@ def settings(session: Session) -> list[Setting]:
 
 
 def decided(session: Session) -> HoldoutAttempt:
-    made = session.holdout.open([FUZZY], session.setting("target"), Claim(0.7, problems=session.holdout.problems), 0.95)
+    made = session.holdout.open(
+        [FUZZY], session.setting("target"), Claim(0.7, looks=Looks((session.holdout.problems,))), 0.95
+    )
     made.decide()
     return made
 

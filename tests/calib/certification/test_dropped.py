@@ -12,6 +12,7 @@ import pytest
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout, HoldoutAttempt
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Counts, Paired
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
@@ -129,12 +130,11 @@ def test_an_attempt_without_a_verdict_owes_nothing_and_later_verdicts_change_no_
 
 ALL_RIGHT = np.ones((1200, 1), np.bool_)
 KINDS = {
-    "score": (Claim(0.98, problems=1200), 1, None),
-    "absolute": (Claim(0.98, "absolute", problems=1200), 1, None),
-    "betting": (Claim(0.98, test="betting", problems=1200), 1, None),
-    "data set": (Claim(0.98, guarantee="dataset", problems=1200), 1, None),
-    "seeds": (Claim(0.98, problems=1200), 4, None),
-    "groups": (Claim(0.98, problems=1200), 1, np.arange(1200)[::-1] // 2),
+    "score": (Claim(0.98, looks=Looks((1200,))), 1, None),
+    "absolute": (Claim(0.98, "absolute", looks=Looks((1200,))), 1, None),
+    "data set": (Claim(0.98, guarantee="dataset", looks=Looks((1200,))), 1, None),
+    "seeds": (Claim(0.98, looks=Looks((1200,))), 4, None),
+    "groups": (Claim(0.98, looks=Looks((1200,))), 1, np.arange(1200)[::-1] // 2),
 }
 
 

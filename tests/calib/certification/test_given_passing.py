@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.given_passing import given_passing
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import p_values
 from fsd_decoding.profile.parts import attempt_level
@@ -40,7 +41,7 @@ def test_each_bound_is_wrong_in_a_sixtieth_of_what_passes(above: float) -> None:
     retention = 0.98 + above
     found = [paired(*counts) for counts in passing(retention, 660, 0.98, 150)]
     assert len(found) == 150
-    claim = Claim(0.98, problems=660)
+    claim = Claim(0.98, looks=Looks((660,)))
     bounds = [given_passing(each, claim, DELTA) for each in found]
     differences = [each.difference for each in bounds if each.difference is not None]
     change, harm = (retention - 1) * ACCURACY, LOST / ACCURACY
@@ -55,7 +56,7 @@ def test_each_bound_is_wrong_in_a_sixtieth_of_what_passes(above: float) -> None:
 
 
 def test_the_more_outcomes_show_the_closer_the_bound_is_to_what_was_measured() -> None:
-    claim = Claim(0.95, problems=2000)
+    claim = Claim(0.95, looks=Looks((2000,)))
     kept = [given_passing(paired(1600 - lost, lost, 10, 390), claim, DELTA).kept for lost in (60, 50, 40, 20)]
     assert kept == sorted(kept)
     assert kept[0] < 0.95 < kept[-1]
@@ -67,7 +68,7 @@ def test_the_more_outcomes_show_the_closer_the_bound_is_to_what_was_measured() -
 def test_losses_of_a_group_count_as_far_as_they_come_together() -> None:
     """Of the same outcomes, in groups of four whose losses come together, less is known of the harm."""
     counts = paired(1560, 40, 30, 370)
-    claim = Claim(0.95, problems=2000)
+    claim = Claim(0.95, looks=Looks((2000,)))
     together = Paired(counts.target, counts.fuzzy, np.arange(2000) // 4)
     spread = Paired(counts.target, counts.fuzzy, np.arange(2000) % 500)
     alone, apart, close = (given_passing(each, claim, DELTA).harm for each in (counts, spread, together))
@@ -76,7 +77,7 @@ def test_losses_of_a_group_count_as_far_as_they_come_together() -> None:
 
 
 def test_of_plain_accuracy_nothing_is_said_about_the_target() -> None:
-    claim = Claim(0.75, "absolute", problems=2000)
+    claim = Claim(0.75, "absolute", looks=Looks((2000,)))
     given = given_passing(paired(1560, 40, 30, 370), claim, DELTA)
     assert given.difference is None
     assert 0.75 < given.kept < 1590 / 2000
@@ -85,7 +86,7 @@ def test_of_plain_accuracy_nothing_is_said_about_the_target() -> None:
 
 def test_a_narrow_pass_says_little_and_nothing_absurd() -> None:
     """What only just passes has bounds at the level of one in a thousand, and not of nothing at all."""
-    claim = Claim(0.98, problems=2000)
+    claim = Claim(0.98, looks=Looks((2000,)))
     lost = next(n for n in range(50, 0, -1) if claim.p_value(paired(1600 - n, n, 10, 390)) <= DELTA)
     given = given_passing(paired(1600 - lost, lost, 10, 390), claim, DELTA)
     assert 0.965 < given.kept < 0.98
@@ -96,7 +97,7 @@ def test_a_p_value_with_a_floor_has_a_bound() -> None:
     """A regression: p of few flips is never below 1e-6, where an eighth attempt has no bound: nothing was kept."""
     delta = attempt_level(0.95, 8)
     size = next(n for n in range(100, 2000, 50) if Claim(0.98).p_value(paired(n, 0, 0, n // 4)) <= delta)
-    given = given_passing(paired(size, 0, 0, size // 4), Claim(0.98, problems=size + size // 4), delta)
+    given = given_passing(paired(size, 0, 0, size // 4), Claim(0.98, looks=Looks((size + size // 4,))), delta)
     assert 0.95 < given.kept < 1
 
 
@@ -105,7 +106,7 @@ def test_few_groups_that_flipped_have_a_bound() -> None:
     target = np.arange(240) % 5 > 0
     fuzzy = target.copy()
     fuzzy[[1, 17, 33, 49, 66, 82]] = False
-    each, claim = Paired(target[:, None], fuzzy[:, None], np.arange(240) // 8), Claim(0.9, problems=240)
+    each, claim = Paired(target[:, None], fuzzy[:, None], np.arange(240) // 8), Claim(0.9, looks=Looks((240,)))
     assert claim.p_value(each) <= DELTA
     assert 0.8 < given_passing(each, claim, DELTA).kept < 0.97
 
@@ -115,7 +116,7 @@ def test_what_was_sure_before_it_lost_has_a_bound() -> None:
     target = np.ones((80, 2), bool)
     fuzzy = target.copy()
     fuzzy[76:] = False
-    each, claim = Paired(target, fuzzy), Claim(0.95, problems=80, confidence=0.6)
+    each, claim = Paired(target, fuzzy), Claim(0.95, looks=Looks((80,)), confidence=0.6)
     assert each.retention == 0.95
     assert claim.p_value(each) <= 0.36
     assert 0 < given_passing(each, claim, 0.36).kept <= 0.95
@@ -123,7 +124,7 @@ def test_what_was_sure_before_it_lost_has_a_bound() -> None:
 
 def test_a_bound_of_harm_is_a_share() -> None:
     """Of plain accuracy: all that the target solved may be lost."""
-    claim = Claim(0.5, "absolute", problems=100)
+    claim = Claim(0.5, "absolute", looks=Looks((100,)))
     each = paired(0, 3, 90, 7)
     assert given_passing(each, claim, DELTA).harm == 1
     assert given_passing(Paired(each.target, each.fuzzy, np.arange(100) // 50), claim, DELTA).harm <= 1
@@ -136,7 +137,7 @@ def test_bounds_of_whatever_passes_are_bounds(seeds: int, groups: NDArray[np.int
     for target_share, kept in ((0.9, 1.0), (0.5, 0.99), (0.02, 1.0)):
         target = rng.random((1000, seeds)) < target_share
         fuzzy = np.where(target, rng.random(target.shape) < kept, rng.random(target.shape) < 0.3)
-        each, claim = Paired(target, fuzzy, groups), Claim(0.9, problems=1000, dropped=1)
+        each, claim = Paired(target, fuzzy, groups), Claim(0.9, looks=Looks((1000,)), dropped=1)
         assert claim.p_value(each) <= DELTA
         given = given_passing(each, claim, DELTA)
         assert 0 < given.kept < each.retention

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fsd_calib.certification import grouped, multi_seed
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.harm import difference_of, harm_of
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells
 
@@ -98,7 +99,7 @@ def test_names_of_groups_and_the_order_of_problems_do_not_matter() -> None:
 def test_bounds_and_intervals_are_wider() -> None:
     one = alike(66, 10, 0.3, 0.1, np.random.default_rng(7), retention=1.0)
     alone = Paired(one.target, one.fuzzy)
-    claim = Claim(WANTED, problems=one.problems)
+    claim = Claim(WANTED, looks=Looks((one.problems,)))
     assert claim.bounds(one, 0.05) < claim.bounds(alone, 0.05)
     (_, low, high), (_, least, most) = difference_of(one, 0.95), difference_of(alone, 0.95)
     assert low < least < most < high
@@ -130,7 +131,7 @@ def test_of_these_very_problems_nothing_is_left_to_chance(lost: int, certified: 
     """A regression: groups were counted against the number of problems, as if most were still to come."""
     fuzzy = np.ones((400, 1), bool)
     fuzzy[:lost] = False
-    claim = Claim(WANTED, guarantee="dataset", problems=400)
+    claim = Claim(WANTED, guarantee="dataset", looks=Looks((400,)))
     whole = Paired(np.ones_like(fuzzy), fuzzy, np.arange(400) // 5)
     assert claim.p_value(whole) == (0.0 if certified else 1.0)
     assert claim.bounds(whole, 0.045)[0] == pytest.approx(1 - lost / 400)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import binom, multinomial
 
 from fsd_calib.certification import bounds
-from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.claim import Claim, Guarantee
 from fsd_calib.certification.harm import difference_of, harm_of
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_decoding.profile.parts import OutcomeCounts
 from support.calibration.paired_gradings import paired as shuffled
@@ -51,26 +52,29 @@ def test_a_count_of_0_gives_the_rule_of_three() -> None:
 
 
 def test_harm_is_the_share_lost_of_the_targets_solved_problems() -> None:
-    harm = harm_of(paired(90, 10, 7, 20), Claim(0.9, problems=127), DELTA)
+    harm = harm_of(paired(90, 10, 7, 20), Claim(0.9, looks=Looks((127,))), DELTA)
     assert harm is not None
     assert (harm.rate, harm.at_most) == (0.1, bounds.at_most(10, 100, DELTA))
-    assert harm_of(paired(0, 0, 3, 4), Claim(0.9, problems=7), DELTA) is None
+    assert harm_of(paired(0, 0, 3, 4), Claim(0.9, looks=Looks((7,))), DELTA) is None
 
 
-@given(counts, st.sampled_from([1, 3]), st.sampled_from(["score", "betting"]))
-def test_the_bound_of_harm_is_not_below_the_rate(c: tuple[int, int, int, int], seeds: int, test: str) -> None:
-    harm = harm_of(paired(*c, seeds=seeds), Claim(0.9, test=test, problems=sum(c)), DELTA)  # type: ignore[arg-type]
+@given(counts, st.sampled_from([1, 3]), st.sampled_from(["population", "dataset"]))
+def test_the_bound_of_harm_is_not_below_the_rate(
+    c: tuple[int, int, int, int], seeds: int, guarantee: Guarantee
+) -> None:
+    claim = Claim(0.9, guarantee=guarantee, looks=Looks((sum(c),)))
+    harm = harm_of(paired(*c, seeds=seeds), claim, DELTA)
     assert harm is None or 0 <= harm.rate <= harm.at_most + 1e-9 <= 1 + 1e-9
 
 
 def test_gains_do_not_hide_harm() -> None:
     """Retention is 1 in both cases."""
-    harms = [harm_of(paired(100 - k, k, k, 50), Claim(0.9, problems=150 + k), DELTA) for k in (0, 20)]
+    harms = [harm_of(paired(100 - k, k, k, 50), Claim(0.9, looks=Looks((150 + k,))), DELTA) for k in (0, 20)]
     assert [h.rate for h in harms if h] == [0.0, 0.2]
 
 
 def test_harm_of_a_whole_dataset_has_no_uncertainty() -> None:
-    harm = harm_of(paired(90, 10, 7, 20), Claim(0.9, guarantee="dataset", problems=127), DELTA)
+    harm = harm_of(paired(90, 10, 7, 20), Claim(0.9, guarantee="dataset", looks=Looks((127,))), DELTA)
     assert harm is not None
     assert harm.at_most == pytest.approx(harm.rate, abs=1e-6)
 
@@ -86,16 +90,16 @@ def test_the_problem_is_the_unit_with_several_seeds(seeds: int) -> None:
     for _ in range(400):
         right = int(rng.binomial(120, 0.8))
         lost = int(rng.binomial(right, truth))
-        harm = harm_of(paired(right - lost, lost, 0, 120 - right, seeds), Claim(0.9, problems=120), DELTA)
+        harm = harm_of(paired(right - lost, lost, 0, 120 - right, seeds), Claim(0.9, looks=Looks((120,))), DELTA)
         assert harm is not None
         wrong += harm.at_most < truth
         naive += bounds.at_most(seeds * lost, seeds * right, DELTA) < truth
     assert wrong <= 34 < naive
 
 
-def test_the_bound_of_harm_is_valid_after_early_stopping() -> None:
-    """By betting, whose bound is wider than that of a sample of fixed size."""
-    ended, looked = (harm_of(paired(90, 10, 0, 20), Claim(0.9, problems=n), DELTA) for n in (700, 120))
+def test_the_bound_of_harm_at_an_early_look_is_wider() -> None:
+    looks = Looks((120, 700)), Looks((120,))
+    ended, looked = (harm_of(paired(90, 10, 0, 20), Claim(0.9, looks=each), DELTA) for each in looks)
     assert ended is not None
     assert looked is not None
     assert ended.at_most > looked.at_most

@@ -17,6 +17,7 @@ from scipy.stats import binom
 from fsd_calib.certification import betting_test
 from fsd_calib.certification.certificate import certify_sequence
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.multi_seed import fitted_p_values
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import p_values
@@ -189,11 +190,13 @@ def test_dataset_claims_keep_the_level_at_any_stopping_time() -> None:
         assert betting_test.p_values(target, fuzzy, wanted, whole) == 1.0
 
 
+THIRDS = Looks.evenly(300, 3)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("claim", [Claim(WANTED, problems=300), Claim(WANTED, test="betting", problems=300),
-                                   Claim(0.784, "absolute", problems=300)])  # fmt: skip
-def test_portions_keep_the_level(claim: Claim) -> None:
-    """`certify_sequence` itself, on 400 calibrations in portions, with early acceptance and giving up."""
+@pytest.mark.parametrize("claim", [Claim(WANTED, looks=THIRDS), Claim(0.784, "absolute", looks=THIRDS)])
+def test_looks_keep_the_level(claim: Claim) -> None:
+    """`certify_sequence` itself, on 400 calibrations, with early acceptance and giving up."""
     rng, runs, false = np.random.default_rng(40), 400, 0
     for _ in range(runs):
         kind = rng.choice(4, p=[0.768, 0.032, 0.016, 0.184], size=300)  # retains exactly .98 of .8

@@ -8,6 +8,7 @@ import pytest
 
 from fsd_calib.calibration.plan import Pilot, Plan, PlannedStep, make_plan
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.looks import Looks
 from fsd_collectors.store.reading import load_traces
 from support.calibration.profiles import UNCERTIFIED, profile
 from support.traces.rows import manifest, write
@@ -27,7 +28,7 @@ def test_a_profile_shows_its_verdict_and_charts(changes: dict[str, object], badg
 def test_a_plan_shows_what_can_be_certified_and_the_time() -> None:
     pilot = Pilot(64, 0.9, 0.0, 0.02, 0.99)
     steps = (PlannedStep("search", 1200, 0.5),)
-    plan: Plan = make_plan(Claim(0.98, problems=800), pilot, 800, 0.05, steps)
+    plan: Plan = make_plan(Claim(0.98, looks=Looks((800,))), pilot, 800, 0.05, steps)
     shown = plan._repr_html_()
     for words in ("Plan of a calibration", "chance to certify", "Estimated time", "1,200", "10 min"):
         assert words in shown
