@@ -318,7 +318,7 @@ def test_a_whole_front_takes_over_the_first_bounds(tmp_path: Path) -> None:
     with AttemptLedger(path) as ledger:
         bounds = [
             holdout(ledger, table).open([SAFE, LOOSE], ALONE, claim, 0.95).bound_all()
-            for table in (Table(), Rounded(LOOSE, LAST), Table())
+            for table in (Table(), Rounded(LOOSE, ONE), Table())
         ]
     assert bounds[0][1].lower_bound == bounds[1][1].lower_bound == bounds[2][1].lower_bound
     assert bounds[1][1].outcomes == bounds[0][1].outcomes
