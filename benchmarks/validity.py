@@ -3,11 +3,12 @@
 The size of the test is the probability that it passes where retention is exactly what is wanted. With one seed per
 problem it is summed over outcomes; with four seeds it is simulated, under laws by which seeds agree in different
 ways. Then follow whole attempts in a fixed sequence, and five attempts on one certification part, both in many runs at
-once. Problems in groups, what users do with one target, and sequences that the real search froze go through the real
-ledger, holdout and test. Among certificates that passed, `given_passing` and `frozen` say how often what is printed
-beside them is wrong; `series` has the power of other ways to divide the budget of errors among attempts. Cells above
-what is promised, by three standard errors where they are simulated, are listed under `above`. Prints the largest
-values, and writes all results to `--out` as JSON.
+once. Problems in groups, what users do with one target, designs with more and fewer looks, and sequences that the real
+search froze go through the real ledger, holdout and test. `designs` and `frozen` have what looks save, too. Among
+certificates that passed, these and `given_passing` say how often what is printed beside them is wrong; `series` has the
+power of other ways to divide the budget of errors among attempts. Cells above what is promised, by three standard
+errors where they are simulated, are listed under `above`. Prints the largest values, and writes all results to `--out`
+as JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from lib.common.results import machine_facts, options_of, write_json
 from lib.validity import groups, series, wild
 from lib.validity.attempts import attempts
+from lib.validity.designs import Independent, designs
 from lib.validity.frozen import POOLS, frozen
 from lib.validity.given_passing import given_passing
 from lib.validity.groups import Grouped
@@ -51,6 +53,10 @@ class Size:
     printed: tuple[int, ...]  # problems of certificates whose bounds are judged
     printed_churn: tuple[float, ...]
     certificates: int  # of each population
+    false: tuple[Independent, ...]  # populations of which designs are compared
+    true: tuple[Independent, ...]
+    in_groups: tuple[Grouped, ...]
+    compared: int  # runs of each
     pools: tuple[str, ...]
     freezings: int  # in each pool
     parts: int  # that each is certified on
@@ -70,12 +76,19 @@ _FULL = Size(
         Grouped(2100, 5, 0.3, 0.04), Grouped(2100, 10, 0.3, 0.04),
     ),
     (Grouped(940, 5, 0.3, 0.04), Grouped(940, 5, 0.3, 0.1)),
-    ((660, 0.04), (660, 0.1)), (1320, 0.1), 2_000, (250, 660, 2100), (0.02, 0.1), 400, tuple(POOLS), 4, 40,
+    ((660, 0.04), (660, 0.1)), (1320, 0.1), 2_000, (250, 660, 2100), (0.02, 0.1), 400,
+    tuple(Independent(problems, churn) for problems in (250, 660, 2100) for churn in (0.02, 0.04, 0.1)),
+    (
+        Independent(2100, 0.04, 0.015), Independent(2100, 0.04, 0.02), Independent(2100, 0.04, 0.01),
+        Independent(660, 0.02, 0.02), Independent(660, 0.04, 0.02), Independent(1319, 0.1, 0.02),
+    ),
+    (Grouped(660, 5, 0.3, 0.04),), 1_000, tuple(POOLS), 4, 40,
 )  # fmt: skip
 _QUICK = Size(
     Grid((50, 200), (0.8,), (0.02, 0.1), (0.98, 1.0, 1.02)), Grid((200,), (0.8,), (0.03,), (1.0,)),
     2_000, (250,), (0.03,), 1_000,
     (Grouped(250, 5, 0.3, 0.04),), (Grouped(200, 5, 0.3, 0.04),), ((80, 0.04),), (80, 0.04), 40, (250,), (0.1,), 10,
+    (Independent(250, 0.04),), (Independent(250, 0.02, 0.02),), (Grouped(250, 5, 0.3, 0.04),), 20,
     ("accuracy .3",), 1, 2,
 )  # fmt: skip
 
@@ -84,6 +97,7 @@ def report(size: Size) -> dict[str, Any]:
     rng = np.random.default_rng(_SEED)
     several = [churn for churn in size.churn if churn]  # of attempts
     parts: dict[str, Callable[[], Any]] = {
+        "designs": lambda: designs(size.false, size.true, size.in_groups, size.compared, rng),
         "series": lambda: series.power(size.problems, (0.99, 0.995, 1.0), size.runs // 5, rng),
         "groups": lambda: groups.groups(size.groups, size.of_tuned, size.replayed, rng),
         "wild": lambda: wild.wild(size.wild, size.relabelled, size.replayed, rng),
@@ -112,11 +126,12 @@ def as_markdown(results: Mapping[str, Any]) -> str:
         part = results[name]
         largest = [f"{x:.3f} of it" for x in part["largest_over_level"]]
         rows.append([name, *largest, str(len(part["rows"])), str(len(part["above"]))])
-    for name in ("sequences", "attempts", "groups", "wild", "frozen"):
+    for name in ("sequences", "attempts", "groups", "wild", "designs", "frozen"):
         part = results[name]
         rows += [[], [name, f"at most {part['allowed']:.4f}", f"{len(part['above'])} above"]]
         rows += [[way, f"{largest:.4f}"] for way, largest in part["largest"].items()]
-    for name, part in (("given_passing", results["given_passing"]), ("frozen, printed", results["frozen"]["printed"])):
+    printed = {f"{name}, printed": results[name]["printed"] for name in ("designs", "frozen")}
+    for name, part in {"given_passing": results["given_passing"], **printed}.items():
         rows += [[], [name, f"{len(part['above'])} above"]]
         rows += [[what, f"{largest:.4f}"] for what, largest in part["largest"].items()]
     return "\n".join("| " + " | ".join(row) + " |" if row else "" for row in rows)

@@ -46,6 +46,7 @@ from lib.common.results import RESULTS
 FOLDER = RESULTS / "pool"
 TARGET = Setting("target", "js", 1)
 CONFIDENCE = 0.95
+LOOKS = Goal(min_acc=0.98).looks  # of the command
 DELTA = attempt_level(CONFIDENCE, 1)  # the significance level of a first attempt
 _BASELINE = 256  # tuning problems that the lossless rule decodes
 _TRIALS = 30
@@ -353,7 +354,7 @@ def freeze_on_pool(
 
 
 def certify_on_pool(
-    decode: Decode, frozen: Frozen, certification: Sequence[Problem], wanted: float
+    decode: Decode, frozen: Frozen, certification: Sequence[Problem], wanted: float, looks: int = LOOKS
 ) -> SequenceVerdict | None:
     """Certifies what was frozen, with a new ledger; None: nothing was."""
     if not frozen.settings:
@@ -361,7 +362,7 @@ def certify_on_pool(
     with AttemptLedger(None) as ledger:
         ledger.tuned_on("pool", frozen.tuning.problems)
         part = Holdout(Evaluator(decode, certification, "certification"), ledger, "pool", "pool, retention", "")
-        claim = claim_of(Goal(min_acc=wanted, confidence=CONFIDENCE), len(certification))
+        claim = claim_of(Goal(min_acc=wanted, confidence=CONFIDENCE, looks=looks), len(certification))
         return part.open(frozen.settings, TARGET, claim, CONFIDENCE).decide()
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.power import cells
 from fsd_calib.tasks.base import Problem
 from lib import surfaces
-from lib.pool import CountingPool, Frozen, Pool, PooledForecast, Whole, certify_on_pool, draw, freeze_on_pool
+from lib.pool import LOOKS, CountingPool, Frozen, Pool, PooledForecast, Whole, certify_on_pool, draw, freeze_on_pool
 from lib.validity.given_passing import Coverage, Truth
 from lib.validity.shares import Share, line, own_level, summarise
 
@@ -31,12 +32,12 @@ POOLS: Mapping[str, float] = {  # and what is wanted
 
 def frozen(pools: Sequence[str], freezings: int, parts: int, rng: np.random.Generator) -> dict[str, Any]:
     """Freezes so many sequences in each of the pools, and certifies each on so many parts."""
-    shares, shown, lengths = list[Share](), Coverage(), dict[str, list[int]]()
+    shares, shown, lengths, saved = list[Share](), Coverage(), dict[str, list[int]](), dict[str, Any]()
     for name in pools:
         wanted = POOLS[name]
         pool, forecast, space = _pool(name)
         everything = np.arange(min(len(arm.known) for arm in pool.arms.values()))
-        false, wrong = list[bool](), list[list[bool]]()
+        false, wrong, decided = list[bool](), list[list[bool]](), list[list[tuple[bool, int]]]()
         for _ in range(freezings):
             tuning = draw(pool, len(everything), _TUNING, rng)
             sequence = freeze_on_pool(CountingPool(pool, reuse=True), forecast, space, tuning, _CERTIFICATION, wanted)
@@ -44,14 +45,18 @@ def frozen(pools: Sequence[str], freezings: int, parts: int, rng: np.random.Gene
             truths = [pool.whole(setting, everything) for setting in sequence.settings]
             for _ in range(parts):
                 originals = [pool.problems[number] for number in rng.choice(everything, _CERTIFICATION).tolist()]
-                is_false, is_wrong = _certify(pool, sequence, truths, wanted, originals)
+                once, looked = (_certify(pool, sequence, wanted, originals, looks) for looks in (1, LOOKS))
+                decided.append([_decided(once), _decided(looked)])
+                is_false, is_wrong = _judged(looked, truths, wanted)
                 false.append(is_false)
                 wrong += [is_wrong] if is_wrong else []
         shares.append(Share(line(name, wanted), "frozen", float(np.mean(false))))
         shown.add(line(name, wanted), wrong)
+        certified, decodings = np.array(decided, float).mean(0).T.tolist()
+        saved[name] = {"looks": [1, LOOKS], "certified": certified, "decodings": decodings}
     columns = "pool | wanted | way, then the share of parts with a false certificate"
     found = summarise(shares, columns, own_level(1), freezings * parts)
-    return found | {"lengths": lengths, "printed": shown.summary()}
+    return found | {"lengths": lengths, "printed": shown.summary(), "saved": saved}
 
 
 def _pool(name: str) -> tuple[Pool, PooledForecast, Any]:
@@ -63,12 +68,21 @@ def _pool(name: str) -> tuple[Pool, PooledForecast, Any]:
 
 
 def _certify(
-    pool: Pool, sequence: Frozen, truths: Sequence[Whole], wanted: float, originals: Sequence[Problem]
-) -> tuple[bool, list[bool] | None]:
-    """Returns whether a certificate is false, and which of its bounds are wrong; None: there is none."""
+    pool: Pool, sequence: Frozen, wanted: float, originals: Sequence[Problem], looks: int
+) -> SequenceVerdict | None:
     part = [_copy(problem, _COPIES + place) for place, problem in enumerate(originals)]
     copies = {copy.id: problem for copy, problem in zip(part, originals, strict=True)}
-    verdict = certify_on_pool(CountingPool(pool, reuse=True, copies=copies), sequence, part, wanted)
+    return certify_on_pool(CountingPool(pool, reuse=True, copies=copies), sequence, part, wanted, looks)
+
+
+def _decided(verdict: SequenceVerdict | None) -> tuple[bool, int]:
+    """Returns whether anything is certified, and what was decoded: by the target as far as by any setting."""
+    decoded = [] if verdict is None else [evidence.paired.problems for evidence in verdict.tested]
+    return verdict is not None and verdict.passed is not None, sum(decoded) + max(decoded, default=0)
+
+
+def _judged(verdict: SequenceVerdict | None, truths: Sequence[Whole], wanted: float) -> tuple[bool, list[bool] | None]:
+    """Returns whether a certificate is false, and which of its bounds are wrong; None: there is none."""
     if verdict is None or verdict.passed is None:
         return False, None
     truth, shown = truths[verdict.passed], verdict.tested[verdict.passed].given_passing

@@ -5,8 +5,8 @@ Those that pass are found by p-values of many runs at once; the real test and it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from fsd_calib.certification.power import Cells, cells
 from fsd_common.errors import UsageError
 from lib.validity.shares import CONFIDENCE, allowed, line, own_level
 from lib.validity.sizes import Counts
-from lib.validity.worlds import WANTED, World, p_of
+from lib.validity.worlds import LOOKS, WANTED, World, by_looks, passes
 
 _ACCURACY = 0.8
 _ABOVE = (0.0, 0.005, 0.01)  # true retention, more than what is wanted
@@ -81,16 +81,10 @@ class Coverage:
         }  # fmt: skip
 
 
-def paired_of(counts: Sequence[int]) -> Paired:
-    """Returns outcomes with these counts of both right, lost, gained and both wrong."""
-    kinds = np.repeat(np.arange(4), counts)
-    return Paired(np.isin(kinds, (0, 1))[:, None], np.isin(kinds, (0, 2))[:, None])
-
-
 def given_passing(
     problems: Sequence[int], churns: Sequence[float], certificates: int, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Simulates certificates of one setting and of sequences.
+    """Simulates certificates of one setting and of sequences, which look as often as the command does.
 
     Args:
         certificates: At most so many of each population.
@@ -101,32 +95,48 @@ def given_passing(
             law = cells(_ACCURACY, churn, WANTED + more)
         except UsageError:
             continue
-        truth, draws = Truth.of(law), (rng.multinomial(number, law, size=_DRAWS)[:, None] for _ in range(3))
-        wrong = [truth.wrong(shown) for _, shown in _certified(draws, certificates)]
+        wrong = _wrong([Truth.of(law)], number, lambda n: rng.multinomial(n, law, size=(_DRAWS, 1)), certificates)  # noqa: B023
         found.add(line("one setting", number, churn, WANTED + more), wrong)
     for (shape, ladder), number in product(_LADDERS.items(), problems):
         world = World(shape, number, churns[-1])
         truths = [Truth.of(Cells(*law)) for law in world.laws[list(ladder)]]
-        draws = (world.draw(_DRAWS // 4, rng)[:, ladder] for _ in range(3))
-        wrong = [truths[place].wrong(shown) for place, shown in _certified(draws, certificates)]
+
+        def draw(n: int) -> Counts:
+            return replace(world, problems=n).draw(_DRAWS // 4, rng)[:, ladder]  # noqa: B023
+
+        wrong = _wrong(truths, number, draw, certificates)
         found.add(line("sequence", number, churns[-1], shape), wrong)
     return found.summary()
 
 
-def _certified(draws: Iterator[Counts], most: int) -> Iterator[tuple[int, GivenPassing]]:
-    """Yields the last setting that passes, by its place, and what is printed of it.
+def _wrong(truths: Sequence[Truth], problems: int, draw: Callable[[int], Counts], most: int) -> list[list[bool]]:
+    """Returns what is wrong of each certificate, by `_NAMES`.
 
     Args:
-        draws: Counts, (runs, settings, 4), of settings in the order in which they are tested.
+        truths: Of the settings, in the order in which they are tested.
+        draw: Counts of so many problems, (runs, settings, 4).
+        most: Certificates.
     """
-    delta = own_level(1)
-    for counts in draws:
-        passing = np.flatnonzero(p_of(counts[:, 0]) <= delta)[:most]
-        for run in passing:
-            claim = Claim(WANTED, looks=Looks((int(counts[run, 0].sum()),)), confidence=CONFIDENCE)
-            verdict = certify_sequence(([paired_of(setting)] for setting in counts[run].tolist()), claim, delta)
-            assert verdict.passed is not None
-            shown = verdict.tested[verdict.passed].given_passing
-            assert shown is not None
-            yield verdict.passed, shown
-        most -= len(passing)
+    looks, delta, wrong = Looks.evenly(problems, LOOKS), own_level(1), list[list[bool]]()
+    claim = Claim(WANTED, looks=looks, confidence=CONFIDENCE)
+    for _ in range(3):
+        between = by_looks(looks, draw)
+        passing = np.flatnonzero(passes(between[:, :, 0], looks, delta))
+        for run in passing[: most - len(wrong)]:
+            settings = between[:, run].transpose(1, 0, 2).tolist()  # (settings, looks, 4)
+            verdict = certify_sequence((prefixes(counts) for counts in settings), claim, delta)
+            if verdict.passed is not None:  # else it was given up too early
+                shown = verdict.tested[verdict.passed].given_passing
+                assert shown is not None
+                wrong.append(truths[verdict.passed].wrong(shown))
+    return wrong
+
+
+def prefixes(between: Sequence[Sequence[int]]) -> list[Paired]:
+    """Returns the outcomes at each look, by counts between them."""
+    kinds = [np.repeat(np.arange(4), counts) for counts in between]
+    return [_paired(np.concatenate(kinds[: look + 1])) for look in range(len(kinds))]
+
+
+def _paired(kinds: Counts) -> Paired:
+    return Paired(np.isin(kinds, (0, 1))[:, None], np.isin(kinds, (0, 2))[:, None])

@@ -77,8 +77,10 @@ class Step:
     claim: str = "task, retention"
 
 
-def opened(ledger: AttemptLedger, step: Step, kinds: Counts) -> HoldoutAttempt:
+def opened(ledger: AttemptLedger, step: Step, kinds: Counts, looks: int = 1) -> HoldoutAttempt:
     """Returns the attempt on problems with these kinds of outcomes, (problems,), that the ledger leaves to certify on.
+
+    It looks once by default: what is simulated of the ledger's levels does not depend on looks, see `designs`.
 
     Raises:
         UsageError: It leaves none.
@@ -91,7 +93,8 @@ def opened(ledger: AttemptLedger, step: Step, kinds: Counts) -> HoldoutAttempt:
 
     part = Evaluator(decode, step.problems, "certification")
     usable = Holdout(part, ledger, _FAMILY, step.claim, "models").of_run(f"run of {len(step.problems)}")
-    return usable.open([_FUZZY], _ALONE, Claim(WANTED, looks=Looks((usable.problems,))), CONFIDENCE)
+    claim = Claim(WANTED, looks=Looks.evenly(usable.problems, looks, usable.groups), confidence=CONFIDENCE)
+    return usable.open([_FUZZY], _ALONE, claim, CONFIDENCE)
 
 
 def any_passes(steps: Iterable[tuple[Step, Counts]], looked_at: Sequence[Numbered] = ()) -> bool:

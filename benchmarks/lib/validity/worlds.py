@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -11,13 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from fsd_calib.calibrate_options import Goal
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.score_test import p_values
 from lib.validity.shares import Share, line, own_level, summarise
-from lib.validity.sizes import Counts, Floats, Law
+from lib.validity.sizes import Counts, Law
 
 Bools = NDArray[np.bool_]
 
 WANTED = 0.98
+LOOKS = Goal(min_acc=WANTED).looks
 THRESHOLDS = (np.arange(20) + 1) / 20  # as shares of drafted tokens accepted: the looser, the faster
 _CHANCES = (0.95, 0.8, 0.5, 0.2)  # probabilities of passing, for which thresholds are frozen
 
@@ -104,13 +107,24 @@ def p_of(counts: Counts) -> Law:
     return p_values(both, lost, gained, wrong, WANTED)
 
 
+def by_looks(looks: Looks, draw: Callable[[int], Counts]) -> Counts:
+    """Returns counts of the problems between looks, (looks, ..., 4). draw: counts of so many problems, (..., 4)."""
+    return np.stack([draw(more) for more in np.diff(looks.problems, prepend=0).tolist()])
+
+
+def passes(between: Counts, looks: Looks, delta: float) -> Bools:
+    """Returns what passes at any look of a test of size `delta`, (...), by counts between them, (looks, ..., 4)."""
+    levels = np.array([looks.level(problems, delta) for problems in looks.problems])
+    return np.asarray((np.moveaxis(p_of(between.cumsum(0)), 0, -1) <= levels).any(-1))
+
+
 def in_sequence(p: Law, delta: float | Law) -> Bools:
     """Returns which candidates pass the fixed-sequence test, (number, frozen), in many calibrations at once."""
     return np.asarray((p <= delta).cumprod(1), np.bool_)
 
 
 def sequences(problems: Sequence[int], churns: Sequence[float], runs: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Simulates first attempts for each shape of retention by threshold.
+    """Simulates first attempts for each shape of retention by threshold, which look as often as the command does.
 
     The outcomes of the frozen thresholds are nested, as those of one draft are, or independent of each other, as those
     of several drafts may be.
@@ -120,15 +134,20 @@ def sequences(problems: Sequence[int], churns: Sequence[float], runs: int, rng: 
         world = World(shape, number, churn)
         order = freeze(world.draw(runs, rng), own_level(1))
         for way, draws in (("nested", 1), ("independent", order.shape[1])):
-            counts = [world.draw(runs, rng) for _ in range(draws)]
-            false = world.false(in_sequence(_tested(counts, order), own_level(1)), order)
+            passed = _tested(world, order, draws, rng)
+            false = world.false(passed.cumprod(1).astype(bool), order)
             shares.append(Share(line(shape, number, churn), way, float(false.mean())))
     columns = "shape | problems | churn | outcomes, then the share with a false certificate"
     return summarise(shares, columns, own_level(1), runs)
 
 
-def _tested(counts: Sequence[Counts], order: Counts) -> Floats:
-    """Returns p-values (runs, frozen): the i-th candidate's from the i-th counts, or all from the same."""
-    places = range(order.shape[1])
-    chosen = [np.take_along_axis(counts[i % len(counts)], order[:, [i], None], 1)[:, 0] for i in places]
-    return p_of(np.stack(chosen, 1))
+def _tested(world: World, order: Counts, draws: int, rng: np.random.Generator) -> Bools:
+    """Returns which frozen thresholds pass, (runs, frozen): the i-th by the i-th draw, or all by the same."""
+    looks, passed = Looks.evenly(world.problems, LOOKS), list[Bools]()
+    drawn = [
+        by_looks(looks, lambda problems: replace(world, problems=problems).draw(len(order), rng)) for _ in range(draws)
+    ]
+    for place in range(order.shape[1]):
+        chosen = np.take_along_axis(drawn[place % draws], order[None, :, [place], None], 2)[:, :, 0]
+        passed.append(passes(chosen, looks, own_level(1)))
+    return np.stack(passed, 1)
