@@ -80,7 +80,7 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*GOOD, "--acc", "plain"], "--acc is 'plain'; it must be one of retention, absolute"),
         (["--task", "gsm8k", "--min-acc", "1.1", "--acc", "absolute"], "above 0 and at most 1 (0.98"),
         ([*GOOD, "--guarantee", "all"], "--guarantee is 'all'; it must be one of population, dataset"),
-        ([*GOOD, "--test", "wald"], "--test is 'wald'; it must be one of score, betting"),
+        ([*GOOD, "--looks", "0"], "--looks is 0; it must be from 1 to 100"),
         ([*GOOD, "--serve-batch", "0"], "--serve-batch is 0"),
         ([*GOOD, "--seeds", "0"], "--seeds is 0"),
         (["--task", "gsm8k", "--min-acc", "0"], "--min-acc is 0.0; it must be above 0 and at most 1.2"),
