@@ -36,6 +36,7 @@ class Run:
     false: bool
     decoded: float  # tokens of search and certificate over those of a plain table
     searched: float  # the same, of the search alone
+    parts: float  # decodings of the certificate over its problems: 2 for target and one setting on all of them
     trials: int
     rungs: int
 
@@ -80,6 +81,7 @@ class Arena:
             false=retention < wanted,
             decoded=(calibrated.search + calibrated.certificate).tokens / table,
             searched=calibrated.search.tokens / table,
+            parts=calibrated.certificate.decodings / certification,
             trials=calibrated.trials,
             rungs=len(calibrated.frozen),
         )
@@ -94,6 +96,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
                           "mean": float(ratios.mean())},
         "certified": float(np.mean([run.certified for run in runs])),
         "false": float(np.mean([run.false for run in runs])),
+        "parts": float(np.mean([run.parts for run in runs])),
         **{name: float(np.median([getattr(run, name) for run in runs]))
            for name in ("decoded", "searched", "trials", "rungs")},
     }  # fmt: skip
@@ -114,14 +117,14 @@ def report(
 
 HEADER = (
     "| pool | certified on | wanted | of the oracle: median | 10th percentile | mean | certified | false | of the "
-    "table's tokens |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "table's tokens | parts |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
 def _row(row: dict[str, Any]) -> str:
     of = row["of_the_oracle"]
     speeds = [f"{of[name]:.3f}" for name in ("median", "tenth", "mean")]
-    shares = [f"{row['certified']:.0%}", f"{row['false']:.1%}", f"{row['decoded']:.1%}"]
+    shares = [f"{row['certified']:.0%}", f"{row['false']:.1%}", f"{row['decoded']:.1%}", f"{row['parts']:.2f}"]
     cells = [row["pool"], f"{row['certification']:,}", row["wanted"], *speeds, *shares]
     return "| " + " | ".join(map(str, cells)) + " |"
 
