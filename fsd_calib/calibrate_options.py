@@ -210,7 +210,7 @@ class Goal(Settings):
             "suffice. 1 decides once, on all certification problems.",
             GOAL,
         ),
-    ] = 8  # fmt: skip
+    ] = 10  # fmt: skip
     serve_batch: Annotated[Count, Option("Streams decoded at once when speed is measured.", GOAL)] = 1
     explore: Annotated[
         bool,

@@ -153,18 +153,17 @@ def _guard(guarded: Guarded, confidence: float) -> GuardEstimate:
 def _harm_and_difference(evidence: Evidence, opened: HoldoutAttempt) -> dict[str, Any]:
     """Fields of `Certificate`.
 
-    The difference has no interval where what failed was given up early, since none would hold, nor where the whole data
-    set was decoded, since none is needed.
+    The difference has no interval where the claim is about the very problems that were decoded, as none is needed.
     """
     paired, claim, given = evidence.paired, opened.claim, evidence.given_passing
     harm = harm_of(paired, claim, opened.delta)
-    difference, *ends = difference_of(paired, claim.confidence)
-    whole = claim.guarantee == "population" and paired.problems == claim.problems
+    difference, *ends = difference_of(paired, evidence.two_sided)
+    sample = claim.guarantee == "population"
     return {
         "harm": harm.rate if harm else None,
         "harm_upper_bound": None if harm is None else harm.at_most if given is None else given.harm,
         "difference": difference,
-        "difference_interval": given.difference if given else ends if whole else None,
+        "difference_interval": given.difference if given else ends if sample else None,
     }
 
 
@@ -296,7 +295,7 @@ def curve_point(findings: Findings, measured: Measurement, forecast: float | Non
         counts=paired.outcomes,
         accuracy=paired.accuracy,
         retention=paired.retention if paired.target.any() else 0.0,
-        interval=retention_interval(paired, findings.ready.goal.confidence),
+        interval=retention_interval(paired, tested.two_sided if tested else findings.ready.goal.confidence),
         lower_bound=tested.printed.retention if tested else None,
         simultaneous=tested is not None and findings.outcome == "front",
         tokens_per_round=measured.tokens_per_round,

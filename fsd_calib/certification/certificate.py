@@ -68,6 +68,11 @@ class Evidence:
         return self.claim.level(self.paired.problems, self.delta)
 
     @property
+    def two_sided(self) -> float:
+        """The confidence of an interval at this look, such that those of all looks together have the claim's."""
+        return 1 - (1 - self.claim.confidence) * self.level / self.delta
+
+    @property
     def passed(self) -> bool:
         """Whether the claim was tested and passed."""
         return self.p_value is not None and self.p_value <= self.level

@@ -293,7 +293,7 @@ class CurvePoint(Part):
     """Right answers, divided by those of the target."""
     interval: tuple[Ratio, Ratio] | None = None
     """Approximate two-sided interval of retention at the certificate's confidence, by itself, whatever the choice of
-    the point. null: not recorded, or the target solved nothing."""
+    the point, and whichever look ended its decoding. null: not recorded, or the target solved nothing."""
     lower_bound: Ratio | None
     """Lower bound of retention, by itself at the certificate's level or, if `simultaneous`, together with all other
     such points. null: the point was not tested."""

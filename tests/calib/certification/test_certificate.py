@@ -19,7 +19,7 @@ from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import lower_bound, p_value
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import OutcomeCounts
-from support.calibration.paired_gradings import Portions, first, paired
+from support.calibration.paired_gradings import Prefixes, first, paired
 
 DELTA = 0.05
 SAFE, FAIR, BAD = OutcomeCounts(800, 2, 3, 195), OutcomeCounts(790, 12, 9, 189), OutcomeCounts(700, 102, 10, 188)
@@ -50,10 +50,10 @@ def test_outcomes_count_pairs_of_all_seeds() -> None:
     ],
 )
 def test_the_sequence_stops_at_the_first_failure(order: list[OutcomeCounts], passed: int | None, drawn: int) -> None:
-    portions = [Portions(paired(outcomes)) for outcomes in order]
-    verdict = certify_sequence(portions, KEEP, DELTA)
+    prefixes = [Prefixes(paired(outcomes)) for outcomes in order]
+    verdict = certify_sequence(prefixes, KEEP, DELTA)
     assert verdict.passed == passed
-    assert [bool(p.decoded) for p in portions] == [i < drawn for i in range(len(order))]
+    assert [bool(p.decoded) for p in prefixes] == [i < drawn for i in range(len(order))]
     assert [e.outcomes for e in verdict.tested] == order[:drawn]
     for evidence in verdict.tested:
         assert evidence.p_value == p_value(evidence.outcomes, 0.98)
@@ -73,7 +73,7 @@ def test_candidates_are_drawn_one_at_a_time() -> None:
 
 
 def test_without_a_claim_the_first_configuration_is_bounded() -> None:
-    one, other = Portions(paired(FAIR), [300]), Portions(paired(SAFE))
+    one, other = Prefixes(paired(FAIR), [300]), Prefixes(paired(SAFE))
     verdict = certify_sequence([one, other], Claim(None, looks=Looks((1000,))), DELTA)
     assert verdict.passed == 0
     assert (one.decoded, other.decoded) == (1000, 0)
@@ -143,7 +143,7 @@ def test_impossible_claims_are_refused() -> None:
 
 def test_a_candidate_is_decided_at_the_first_look_that_suffices() -> None:
     claim = Claim(0.9, looks=Looks.evenly(1000, 5))
-    early, late = Portions(paired(SAFE), range(200, 1000, 200)), Portions(paired(FAIR), range(200, 1000, 200))
+    early, late = Prefixes(paired(SAFE), range(200, 1000, 200)), Prefixes(paired(FAIR), range(200, 1000, 200))
     verdict = certify_sequence([early, late], claim, DELTA)
     assert verdict.passed == 1
     assert early.decoded < 1000
@@ -163,22 +163,22 @@ def test_what_decides_nothing_is_refused() -> None:
 
 
 def test_a_data_set_is_decided_as_soon_as_the_bet_is_won() -> None:
-    portions = Portions(paired(OutcomeCounts(900, 0, 0, 100)), [100, 300, 500])
+    prefixes = Prefixes(paired(OutcomeCounts(900, 0, 0, 100)), [100, 300, 500])
     claim = Claim(0.98, guarantee="dataset", looks=Looks((100, 300, 500, 1000)))
-    verdict = certify_sequence([portions], claim, DELTA)
+    verdict = certify_sequence([prefixes], claim, DELTA)
     assert verdict.passed == 0
-    assert portions.decoded == 300  # a stake of .9 multiplies wealth by 1.018 per problem, at least; 4 * 20 takes 243
+    assert prefixes.decoded == 300  # a stake of .9 multiplies wealth by 1.018 per problem, at least; 4 * 20 takes 243
     assert verdict.tested[0].lower_bound >= 0.98
 
 
 @pytest.mark.parametrize("guarantee", ["population", "dataset"])
 def test_a_futile_candidate_is_given_up(guarantee: Guarantee) -> None:
     sample = paired(BAD, np.random.default_rng(1))
-    portions = Portions(sample, range(100, 1000, 100))
+    prefixes = Prefixes(sample, range(100, 1000, 100))
     claim = Claim(0.98, guarantee=guarantee, looks=Looks.evenly(1000, 10))
-    verdict = certify_sequence([portions, Portions(paired(SAFE))], claim, DELTA)
+    verdict = certify_sequence([prefixes, Prefixes(paired(SAFE))], claim, DELTA)
     assert verdict.passed is None
-    assert portions.decoded <= 600
+    assert prefixes.decoded <= 600
     evidence = verdict.tested[0]
     assert evidence.p_value is not None
     assert evidence.p_value > evidence.level
@@ -223,10 +223,10 @@ def test_giving_up_costs_hardly_any_power() -> None:
     for _ in range(300):
         kind = rng.choice(4, p=[0.779, 0.012, 0.008, 0.201], size=800)
         sample = Paired((kind <= 1)[:, None], (kind % 2 == 0)[:, None])
-        portions = Portions(sample, looks.problems[:-1])
+        prefixes = Prefixes(sample, looks.problems[:-1])
         going_on = any(claim.p_value(first(sample, n)) <= claim.level(n, DELTA) for n in looks.problems)
-        passed = certify_sequence([portions], claim, DELTA).passed == 0
-        saved += (800 - portions.decoded) * (not passed)
+        passed = certify_sequence([prefixes], claim, DELTA).passed == 0
+        saved += (800 - prefixes.decoded) * (not passed)
         passes += [passed, going_on]
     assert 100 < passes[0] <= passes[1] < passes[0] + 7 < 250
     assert saved > 0

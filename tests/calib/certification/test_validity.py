@@ -24,7 +24,7 @@ from fsd_calib.certification.score_test import p_values
 from fsd_decoding.profile.parts import OutcomeCounts
 from lib.validity.sizes import Counts, Law, law, retention
 from lib.validity.worlds import THRESHOLDS, WANTED, World, freeze, in_sequence, p_of
-from support.calibration.paired_gradings import Portions, paired
+from support.calibration.paired_gradings import Prefixes, paired
 
 DELTA = 0.05
 RUNS = 4000
@@ -201,5 +201,5 @@ def test_looks_keep_the_level(claim: Claim) -> None:
     for _ in range(runs):
         kind = rng.choice(4, p=[0.768, 0.032, 0.016, 0.184], size=300)  # retains exactly .98 of .8
         whole = Paired((kind <= 1)[:, None], (kind % 2 == 0)[:, None])
-        false += certify_sequence([Portions(whole, (100, 200))], claim, DELTA).passed is not None
+        false += certify_sequence([Prefixes(whole, (100, 200))], claim, DELTA).passed is not None
     assert false / runs <= allowed(DELTA, runs)

@@ -24,7 +24,7 @@ def first(whole: Paired, problems: int) -> Paired:
     return Paired(whole.target[:problems], whole.fuzzy[:problems])
 
 
-class Portions:
+class Prefixes:
     """Growing prefixes of one candidate's gradings; `decoded` is the size of the last prefix that was requested."""
 
     def __init__(self, whole: Paired, sizes: Sequence[int] = ()) -> None:
