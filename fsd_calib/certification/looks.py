@@ -21,9 +21,7 @@ from scipy.special import ndtr, ndtri
 from fsd_calib.certification.outcomes import Counts, Floats
 
 _APART = 0.005  # of the whole part: looks closer than this are one
-_SPENT = (
-    4  # power of time in the level spent: early looks pass what is overwhelming only, and take little from the last
-)
+_SPENT = 4  # power of time in the level spent: early looks pass only what is overwhelming, at little cost to the last
 _HOPELESS = 0.02  # times the square of time: what has a smaller chance to pass in the end is given up
 _REACH = 9.0  # standard deviations of paths that are followed
 LEAST_DRIFT: Final = -7.0
