@@ -111,7 +111,7 @@ class Walk:
         for look, time in enumerate(times):
             to_spend = delta * time**_SPENT - spent
             spent += to_spend
-            height = brentq(lambda z: self.reach(look, z, 0.0) - to_spend, 0, _HIGHEST)  # noqa: B023
+            height = brentq(lambda z: self.reach(look, z, 0.0) - to_spend, -_HIGHEST, _HIGHEST)  # noqa: B023
             self.heights.append(float(height))
             self.levels.append(to_spend if look == 0 else float(ndtr(-height)))
             if time < 1:
