@@ -206,8 +206,8 @@ class Goal(Settings):
         int,
         Field(ge=1, le=MOST_LOOKS), Rule(f"it must be from 1 to {MOST_LOOKS}"),
         Option(
-            "How often the certificate looks at its outcomes, at equal distances; decoding stops as soon as they "
-            "suffice. 1 decides once, on all certification problems.",
+            "How often the outcomes of --min-acc are tested, at about equal distances (fewer where groups or few "
+            "problems leave no more); decoding stops as soon as they suffice. 1 decides once, on all problems.",
             GOAL,
         ),
     ] = 10  # fmt: skip

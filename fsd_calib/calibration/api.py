@@ -18,7 +18,7 @@ from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
 from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
-from fsd_calib.calibration.plan import Plan, check_enough, claim_of
+from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
 from fsd_calib.calibration.prepare import Prepared, prepare
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
@@ -276,7 +276,7 @@ class Calibration:
         count = len(parts.certification)
         if not goal.explore:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
-            check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
+            check_enough(goal, count, attempt_level(goal.confidence, 1), seeds=seeds)
         if self.config.timing != "none":
             check_enough_to_time(parts, goal.serve_batch)
         if self.config.engine == "vllm":  # which finds out itself what it has room for

@@ -20,7 +20,7 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.multi_seed import FEW
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.power import independent_worth, least_problems, power, problems_needed
+from fsd_calib.certification.power import fewest, independent_worth, least_problems, power, problems_needed
 from fsd_calib.measuring.measurement import Measurement
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -217,12 +217,12 @@ def planned_steps(
     Args:
         paces: seconds of decodings.
         few_rows: how many times as long a decoding of the search takes.
-        tuning, certification: problems of each part; the target decodes all of them.
+        tuning, certification: problems of each part.
         lossless: tuning problems that the lossless rule decodes.
         searched: decodings that the search is expected to take.
         likely, candidates: frozen candidates that are tested, as expected and at most.
         timed: decodings that are timed: problems x settings x repeats.
-        share: of the certification part that is expected to be decoded of a setting, see `expected_share`.
+        share: of the certification part that is expected to be decoded, see `expected_share`.
         timed_seconds: mean time of a timed decoding, at --serve-batch.
         counted: problems on which the tokens per round of the `sd` that timing chose are counted.
         graphs: seconds of making the graphs of all shapes of rounds; 0: rounds are called directly.
@@ -246,12 +246,12 @@ def planned_steps(
 
 
 def check_enough(
-    claim: Claim, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1, left_out: int = 0
+    goal: Goal, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1, left_out: int = 0
 ) -> None:
-    """Checks that the claim could be shown by `certification` independent problems if no outcome flipped.
+    """Checks that the goal could be shown by `certification` independent problems if no outcome flipped.
 
     Args:
-        delta: significance level of the test.
+        delta: size of the test.
         accuracy: of the target; 1, where the fewest problems are needed, before anything is known.
         seeds: noise seeds per problem.
         left_out: further certification problems that cannot be used, since they were tuned on before.
@@ -259,38 +259,38 @@ def check_enough(
     Raises:
         UsageError: there are too few problems; the message gives the number needed.
     """
-    if claim.wanted is None or claim.guarantee == "dataset":
+    if goal.min_acc is None or goal.guarantee == "dataset" or _unlost(goal, certification, delta, accuracy, seeds):
         return
-    needed = _fewest(claim, claim.level(certification, delta), accuracy, seeds)
-    if needed is not None and certification < needed:
-        what = "accuracy" if claim.acc == "absolute" else "retention"
-        tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
-        raise UsageError(
-            f"there are {certification:,} problems to certify on{tuned}; to show {what} {claim.wanted:g} at level "
-            f"{level(delta)} (which falls with every attempt at this claim) takes at least {needed:,} even if nothing "
-            f"is lost: give more problems, or a lower {named('min_acc')} or {named('confidence')}"
-        )
+    needed = fewest(lambda problems: _unlost(goal, problems, delta, accuracy, seeds))
+    if needed is None:  # the plan says so
+        return
+    what = "accuracy" if goal.acc == "absolute" else "retention"
+    tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
+    looks = claim_of(goal, needed).looks
+    assert looks is not None
+    last = f" by the last of {len(looks.problems)} looks" if len(looks.problems) > 1 else ""
+    once = _unlost(goal.changed(looks=1), certification, delta, accuracy, seeds)
+    way_out = f", or one of {named('looks')}" if once else ""
+    raise UsageError(
+        f"there are {certification:,} problems to certify on{tuned}; to show {what} {goal.min_acc:g}{last} at level "
+        f"{level(looks.level(needed, delta))} (which falls with every attempt at this claim) takes at least "
+        f"{needed:,} even if nothing is lost: give more problems, or a lower {named('min_acc')} or "
+        f"{named('confidence')}{way_out}"
+    )
 
 
-def _fewest(claim: Claim, level: float, accuracy: float, seeds: int) -> int | None:
-    """The fewest problems that pass the claim's own test at a level where target and fuzzy rule solve the same ones."""
+def _unlost(goal: Goal, problems: int, delta: float, accuracy: float, seeds: int) -> bool:
+    """Whether so many problems pass the goal's own test where target and fuzzy rule solve the same ones."""
+    claim = claim_of(goal, problems)
     assert claim.wanted is not None
-    solved = 1.0 if claim.acc == "absolute" else accuracy
+    last, solved = claim.level(problems, delta), 1.0 if claim.acc == "absolute" else accuracy
     if claim.wanted >= 1 or not solved:  # only gains can show it
-        return least_problems(accuracy=solved, wanted=claim.wanted, delta=level)
+        needed = least_problems(accuracy=solved, wanted=claim.wanted, delta=last)
+        return needed is not None and problems >= needed
+    right = int(problems * solved)
     wrong = int(solved < 1)  # where the target fails a problem, gains are possible, and another test decides
-    low, high = 0, 1  # problems that both solve
-    while not _passes_unlost(claim, high, wrong, seeds, level):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _passes_unlost(claim, middle, wrong, seeds, level) else (middle, high)
-    return math.ceil(high / solved)
-
-
-def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, level: float) -> bool:
     both = np.repeat([True, False], [right, wrong])[:, None].repeat(seeds, 1)
-    return claim.p_value(Paired(both, both)) <= level
+    return right > 0 and claim.p_value(Paired(both, both)) <= last
 
 
 @dataclass(frozen=True)

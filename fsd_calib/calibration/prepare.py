@@ -176,7 +176,7 @@ def prepare(
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)
     graphs = pace.capture * _shapes(space, config)
-    efforts = partial(_efforts, session, _paces(pace, served), goal, graphs=graphs)
+    efforts = partial(_efforts, session, _paces(pace, served), goal, expected_share(claim, level), graphs=graphs)
     timer = timer.within(served, sum(step.seconds for step in efforts()))
     plan = make_plan(claim, pilot, session.holdout.problems, level, efforts(*timer.effort(served)))
     info = early.info if early else None
@@ -271,7 +271,10 @@ def _what_pays(session: Session, goal: Goal, space: Space, config: RunConfig, ea
     engine = session.engine_of(usual)
     if not isinstance(engine, OwnEngine):
         return "off"
-    steps = _efforts(session, Paces(each, each, each), goal)
+    holdout = session.holdout
+    claim = claim_of(goal, holdout.problems, holdout.groups)
+    share = expected_share(claim, attempt_level(goal.confidence, holdout.next_attempt))
+    steps = _efforts(session, Paces(each, each, each), goal, share)
     planned = PlannedWork(sum(step.seconds for step in steps), _shapes(space, config))
     with session.as_one_worker():
         return what_pays(engine.decoder, partial(_decode_some, session, usual), planned, session.progress)
@@ -301,12 +304,11 @@ def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
 
 
 def _efforts(
-    session: Session, paces: Paces, goal: Goal, timed: int = 0, timed_seconds: float = 0.0, graphs: float = 0.0,
+    session: Session, paces: Paces, goal: Goal, share: float, timed: int = 0, timed_seconds: float = 0.0,
+    graphs: float = 0.0,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     seeds, problems = session.decode.seeds, len(session.tuning.problems)
     tested = 0 if goal.explore else seeds * session.holdout.problems
-    claim = claim_of(goal, session.holdout.problems, session.holdout.groups)
-    share = expected_share(claim, attempt_level(goal.confidence, 1))
     return planned_steps(
         paces, few_rows=_FEW_ROWS, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems),
         searched=_PASSES * seeds * problems,
@@ -321,4 +323,4 @@ def _check_enough(goal: Goal, session: Session, problems: int, level: float, acc
     """UsageError: there are too few problems to certify the goal. Not checked if nothing is tested."""
     if not goal.explore:
         out = session.holdout.whole - problems
-        check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out)
+        check_enough(goal, problems, level, accuracy, session.decode.seeds, out)

@@ -160,9 +160,12 @@ def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> Evidence:
     """Returns what was decoded up to the look that decides, and its p-value."""
     prefix, p_value, decided = None, None, False
     for prefix in prefixes:
+        whole = claim.problems in (None, prefix.problems)
+        if claim.acc == "retention" and not prefix.target.any() and not whole:
+            continue  # there is nothing to keep yet
         p_value = None if claim.wanted is None else claim.p_value(prefix)
         passed = p_value is not None and p_value <= claim.level(prefix.problems, delta)
-        decided = passed or claim.problems in (None, prefix.problems) or is_futile(prefix, claim, delta)
+        decided = passed or whole or is_futile(prefix, claim, delta)
         if decided:
             break
     if prefix is None or not decided:
@@ -172,10 +175,10 @@ def _test(prefixes: Iterable[Paired], claim: Claim, delta: float) -> Evidence:
 
 
 def is_futile(paired: Paired, claim: Claim, delta: float) -> bool:
-    """Whether the claim fails even with a remainder as good as chance allows: less than two percent have a better one.
+    """Whether the claim fails even with a remainder of which a better one has only the chance `hope`.
 
-    How unlikely a better one is, `hope` says: an early look knows little, so it must be all the surer. Giving up only
-    ever denies a certificate, so the guarantee does not depend on it.
+    An early look knows little, so it must be all the surer. Giving up only ever denies a certificate, so the guarantee
+    does not depend on it.
     """
     if claim.wanted is None or claim.problems is None or paired.problems >= claim.problems:
         return False

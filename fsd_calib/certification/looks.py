@@ -21,9 +21,7 @@ from scipy.special import ndtr, ndtri
 from fsd_calib.certification.outcomes import Counts, Floats
 
 _APART = 0.005  # of the whole part: looks closer than this are one
-_SPENT = (
-    4  # power of time in the level spent: early looks pass what is overwhelming only, and take little from the last
-)
+_SPENT = 4  # power of time in the level spent: early looks pass only what is overwhelming, at little cost to the last
 _HOPELESS = 0.02  # times the square of time: what has a smaller chance to pass in the end is given up
 _REACH = 9.0  # standard deviations of paths that are followed
 LEAST_DRIFT: Final = -7.0
@@ -113,7 +111,7 @@ class Walk:
         for look, time in enumerate(times):
             to_spend = delta * time**_SPENT - spent
             spent += to_spend
-            height = brentq(lambda z: self.reach(look, z, 0.0) - to_spend, 0, _HIGHEST)  # noqa: B023
+            height = brentq(lambda z: self.reach(look, z, 0.0) - to_spend, -_HIGHEST, _HIGHEST)  # noqa: B023
             self.heights.append(float(height))
             self.levels.append(to_spend if look == 0 else float(ndtr(-height)))
             if time < 1:

@@ -124,10 +124,11 @@ def problems_needed(
         return power(problems=problems, accuracy=accuracy, churn=churn, retention=retention, wanted=wanted,
                      delta=delta) >= by_one_look  # fmt: skip
 
-    return None if retention <= wanted else _fewest(enough)
+    return None if retention <= wanted else fewest(enough)
 
 
-def _fewest(enough: Callable[[int], bool]) -> int | None:
+def fewest(enough: Callable[[int], bool]) -> int | None:
+    """Returns the smallest number from which on a condition holds; None: above ten million."""
     low, high = 0, 1
     while not enough(high):
         if high > _MOST:
@@ -152,7 +153,7 @@ def least_problems(accuracy: float, wanted: float, delta: float) -> int | None:
         gained = wrong if wanted >= 1 else 0
         return bool(p_values(right, 0, gained, wrong - gained, wanted) <= delta)
 
-    return _fewest(enough)
+    return fewest(enough)
 
 
 def independent_worth(paired: Paired, wanted: float) -> float:

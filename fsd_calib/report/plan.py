@@ -192,7 +192,7 @@ def _enough(plan: Plan, least_truth: float) -> str:
 def _by_looks(plan: Plan) -> str:
     looks = plan.claim.looks
     if looks is None or len(looks.problems) == 1:
-        return ""
+        return " (one look, at all of them)"
     return f", and is decided after {100 * plan.decoded:.0f}% of them on average, by {len(looks.problems)} looks"
 
 

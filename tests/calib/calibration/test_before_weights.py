@@ -74,7 +74,7 @@ def test_a_hopeless_goal_asks_the_hub_for_no_weights(tmp_path: Path) -> None:
 
 
 def test_too_few_problems_for_the_goal_or_the_timing_are_refused_first(tmp_path: Path, loaded: list[Any]) -> None:
-    assert "takes at least 161 even if nothing is lost" in refusal(tmp_path, limit=60)
+    assert "takes at least 162 even if nothing is lost" in refusal(tmp_path, limit=60)
     assert "leave 0 for" in refusal(tmp_path, limit=1)
     assert "problems to time 64 at a time" in refusal(tmp_path, min_acc=0.5, limit=100, serve_batch=64)
     assert loaded == []

@@ -17,7 +17,7 @@ import pytest
 from fsd_calib import calibrate
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.plan import Plan, check_enough
+from fsd_calib.calibration.plan import Plan, check_enough, claim_of
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
@@ -173,10 +173,11 @@ def test_a_ledger_of_another_version_is_no_empty_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("seeds", "problems"), [(1, 175), (4, 200)])
 def test_enough_problems_are_enough_for_the_test_that_is_used(seeds: int, problems: int) -> None:
     """The message says "even if nothing is lost", and nothing is lost here."""
-    claim, same = Claim(0.98, looks=Looks.evenly(problems, 8)), Paired(*[np.ones((problems, seeds), bool)] * 2)
+    goal, same = Goal(min_acc=0.98), Paired(*[np.ones((problems, seeds), bool)] * 2)
+    claim = claim_of(goal, problems)
     assert claim.p_value(same) > claim.level(problems, 0.0304)
     with pytest.raises(UsageError, match="takes at least"):
-        check_enough(claim, problems, 0.0304, seeds=seeds)
+        check_enough(goal, problems, 0.0304, seeds=seeds)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom
 
+from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Looks
@@ -123,19 +124,31 @@ def test_a_handful_is_counted_on_the_same_problems() -> None:
 
 
 def test_too_few_problems_are_refused_with_the_number() -> None:
-    least = next(n for n in range(1000) if 0.98**n <= DELTA)
+    once, least = Goal(min_acc=0.98, looks=1), next(n for n in range(1000) if 0.98**n <= DELTA)
     with pytest.raises(UsageError, match=f"there are {least - 1} problems .* takes at least {least} even") as refused:
-        check_enough(Claim(0.98), least - 1, DELTA)
+        check_enough(once, least - 1, DELTA)
     assert "\n" not in str(refused.value)
     assert "every attempt at this claim" in str(refused.value)
     assert "other problems" not in str(refused.value)  # which are no way out of what is spent at a claim
-    check_enough(Claim(0.98), least, DELTA)
+    check_enough(once, least, DELTA)
     with pytest.raises(UsageError, match=r"takes at least 3\d\d even"):
-        check_enough(Claim(0.98), least, DELTA, accuracy=0.5)
-    least = next(n for n in range(1000) if 0.9**n <= DELTA)
+        check_enough(once, least, DELTA, accuracy=0.5)
+    absolute, least = Goal(min_acc=0.9, acc="absolute", looks=1), next(n for n in range(1000) if 0.9**n <= DELTA)
     with pytest.raises(UsageError, match=rf"to show accuracy 0.9 .* takes at least {least} "):
-        check_enough(Claim(0.9, "absolute"), least - 1, DELTA, accuracy=0.5)
-    check_enough(Claim(0.9, "absolute"), least, DELTA, accuracy=0.5)
+        check_enough(absolute, least - 1, DELTA, accuracy=0.5)
+    check_enough(absolute, least, DELTA, accuracy=0.5)
+
+
+def test_looks_need_a_few_more_problems_and_say_so() -> None:
+    goal = Goal(min_acc=0.98)
+    with pytest.raises(UsageError, match=r"by the last of 10 looks at level .* or one of looks$") as refused:
+        check_enough(goal, 175, DELTA)
+    least = int(str(refused.value).split("takes at least ")[1].split()[0])
+    check_enough(goal, least, DELTA)
+    with pytest.raises(UsageError, match=rf"takes at least {least} "):
+        check_enough(goal, least - 1, DELTA)
+    with pytest.raises(UsageError, match=rf"takes at least {least} .* or confidence$"):
+        check_enough(goal, 12, DELTA)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -143,7 +156,7 @@ def test_what_is_not_refused_can_pass(seeds: int) -> None:
     """At a level that the binomial test of 200 losses that were none just meets, and the exact test just does not."""
     delta = 0.98**200 * 1.001
     with pytest.raises(UsageError, match="takes at least") as refused:
-        check_enough(Claim(0.98), 1, delta, accuracy=0.8, seeds=seeds)
+        check_enough(Goal(min_acc=0.98, looks=1), 1, delta, accuracy=0.8, seeds=seeds)
     least = int(str(refused.value).split("takes at least ")[1].split()[0])
     right = np.arange(least)[:, None].repeat(seeds, 1) < round(0.8 * least)
     assert Claim(0.98).p_value(Paired(right, right)) <= delta
@@ -151,8 +164,8 @@ def test_what_is_not_refused_can_pass(seeds: int) -> None:
 
 
 def test_nothing_is_refused_that_needs_no_number() -> None:
-    check_enough(Claim(None), 1, DELTA)
-    check_enough(Claim(0.98, guarantee="dataset", looks=Looks((100,))), 1, DELTA)
+    check_enough(Goal(pareto=True), 1, DELTA)
+    check_enough(Goal(min_acc=0.98, guarantee="dataset"), 1, DELTA)
 
 
 def test_problems_in_groups_count_as_fewer() -> None:

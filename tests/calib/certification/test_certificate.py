@@ -153,6 +153,17 @@ def test_a_candidate_is_decided_at_the_first_look_that_suffices() -> None:
         assert evidence.given_passing is not None
 
 
+def test_a_look_at_which_the_target_solved_nothing_decides_nothing() -> None:
+    right = np.arange(400)[:, None] >= 100
+    sample, looks = Paired(right, right), Looks.evenly(400, 10)
+    prefixes = Prefixes(sample, looks.problems[:-1])
+    assert certify_sequence([prefixes], Claim(0.9, looks=looks), DELTA).passed == 0
+    assert prefixes.decoded < 400
+    nothing = Paired(np.zeros((400, 1), bool), np.ones((400, 1), bool))
+    with pytest.raises(UsageError, match="none of 400 problems, so retention is undefined"):
+        certify_sequence([Prefixes(nothing, looks.problems[:-1])], Claim(0.9, looks=looks), DELTA)
+
+
 def test_what_decides_nothing_is_refused() -> None:
     looks, sample = Looks((500, 1000)), paired(SAFE)
     for prefixes, reason in (([first(sample, 500)], "500 of 1000 problems"), ([], "no outcomes")):
