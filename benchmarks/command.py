@@ -1,8 +1,8 @@
 """How long the default command takes, what it had planned, and where the time goes: `python benchmarks/command.py`.
 
-Runs `fsd-calibrate --task arithmetic --min-acc 0.98` as a user would, on all cores, with empty folders: for each seed as it
-is, and with a certificate that decides once (`--looks 1`). Takes six minutes a seed. Prints claims, and writes all
-results to `--out` as JSON.
+Runs `fsd-calibrate --task arithmetic --min-acc 0.98` as a user would, on all cores, with empty folders: for each seed
+as it is, and with a certificate that decides once (`--looks 1`). Takes six minutes a seed. Prints claims, and writes
+all results to `--out` as JSON.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         planned = {name: f" ({step['seconds']:.0f})" for name, step in one["planned"].items()}
         steps = ", ".join(f"{name} {seconds:.0f}{planned.get(name, '')}" for name, seconds in one["seconds"].items())
         lines.append(
-            f"{' '.join(one['options'])}, seed {one['seed']}: {one['total_seconds']:.0f} s ({one['planned_seconds']:.0f}), "
-            f"{one['cpu_seconds']:.0f} CPU seconds; {steps}; {one['outcome']} {one['setting']}"
+            f"{' '.join(one['options'])}, seed {one['seed']}: {one['total_seconds']:.0f} s "
+            f"({one['planned_seconds']:.0f}), {one['cpu_seconds']:.0f} CPU seconds; {steps}; {one['outcome']} "
+            f"{one['setting']}"
         )
     return "\n".join(lines)
 
