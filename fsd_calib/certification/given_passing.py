@@ -3,9 +3,9 @@
 Who looks at outcomes only where they passed a test sees them better than they are: of settings that keep exactly 99 %
 and passed a test for 98 %, every sixth measured bound lies above the truth. So the law of what passes is inverted
 (Weinstein, Fithian and Benjamini, JASA 108, 2013). The closer a result is to failing, the less it shows beyond the
-claim itself; most show nothing beyond it, as they were decided as soon as they passed. Of what passed at a look, all
-that passes at earlier ones is better: outcomes are ordered by look, then by p-value (stage-wise; Jennison and Turnbull,
-Group Sequential Methods, 2000, section 8.4).
+claim itself, and most were decided as soon as they passed. Of what passed at a look, all that passes at earlier ones is
+better: outcomes are ordered by look, then by p-value (stage-wise; Jennison and Turnbull, Group Sequential Methods,
+2000, section 8.4).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GivenPassing:
     """Bounds that together hold with the claim's confidence among certificates that are printed.
 
     Attributes:
-        kept: Lower bound of what was claimed, retention or accuracy: the claim itself, or more where more is shown.
+        kept: Lower bound of what was claimed, retention or accuracy.
         harm: Upper bound of the share of the target's right answers that is lost.
         difference: Interval of the fuzzy rule's accuracy minus the target's; None: of a claim of plain accuracy, whose
             test says nothing of the target.
@@ -60,21 +60,9 @@ def given_passing(paired: Paired, claim: Claim, delta: float) -> GivenPassing:
     kept = _kept(passed, share / _WAYS)
     difference = None
     if claim.acc == "retention":
-        low = min((kept - 1) * end for end in _accuracy(paired, share))
+        low = (kept - 1) * float(paired.units[0].sum()) / paired.problems
         difference = max(low, -1.0), difference_of(paired, 1 - 2 * share)[2]
     return GivenPassing(kept, _harm(passed, share / _WAYS), difference)
-
-
-def _accuracy(paired: Paired, share: float) -> tuple[float, float]:
-    """Returns bounds of the target's accuracy, each of which is wrong with probability `share`, by the normal law.
-
-    A right and a wrong answer are added, so that they have a width where all answers are alike.
-    """
-    right, n = paired.units[0], paired.problems + 2
-    mean = (float(right.sum()) + 1) / n
-    residual = right - mean * paired.unit_sizes
-    reach = -float(ndtri(share)) * (float(residual @ residual) + mean**2 + (1 - mean) ** 2) ** 0.5 / n
-    return max(mean - reach, 0.0), min(mean + reach, 1.0)
 
 
 @dataclass(frozen=True)
@@ -126,16 +114,20 @@ class _Passed:
 
 
 def _kept(passed: _Passed, share: float) -> float:
-    """Returns the claim, or the better of two bounds above it, each of which is wrong in a `share` of what passes.
+    """Returns the better of two bounds, each of which is wrong in a `share` of what passes.
 
-    One is the value at which outcomes that pass are as good as these, or better, with probability `share`: the p-values
-    of these outcomes, and of those that only just pass, say how likely either is at this look, and so how far the law
-    of what passes is shifted. The other is the bound at the level that this look has where all have `share` times
-    `delta`: where the claim is true outcomes pass with a probability of `delta` at least.
+    One is the value at which outcomes that pass are as good as these, or better, with probability `share`. Above what
+    is wanted the p-values of these outcomes, and of those that only just pass, say how likely either is at this look,
+    and so how far the law of what passes is shifted. Below it p-values are too small to be known well: there the
+    test's statistic is taken as a normal variable. The other is the bound at the level that this look has where all
+    have `share` times `delta`: where the claim is true outcomes pass with a probability of `delta` at least.
     """
     paired, claim = passed.paired, passed.claim
     wanted, usual = claim.wanted, claim.bound(paired, passed.level(share))
     assert wanted is not None
+    p = claim.p_value(paired)
+    if passed.walk.share_as_good(passed.look, -float(ndtri(p)), 0.0) > share:
+        return max(_below(passed, p, share), usual)
     most, only_just = 1.0 if claim.acc == "absolute" else math.inf, _with_losses(paired, passed.more_losses)
 
     def unlikely(value: float) -> float:
@@ -144,7 +136,25 @@ def _kept(passed: _Passed, share: float) -> float:
         there = replace(claim, wanted=value)
         return passed.share_as_good(there.p_value(paired), there.p_value(only_just))
 
-    return max(wanted, usual, largest(unlikely, share))
+    return max(largest(unlikely, share), usual)
+
+
+def _below(passed: _Passed, p: float, share: float) -> float:
+    """Returns the better of the two bounds as it follows from the normal law, for outcomes too narrow for more."""
+    paired, claim, wanted = passed.paired, passed.claim, passed.claim.wanted
+    assert wanted is not None
+    against, fuzzy = (float(each.sum()) for each in claim.judged(paired).units)
+    observed, time = -float(ndtri(p)), passed.walk.times[passed.look] ** 0.5
+    deviation = (fuzzy / (against + claim.dropped) - wanted) / observed
+    if deviation <= 0:  # betting was sure before the last losses
+        return 0.0
+    low, high = LEAST_DRIFT, 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        as_good = passed.walk.share_as_good(passed.look, observed, middle)
+        low, high = (low, middle) if as_good > share else (middle, high)
+    by_share = time * low if low > LEAST_DRIFT else -math.inf
+    return wanted + deviation * max(by_share, observed + float(ndtri(passed.level(share))))
 
 
 def _harm(passed: _Passed, share: float) -> float:

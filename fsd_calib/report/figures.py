@@ -289,17 +289,8 @@ def was_selected(profile: ThresholdProfile) -> bool:
     return profile.outcome != "not-certified" and profile.certificate.frozen != 1
 
 
-def shows_more(profile: ThresholdProfile) -> bool:
-    """Returns whether the bound of what was claimed is above the claim."""
-    c = profile.certificate
-    low = c.lower_bound if c.acc == "retention" else c.accuracy_lower_bound
-    return low is not None and c.wanted is not None and low > c.wanted
-
-
 def _held(profile: ThresholdProfile) -> str:
     c = profile.certificate
-    if c.given_passing and not shows_more(profile):
-        return f"as claimed, at {exact(c.confidence)} confidence"
     if c.given_passing:
         return f"given that it passed, at {exact(c.confidence)} confidence together with the other bounds"
     return f"at {confidence(c.level)} confidence, individually"

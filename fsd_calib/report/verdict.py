@@ -10,7 +10,6 @@ from fsd_calib.report.figures import (
     gain,
     interval_scope,
     sd_of,
-    shows_more,
     was_selected,
 )
 from fsd_common.formatting import (
@@ -98,11 +97,12 @@ def _bounds(profile: ThresholdProfile) -> str:
     figures = [f"{name} of {percent(share)}{_at_least(low)}" for name, share, low in both if share is not None]
     if not figures or c.lossless:
         return ""
-    given = " The bounds hold given that it passed."
-    if not shows_more(profile):
-        given = " What was decoded shows no more than the claim itself."
-        if c.looks and c.problems < c.looks[-1]:
-            given = " What was decoded up to this look shows no more than the claim itself; --looks 1 may show more."
+    given = " The bounds hold given that it passed, so after a narrow pass they are low."
+    if len(c.looks) > 1:
+        given = (
+            " The bounds hold given that it passed: decoding stopped as soon as the claim was shown, so they may be "
+            "below it, and --looks 1 may show more."
+        )
     return f"That is {' and '.join(figures)}.{given if c.given_passing else ''}"
 
 

@@ -68,7 +68,7 @@ def test_a_hopeless_goal_asks_the_hub_for_no_weights(tmp_path: Path) -> None:
     assert process.returncode == 2
     (line,) = process.stderr.splitlines()
     assert line.startswith("fsd-calibrate: error: there are ")
-    assert "to show retention 0.99 at level" in line
+    assert "to show retention 0.99 by the last of 10 looks at level" in line
     assert any("config.json" in request for request in requested)
     assert [request for request in requested if "safetensors" in request] == []
 

@@ -59,7 +59,7 @@ def run(folder: Path, **changes: Any) -> ThresholdProfile:
     target, draft = far_apart()
     return calibrate(
         TASK, target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out", replace=True,
-        cache=folder / "cache", state=folder / "cache", **(SETTINGS | changes),
+        cache=folder / "cache", state=folder / "cache", looks=1, **(SETTINGS | changes),
     )  # fmt: skip
 
 

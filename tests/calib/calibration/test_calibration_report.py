@@ -63,7 +63,7 @@ def test_exploring_opens_no_part_and_spends_no_attempt(tmp_path: Path, monkeypat
     assert again.certificate.attempt is None
     made = tiny_calibration.run_surely(tmp_path / "made", tmp_path / "cache")
     assert made.certificate.attempt == 1  # and on the whole part: what was explored on are problems of the other
-    assert made.certificate.problems == explored.data.certification
+    assert made.certificate.looks[-1] == explored.data.certification
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_the_footnote_names_the_part_that_was_decoded() -> None:
 
 
 def test_the_footnote_counts_what_was_decoded() -> None:
-    """Betting and futility stop early: 70 of 700 problems decoded are not 700."""
+    """Looks end decoding early: 70 of 700 problems decoded are not 700."""
     few = {"certificate.problems": 70, "certificate.counts": NO_COUNTS | {"both_right": 70},
            "certificate.retention": 1.0, "certificate.accuracy": 1.0}  # fmt: skip
     assert "700 problems" not in notes(profile(few))
@@ -174,7 +174,7 @@ def test_what_is_shown_slower_remains_certified_and_decoders_run_sd(
     assert _texts_following(made) == _texts(tiny_decoder(), rule="sd", draft_length=made.followed.draft_length)
     assert made.followed.draft_length == (made.sd and made.sd.draft_length)
     assert made.certificate.lower_bound is not None
-    assert made.certificate.problems == made.data.certification
+    assert made.certificate.looks[-1] == made.data.certification
     assert made.estimate is not None
     tested = (made.rule, made.divergence, made.draft_length, made.estimate.threshold)
     (point,) = [p for p in made.curve if p.source == "certification" and _named(p) == tested]

@@ -36,7 +36,7 @@ def test_each_bound_is_wrong_in_a_sixtieth_of_what_passes(above: float) -> None:
 
     Each bound may be wrong in 1/60 of them, and in 9 with probability .001 (binomial): for four bounds of two cells,
     false alarms have probability .008, were the seed not fixed. Without the correction the lower bounds are wrong in
-    every certificate at the boundary, where the claim itself is all that is shown.
+    every certificate at the boundary.
     """
     retention = 0.98 + above
     found = [paired(*counts) for counts in passing(retention, 660, 0.98, 150)]
@@ -59,7 +59,7 @@ def test_the_more_outcomes_show_the_closer_the_bound_is_to_what_was_measured() -
     claim = Claim(0.95, looks=Looks((2000,)))
     kept = [given_passing(paired(1600 - lost, lost, 10, 390), claim, DELTA).kept for lost in (60, 50, 40, 20)]
     assert kept == sorted(kept)
-    assert kept[0] == 0.95 < kept[-1]
+    assert kept[0] < 0.95 < kept[-1]
     measured = (1580 + 10) / 1600
     assert kept[-1] == pytest.approx(claim.bounds(paired(1580, 20, 10, 390), 0.05 / 6)[0], abs=0.002)
     assert kept[-1] < measured
@@ -84,14 +84,12 @@ def test_of_plain_accuracy_nothing_is_said_about_the_target() -> None:
     assert claim.bounds(paired(1560, 40, 30, 370), 0.05 / 6)[1] == pytest.approx(given.kept, abs=0.002)
 
 
-def test_a_narrow_pass_shows_the_claim_and_nothing_absurd() -> None:
-    """The bound of harm is at the level of one in a thousand, and not of nothing at all."""
+def test_a_narrow_pass_says_little_and_nothing_absurd() -> None:
+    """What only just passes has bounds at the level of one in a thousand, and not of nothing at all."""
     claim = Claim(0.98, looks=Looks((2000,)))
     lost = next(n for n in range(50, 0, -1) if claim.p_value(paired(1600 - n, n, 10, 390)) <= DELTA)
     given = given_passing(paired(1600 - lost, lost, 10, 390), claim, DELTA)
-    assert given.kept == 0.98
-    assert given.difference is not None
-    assert -0.02 * 0.84 < given.difference[0] < -0.02 * 0.8
+    assert 0.965 < given.kept < 0.98
     assert lost / 1600 < given.harm < 0.04
 
 
