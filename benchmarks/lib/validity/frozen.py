@@ -89,7 +89,7 @@ def _judged(verdict: SequenceVerdict | None, truths: Sequence[Whole], wanted: fl
     assert shown is not None
     law = cells(truth.accuracy, truth.churn, truth.retention)
     false = any(t.retention < wanted for t in truths[: verdict.passed + 1])
-    return false, Truth.of(law).wrong(shown, wanted)
+    return false, Truth.of(law).wrong(shown)
 
 
 def _copy(problem: Problem, number: int) -> Problem:

@@ -47,18 +47,11 @@ class Truth(NamedTuple):
         right = law.both_right + law.lost
         return cls((law.both_right + law.gained) / right, law.lost / right, law.gained - law.lost)
 
-    def wrong(self, shown: GivenPassing, wanted: float = WANTED) -> list[bool]:
-        """Returns which of the lower bound, the bound of harm and the interval are wrong, and whether any is.
-
-        A bound that is the claim itself is wrong where the certificate is, which is counted elsewhere.
-        """
+    def wrong(self, shown: GivenPassing) -> list[bool]:
+        """Returns which of the lower bound, the bound of harm and the interval are wrong, and whether any is."""
         assert shown.difference is not None  # retention is claimed
         low, high = shown.difference
-        each = [
-            shown.kept > max(self.retention, wanted) + 1e-12,
-            shown.harm < self.harm,
-            not low <= self.difference <= high,
-        ]
+        each = [shown.kept > self.retention + 1e-12, shown.harm < self.harm, not low <= self.difference <= high]
         return [*each, any(each)]
 
 
