@@ -83,8 +83,9 @@ def test_the_smoke_run_of_decoding_has_a_number_for_every_claim(tmp_path: Path) 
 @pytest.mark.slow
 def test_the_smoke_run_of_the_default_command_has_a_number_for_every_claim(tmp_path: Path) -> None:
     found = smoke("command.py", tmp_path)
-    assert len({claim["name"] for claim in found["claims"]}) == 2
+    assert len({claim["name"] for claim in found["claims"]}) == 4
     assert all(0 <= claim["measured"] < math.inf for claim in found["claims"])
-    (one,) = found["runs"]
-    assert set(one["seconds"]) == {"preparation", "baseline", "search", "certification", "timing"}
-    assert sum(one["seconds"].values()) == pytest.approx(one["total_seconds"], rel=0.5)
+    assert ["--looks=1" in one["options"] for one in found["runs"]] == [False, True]
+    for one in found["runs"]:
+        assert set(one["seconds"]) == {"preparation", "baseline", "search", "certification", "timing"}
+        assert sum(one["seconds"].values()) == pytest.approx(one["total_seconds"], rel=0.5)
