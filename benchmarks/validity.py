@@ -125,16 +125,18 @@ def as_markdown(results: Mapping[str, Any]) -> str:
     levels = [f"attempt {number}: {level:.4f}" for number, level in results["levels"].items()]
     rows = [["", *levels, "cells", "above"]]
     rows.append(["---"] * len(rows[0]))
-    for name in ("one_seed", "several_seeds"):
+    for name in filter(results.__contains__, ("one_seed", "several_seeds")):  # others may not have been run yet
         part = results[name]
         largest = [f"{x:.3f} of it" for x in part["largest_over_level"]]
         rows.append([name, *largest, str(len(part["rows"])), str(len(part["above"]))])
-    for name in ("sequences", "attempts", "groups", "wild", "designs", "frozen"):
+    for name in filter(results.__contains__, ("sequences", "attempts", "groups", "wild", "designs", "frozen")):
         part = results[name]
         rows += [[], [name, f"at most {part['allowed']:.4f}", f"{len(part['above'])} above"]]
         rows += [[way, f"{largest:.4f}"] for way, largest in part["largest"].items()]
-    printed = {f"{name}, printed": results[name]["printed"] for name in ("designs", "frozen")}
-    for name, part in {"given_passing": results["given_passing"], **printed}.items():
+    printed = {f"{name}, printed": results[name]["printed"] for name in ("designs", "frozen") if name in results}
+    if "given_passing" in results:
+        printed["given_passing"] = results["given_passing"]
+    for name, part in printed.items():
         rows += [[], [name, f"{len(part['above'])} above"]]
         rows += [[what, f"{largest:.4f}"] for what, largest in part["largest"].items()]
     return "\n".join("| " + " | ".join(row) + " |" if row else "" for row in rows)
