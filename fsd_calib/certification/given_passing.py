@@ -48,7 +48,7 @@ class GivenPassing:
 def given_passing(paired: Paired, claim: Claim, delta: float) -> GivenPassing:
     """Returns the bounds of outcomes that passed.
 
-    In simulations (benchmarks/validity.py) they are wrong together in at most .023 of 400 certificates of a population,
+    In simulations (benchmarks/validity.py) they are wrong together in at most .027 of 300 certificates of a population,
     where .05 is allowed. The upper end of the difference needs no correction: outcomes look better than they are, not
     worse.
 
