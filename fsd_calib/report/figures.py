@@ -23,6 +23,7 @@ from fsd_common.formatting import (
     percent,
 )
 from fsd_decoding.profile.fields import CurvePoint, Source, Speed, SpeedFigures
+from fsd_decoding.profile.parts import Certificate
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -227,7 +228,22 @@ def _of_chosen(profile: ThresholdProfile) -> Figures:
     if c.lossless:
         return figures  # what was tested is the target
     retention = figures.retention if c.retention is None else c.retention
-    return figures._replace(accuracy_bound=c.accuracy_lower_bound, retention=retention, retention_bound=c.lower_bound)
+    low, accuracy_low = certain(c)
+    return figures._replace(accuracy_bound=accuracy_low, retention=retention, retention_bound=low)
+
+
+def certain(c: Certificate) -> tuple[float | None, float | None]:
+    """Returns lower bounds of retention and accuracy: of what is certified the claim, or more where more is shown."""
+    low, accuracy_low = c.lower_bound, c.accuracy_lower_bound
+    if not shows_no_more(c) or c.wanted is None:
+        return low, accuracy_low
+    return (c.wanted, accuracy_low) if c.acc == "retention" else (low, c.wanted)
+
+
+def shows_no_more(c: Certificate) -> bool:
+    """Returns whether something is certified, and the bound that holds given that it passed is not above the claim."""
+    low = c.lower_bound if c.acc == "retention" else c.accuracy_lower_bound
+    return c.certified and c.given_passing and low is not None and c.wanted is not None and low <= c.wanted
 
 
 def _configuration(profile: ThresholdProfile) -> str:
@@ -291,6 +307,8 @@ def was_selected(profile: ThresholdProfile) -> bool:
 
 def _held(profile: ThresholdProfile) -> str:
     c = profile.certificate
+    if shows_no_more(c):
+        return f"as certified, at {exact(c.confidence)} confidence"
     if c.given_passing:
         return f"given that it passed, at {exact(c.confidence)} confidence together with the other bounds"
     return f"at {confidence(c.level)} confidence, individually"

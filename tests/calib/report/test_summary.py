@@ -50,3 +50,14 @@ def test_without_a_test_numbers_are_the_tuning_parts() -> None:
 def test_sd_is_shown_at_its_own_draft_length() -> None:
     own = {**at(3, draft_length=4), "accuracy": 0.9}
     assert row(printed({"curve": [*values()["curve"], own]}), "sd (lossless)")[0][0] == "90.0%¹"
+
+
+def test_what_is_certified_is_shown_where_the_outcomes_show_no_more() -> None:
+    """A certificate that was decided at an early look: the claim stands, and the bound given passing is below it."""
+    early = {"certificate.given_passing": True, "certificate.lower_bound": 0.93, "certificate.wanted": 0.95}
+    text = one_line(printed(early))
+    assert "≥ 95.0%" in text
+    assert "≥ lower bound as certified, at 95% confidence" in text
+    more = one_line(printed(early | {"certificate.lower_bound": 0.96}))
+    assert "≥ 96.0%" in more
+    assert "given that it passed" in more
