@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 
 CALIBRATE = "from fsd_calib.cli.calibrate import main; main()"
 PROFILE = "from fsd_calib.cli.profile import main; main()"
-OPTIONS = ["--task", "arithmetic", "--min-acc", "0.8", "--engine", "vllm", "--limit", "150", "--draft-length", "6",
-           "--divergence", "js"]  # fmt: skip
+OPTIONS = ["--task", "arithmetic", "--min-acc", "0.8", "--engine", "vllm", "--limit", "150", "--looks", "1",
+           "--draft-length", "6", "--divergence", "js"]  # fmt: skip
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:

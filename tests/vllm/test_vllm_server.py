@@ -111,7 +111,7 @@ def test_chat_requests_take_the_same_options(server: Server) -> None:
 
 def test_a_stream_that_the_client_leaves_is_aborted_and_stops_nobody_else(server: Server) -> None:
     """vLLM counts what clients leave neither as finished nor as aborted: it must stop running, and not be counted."""
-    task, most, texts = arithmetic(6), 340, 32  # so many that they do not end before a slow client leaves
+    task, most, texts = arithmetic(6), 340, 160  # so many that they do not end before a slow client leaves
     alone = [server.complete(p.prompt).choices[0].text for p in task.problems[1:]]
     before = _finished_and_generated(server)
     stream = server.complete(
