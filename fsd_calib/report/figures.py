@@ -200,7 +200,7 @@ def _is_fuzzy(profile: ThresholdProfile) -> bool:
 def _of_target(profile: ThresholdProfile) -> Figures:
     certificate = profile.certificate
     if certificate.lossless:
-        return Figures("target", "target alone", certificate.accuracy, certificate.accuracy_lower_bound)
+        return Figures("target", "target alone", certificate.accuracy, certain(certificate)[1])
     point = None if certificate.problems else point_of(profile, _ALONE)  # on as many problems as `source_of` has
     return Figures("target", "target alone", point.accuracy if point else profile.accuracy.target)
 
@@ -241,9 +241,9 @@ def certain(c: Certificate) -> tuple[float | None, float | None]:
 
 
 def shows_no_more(c: Certificate) -> bool:
-    """Returns whether something is certified, and the bound that holds given that it passed is not above the claim."""
+    """Returns whether the claim passed, and the bound that holds given that it did is not above it."""
     low = c.lower_bound if c.acc == "retention" else c.accuracy_lower_bound
-    return c.certified and c.given_passing and low is not None and c.wanted is not None and low <= c.wanted
+    return c.given_passing and low is not None and c.wanted is not None and low <= c.wanted
 
 
 def _configuration(profile: ThresholdProfile) -> str:
