@@ -1,4 +1,4 @@
-"""How often certificates are false, by simulation: `python benchmarks/validity.py [--quick]`; 40 minutes on one core.
+"""How often certificates are false, by simulation: `python benchmarks/validity.py [--quick]`; an hour on one core.
 
 The size of the test is the probability that it passes where retention is exactly what is wanted. With one seed per
 problem it is summed over outcomes; with four seeds it is simulated, under laws by which seeds agree in different
@@ -110,9 +110,10 @@ def report(size: Size, only: Collection[str]) -> dict[str, Any]:
         "several_seeds": lambda rng: several_seeds(_SEEDS, size.seeds, size.draws, rng),
     }
     levels = dict(zip(map(str, NUMBERS), LEVELS, strict=True))  # by the number of the attempt
-    found: dict[str, Any] = {"command": sys.argv, "confidence": CONFIDENCE, "levels": levels}
+    ran = [name for name in parts if not only or name in only]
+    found: dict[str, Any] = {"command": sys.argv, "confidence": CONFIDENCE, "levels": levels, "parts": ran}
     for place, (name, part) in enumerate(parts.items()):
-        if only and name not in only:
+        if name not in ran:
             continue
         began = time.time()
         found[name] = part(np.random.default_rng([_SEED, place]))
@@ -147,7 +148,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=(), help="these parts; the others remain as they are in --out")
     options, machine = parser.parse_args(), machine_facts()
     kept = json.loads(options.out.read_text()) if options.only else {}
-    results = kept | report(_QUICK if options.quick else _FULL, options.only)
+    found = report(_QUICK if options.quick else _FULL, options.only)
+    revisions = kept.get("revisions", {}) | dict.fromkeys(found["parts"], machine["revision"])
+    results = kept | found | {"revisions": revisions}
     write_json({**results, "machine": machine, "seconds": time.time() - machine["began"]}, options.out)
     print(as_markdown(results))
 

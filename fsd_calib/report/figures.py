@@ -200,7 +200,7 @@ def _is_fuzzy(profile: ThresholdProfile) -> bool:
 def _of_target(profile: ThresholdProfile) -> Figures:
     certificate = profile.certificate
     if certificate.lossless:
-        return Figures("target", "target alone", certificate.accuracy, certain(certificate)[1])
+        return Figures("target", "target alone", certificate.accuracy, bounds_to_show(certificate)[1])
     point = None if certificate.problems else point_of(profile, _ALONE)  # on as many problems as `source_of` has
     return Figures("target", "target alone", point.accuracy if point else profile.accuracy.target)
 
@@ -228,11 +228,11 @@ def _of_chosen(profile: ThresholdProfile) -> Figures:
     if c.lossless:
         return figures  # what was tested is the target
     retention = figures.retention if c.retention is None else c.retention
-    low, accuracy_low = certain(c)
+    low, accuracy_low = bounds_to_show(c)
     return figures._replace(accuracy_bound=accuracy_low, retention=retention, retention_bound=low)
 
 
-def certain(c: Certificate) -> tuple[float | None, float | None]:
+def bounds_to_show(c: Certificate) -> tuple[float | None, float | None]:
     """Returns lower bounds of retention and accuracy: of what is certified the claim, or more where more is shown."""
     low, accuracy_low = c.lower_bound, c.accuracy_lower_bound
     if not shows_no_more(c) or c.wanted is None:

@@ -16,7 +16,7 @@ from fsd_calib.report.charts import (
     tokens_by_length,
     trials,
 )
-from fsd_calib.report.figures import busy_note, certain, draft_length_label, main_figures, timing_note
+from fsd_calib.report.figures import bounds_to_show, busy_note, draft_length_label, main_figures, timing_note
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing, Rung, RunRecord
 from fsd_calib.report.rows import Row
@@ -246,7 +246,7 @@ def _keeps(profile: ThresholdProfile) -> str:
     """What the chosen setting kept of what was asked; empty where it was not tested."""
     c = profile.certificate
     absolute = c.acc == "absolute" and c.wanted is not None
-    kept, low = (c.accuracy, certain(c)[1]) if absolute else (c.retention, certain(c)[0])
+    kept, low = (c.accuracy, bounds_to_show(c)[1]) if absolute else (c.retention, bounds_to_show(c)[0])
     if kept is None:
         return ""
     verb, what = ("reached", " accuracy") if absolute else ("kept", "")
