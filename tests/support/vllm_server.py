@@ -22,6 +22,14 @@ from openai import OpenAI
 from support.vllm_engine import arithmetic
 
 
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    # A busy server that closes a connection after 5 idle seconds may do so while the next request is on its way.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
+}
+
+
 class Server:
     """A running server.
 
@@ -95,7 +103,7 @@ def running(command: Sequence[str], port: int, log: Path, environment: Mapping[s
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, start_new_session=True,
-            env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", **environment},
+            env={**os.environ, **_ENVIRONMENT, **environment},
         )  # fmt: skip
     try:
         server = Server(port, log)
