@@ -3,12 +3,12 @@
 The size of the test is the probability that it passes where retention is exactly what is wanted. With one seed per
 problem it is summed over outcomes; with four seeds it is simulated, under laws by which seeds agree in different
 ways. Then follow whole attempts in a fixed sequence, and five attempts on one certification part, both in many runs at
-once. Problems in groups, what users do with one target, designs with more and fewer looks, and sequences that the real
-search froze go through the real ledger, holdout and test. `designs` and `frozen` have what looks save, too. Among
-certificates that passed, these and `given_passing` say how often what is printed beside them is wrong; `series` has the
-power of other ways to divide the budget of errors among attempts. Cells above what is promised, by three standard
-errors where they are simulated, are listed under `above`. Prints the largest values, and writes all results to `--out`
-as JSON.
+once. Problems in groups, what users do with one target, designs with more and fewer looks, attempts that go on with
+more problems, and sequences that the real search froze go through the real ledger, holdout and test. `designs` and
+`frozen` have what looks save, too. Among certificates that passed, these, `extensions` and `given_passing` say how
+often what is printed beside them is wrong; `series` has the power of other ways to divide the budget of errors among
+attempts. Cells above what is promised, by three standard errors where they are simulated, are listed under `above`.
+Prints the largest values, and writes all results to `--out` as JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lib.common.results import machine_facts, options_of, write_json
 from lib.validity import groups, series, wild
 from lib.validity.attempts import attempts
 from lib.validity.designs import Independent, designs
+from lib.validity.extensions import extensions
 from lib.validity.frozen import POOLS, frozen
 from lib.validity.given_passing import given_passing
 from lib.validity.groups import Grouped
@@ -58,6 +59,8 @@ class Size:
     true: tuple[Independent, ...]
     in_groups: tuple[Grouped, ...]
     compared: int  # runs of each
+    extended: tuple[Independent, ...]  # the same, for attempts that go on
+    false_extended: tuple[Independent, ...]
     pools: tuple[str, ...]
     freezings: int  # in each pool
     parts: int  # that each is certified on
@@ -83,14 +86,16 @@ _FULL = Size(
         Independent(2100, 0.04, 0.015), Independent(2100, 0.04, 0.02), Independent(2100, 0.04, 0.01),
         Independent(660, 0.02, 0.02), Independent(660, 0.04, 0.02), Independent(1319, 0.1, 0.02),
     ),
-    (Grouped(660, 5, 0.3, 0.04),), 1_000, tuple(POOLS), 4, 40,
+    (Grouped(660, 5, 0.3, 0.04),), 1_000,
+    (Independent(660, 0.04, 0.02), Independent(660, 0.04, 0.015), Independent(1319, 0.1, 0.02)),
+    (Independent(250, 0.04), Independent(660, 0.04), Independent(660, 0.1)), tuple(POOLS), 4, 40,
 )  # fmt: skip
 _QUICK = Size(
     Grid((50, 200), (0.8,), (0.02, 0.1), (0.98, 1.0, 1.02)), Grid((200,), (0.8,), (0.03,), (1.0,)),
     2_000, (250,), (0.03,), 1_000,
     (Grouped(250, 5, 0.3, 0.04),), (Grouped(200, 5, 0.3, 0.04),), ((80, 0.04),), (80, 0.04), 40, (250,), (0.1,), 10,
     (Independent(250, 0.04),), (Independent(250, 0.02, 0.02),), (Grouped(250, 5, 0.3, 0.04),), 20,
-    ("accuracy .3",), 1, 2,
+    (Independent(250, 0.02, 0.02),), (Independent(80, 0.04),), ("accuracy .3",), 1, 2,
 )  # fmt: skip
 
 
@@ -99,6 +104,7 @@ def report(size: Size, only: Collection[str]) -> dict[str, Any]:
     several = [churn for churn in size.churn if churn]  # of attempts
     parts: dict[str, Callable[[np.random.Generator], Any]] = {
         "designs": lambda rng: designs(size.false, size.true, size.in_groups, size.compared, rng),
+        "extensions": lambda rng: extensions(size.false_extended, size.extended, size.compared, rng),
         "series": lambda rng: series.power(size.problems, (0.99, 0.995, 1.0), size.runs // 5, rng),
         "groups": lambda rng: groups.groups(size.groups, size.of_tuned, size.replayed, rng),
         "wild": lambda rng: wild.wild(size.wild, size.relabelled, size.replayed, rng),
@@ -130,11 +136,15 @@ def as_markdown(results: Mapping[str, Any]) -> str:
         part = results[name]
         largest = [f"{x:.3f} of it" for x in part["largest_over_level"]]
         rows.append([name, *largest, str(len(part["rows"])), str(len(part["above"]))])
-    for name in filter(results.__contains__, ("sequences", "attempts", "groups", "wild", "designs", "frozen")):
+    for name in filter(
+        results.__contains__, ("sequences", "attempts", "groups", "wild", "designs", "extensions", "frozen")
+    ):
         part = results[name]
         rows += [[], [name, f"at most {part['allowed']:.4f}", f"{len(part['above'])} above"]]
         rows += [[way, f"{largest:.4f}"] for way, largest in part["largest"].items()]
-    printed = {f"{name}, printed": results[name]["printed"] for name in ("designs", "frozen") if name in results}
+    printed = {
+        f"{name}, printed": results[name]["printed"] for name in ("designs", "extensions", "frozen") if name in results
+    }
     if "given_passing" in results:
         printed["given_passing"] = results["given_passing"]
     for name, part in printed.items():

@@ -221,6 +221,11 @@ class Goal(Settings):
         ),
     ] = False
 
+    @property
+    def tests(self) -> int:
+        """How often outcomes are tested, at most: once where nothing is wanted of accuracy."""
+        return 1 if self.min_acc is None else self.looks
+
     @classmethod
     def merged(cls, usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Returns all fields; a goal of one kind replaces one of another."""
@@ -384,6 +389,15 @@ class RunConfig(PromptOptions):
     data: Data = None
     limit: Limit = None
     group: Group = None
+    extend: Annotated[
+        bool | None,
+        Option(
+            "Go on from the last attempt of the same command that had fewer problems: the settings that it froze are "
+            "tested on its problems and the new ones, and nothing is searched. By default where the new ones are a "
+            "quarter to four times as many, and not all settings passed.",
+            GOAL,
+        ),
+    ] = None
     guard: Annotated[
         Several[str] | None,
         Option(

@@ -28,6 +28,7 @@ from fsd_calib.calibration.run import HOPELESS, chance_of, pass_model_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.holdout import Holdout
+from fsd_calib.certification.looks import Looks
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.search.forecast import Forecast
@@ -340,7 +341,7 @@ def freeze_on_pool(
     lossless = _lossless(evaluator, space, forecast)
     alone = evaluator.measure(TARGET)
     baseline = Spent.by(decode)
-    claim = claim_of(Goal(min_acc=wanted, confidence=CONFIDENCE), certification)
+    claim = claim_of(Goal(min_acc=wanted, confidence=CONFIDENCE), Looks.evenly(certification, LOOKS))
     bar = pass_model_of(claim, DELTA, alone)
     objective = MaxSpeed(chance_of(claim, DELTA), f"retention {wanted}", bar, lossless)
     searched = search(evaluator, alone, forecast, space, objective, None, "pool", _TRIALS, Silent())
@@ -362,7 +363,7 @@ def certify_on_pool(
     with AttemptLedger(None) as ledger:
         ledger.tuned_on("pool", frozen.tuning.problems)
         part = Holdout(Evaluator(decode, certification, "certification"), ledger, "pool", "pool, retention", "")
-        claim = claim_of(Goal(min_acc=wanted, confidence=CONFIDENCE, looks=looks), len(certification))
+        claim = claim_of(Goal(min_acc=wanted, confidence=CONFIDENCE), Looks.evenly(len(certification), looks))
         return part.open(frozen.settings, TARGET, claim, CONFIDENCE).decide()
 
 

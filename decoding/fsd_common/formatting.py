@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 NONE = "–"
@@ -127,6 +128,11 @@ def clock(seconds: float) -> str:
     """Returns a time as clocks show it: minutes and seconds, and hours where there are any."""
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes}:{left:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{left:02}"
+
+
+def attempts(numbers: Sequence[int]) -> str:
+    """Returns the numbers of one attempt or several, in words."""
+    return f"attempt{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))}"
 
 
 def in_trees(tree: object | None) -> str:

@@ -16,6 +16,7 @@ from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
+from fsd_calib.calibration.going_on import check_extends
 from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
 from fsd_calib.calibration.plan import Plan, check_enough
@@ -159,6 +160,7 @@ class Calibration:
             what = "a predictor" if self.decoding.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
         check_timing(self.config.timing, self.goal, self.sources)
+        check_extends(self.goal, self.config, self.decoding.predictor is not None)
         if self.config.engine == "vllm":
             check_vllm(self.sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
 
@@ -219,10 +221,10 @@ class Calibration:
         with self.opened(config) as (session, engines, memory), session.threads_for(session.batch_size):
             for line in other_models(self.fixed, session.engine.pair) if self.fixed else ():
                 config.reporter.note(line)
-            setting = None if self.fixed is None else setting_of(self.fixed)
+            fixed = () if self.fixed is None else (setting_of(self.fixed),)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
             ready = prepare(
-                session, self.goal, space, self._policies, self.decoding.predictor, config, self.sources, setting,
+                session, self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed,
                 plan_only,
             )  # fmt: skip
             plan = replace(

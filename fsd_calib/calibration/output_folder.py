@@ -1,7 +1,8 @@
 """The output folder of a calibration: whose it is, and that no calibration writes over another's profile.
 
 A folder belongs to the run that `asked.json` in it names. The same run is the same task, problems, models, goal, search
-space and engine, however it is scheduled, timed and stored; only it, or --replace, goes on there. And a profile that
+space and engine, however it is scheduled, timed and stored; only it, with as many problems or more, or --replace, goes
+on there. And a profile that
 certifies something, a setting or points of a front, is only ever replaced by one that does: what a run that certifies
 nothing found is `not-certified.json` beside it.
 """
@@ -33,7 +34,7 @@ from fsd_decoding.profile.io import FILE_NAME, write_atomically
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 MARK, NOT_CERTIFIED = "asked.json", "not-certified.json"
-_OF_RUN = ("device", "limit", "group", "seeds", "trials", "prompts")
+_OF_RUN = ("device", "group", "seeds", "trials", "prompts")
 _OF_LOADING = ("dtype", "engine_args", "model_kwargs", "draft_model_kwargs")  # a certified profile says these itself
 _SHORT = 6  # characters of an identity that tell folders apart
 
@@ -58,7 +59,7 @@ class Asked(Protocol):
 
 
 def identity_of(asked: Asked, engine: str | None = None) -> str:
-    """Returns the same text for what is the same run, and another for what is not.
+    """Returns the same text for what is the same run but for the limit of problems, and another for what is not.
 
     Args:
         engine: the one whose turn it is, of several; None: the calibration's own.
@@ -88,14 +89,16 @@ def own_folder(base: Path, asked: Asked, engines: Sequence[str]) -> Path:
     longer = base.with_name(f"{base.name}-{_words(asked)}")
     parts = {engine: engine if len(engines) > 1 else "" for engine in engines}
     for folder in (base, longer):
-        if all(_owner(folder / part) in (None, identity_of(asked, engine)) for engine, part in parts.items()):
+        if all(_is_free(folder / part) or is_own(folder / part, asked, engine) for engine, part in parts.items()):
             return folder
-    return longer.with_name(f"{longer.name}-{identity_of(asked)[:_SHORT]}")
+    return longer.with_name(f"{longer.name}-{_tag(asked)}")
 
 
-def is_own(folder: Path, asked: Asked) -> bool:
-    """Returns whether the folder is this run's."""
-    return _owner(folder) == identity_of(asked)
+def is_own(folder: Path, asked: Asked, engine: str | None = None) -> bool:
+    """Returns whether the folder is this run's, or that of the same with fewer problems."""
+    mark = _mark_of(folder)
+    before, now = mark.get("limit"), asked.config.limit
+    return mark.get("run") == identity_of(asked, engine) and (now is None or (before is not None and before <= now))
 
 
 def check_own(folder: Path, asked: Asked) -> None:
@@ -125,9 +128,8 @@ def made(folder: Path) -> Iterator[None]:
 
 def claim(folder: Path, asked: Asked) -> None:
     """Marks the folder as this run's, unless it holds another's profile, which is that one's until it is replaced."""
-    identity = identity_of(asked)
-    if _owner(folder) != identity and not (folder / FILE_NAME).exists():
-        _mark(folder, identity)
+    if not (folder / FILE_NAME).exists():
+        _mark(folder, asked)
 
 
 def save(profile: ThresholdProfile, folder: Path, asked: Asked) -> bool:
@@ -136,29 +138,35 @@ def save(profile: ThresholdProfile, folder: Path, asked: Asked) -> bool:
     What certifies nothing is written beside one that certifies something; and so is anything, under its run's name,
     where another run with the same folder has come first.
     """
-    identity, final = identity_of(asked), folder / FILE_NAME
+    final = folder / FILE_NAME
     if not profile.certifies and _certifies(final):
         profile.save(folder / NOT_CERTIFIED)
         return False
-    if final.exists() and _owner(folder) != identity and not asked.config.replace:
-        profile.save(folder / f"profile-{identity[:_SHORT]}.json")
+    if final.exists() and not is_own(folder, asked) and not asked.config.replace:
+        profile.save(folder / f"profile-{_tag(asked)}.json")
         return False
     profile.save(final)
-    if _owner(folder) != identity:
-        _mark(folder, identity)
+    _mark(folder, asked)
     return True
 
 
-def _mark(folder: Path, identity: str) -> None:
-    write_atomically(folder / MARK, json.dumps({"run": identity}) + "\n", "mark of the run")
+def _mark(folder: Path, asked: Asked) -> None:
+    mark = {"run": identity_of(asked), "limit": asked.config.limit}
+    if _mark_of(folder) != mark:
+        write_atomically(folder / MARK, json.dumps(mark) + "\n", "mark of the run")
 
 
-def _owner(folder: Path) -> str | None:
-    """The identity of the run that a folder belongs to; empty: it is not known; None: it belongs to none."""
-    try:
-        return str(json.loads((folder / MARK).read_text(encoding="utf-8"))["run"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "" if (folder / FILE_NAME).exists() else None
+def _mark_of(folder: Path) -> dict[str, Any]:
+    """What is written of the run that a folder belongs to; empty: that is not known, or there is none."""
+    with suppress(OSError, ValueError):
+        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        if isinstance(mark, dict):
+            return mark
+    return {}
+
+
+def _is_free(folder: Path) -> bool:
+    return not _mark_of(folder) and not (folder / FILE_NAME).exists()
 
 
 def _certifies(file: Path) -> bool:
@@ -176,6 +184,12 @@ def _contents(file: Path) -> str:
     wanted, speed = profile.certificate.wanted, profile.speed.wanted
     goal = f"{profile.certificate.acc} {wanted:g}" if wanted is not None else f"speed {speed:g}" if speed else "no goal"
     return f"task {profile.task}, {profile.target.id} with {profile.draft.id}, {goal}, {profile.outcome}"
+
+
+def _tag(asked: Asked) -> str:
+    """Tells runs apart that are called alike."""
+    limit = asked.config.limit
+    return f"{identity_of(asked)[:_SHORT]}{'' if limit is None else f'-{limit}'}"
 
 
 def _words(asked: Asked) -> str:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import beta
 
 from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.certification.bounds import Floor
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.looks import Looks
+from fsd_calib.certification.looks import NOTHING, Begun, Looks
 from fsd_calib.certification.multi_seed import FEW
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import fewest, independent_worth, least_problems, power, problems_needed
@@ -134,6 +133,25 @@ class Paces:
 
 
 @dataclass(frozen=True)
+class GoesOn:
+    """What a plan starts from where the attempt goes on from earlier ones.
+
+    Attributes:
+        attempts: Their numbers.
+        settings: How many were frozen.
+        seen: The outcomes of the first that did not pass.
+    """
+
+    attempts: tuple[int, ...]
+    settings: int
+    seen: Paired
+
+    def begun(self, claim: Claim) -> Begun:
+        """Returns what was seen, by the test of a claim."""
+        return Begun(self.seen.problems, claim.p_value(self.seen))
+
+
+@dataclass(frozen=True)
 class Plan:
     """What can be shown of a claim, and the steps to it."""
 
@@ -150,12 +168,13 @@ class Plan:
     compile: Rounds = "off"  # how rounds are called
     engine: EngineInfo | None = None  # what decodes; None: our own engine
     attempt: int | None = 1  # its number at this claim or on these problems; None: exploring makes none
+    goes_on: GoesOn | None = None  # from an earlier attempt; None: from none
 
     @property
     def decoded(self) -> float:
         """The share of the certification part that a setting is expected to decode which passes with probability
         CHANCE."""
-        return expected_share(self.claim, self.delta)
+        return expected_share(self.claim, self.delta, self.goes_on)
 
     @property
     def seconds(self) -> float:
@@ -178,33 +197,33 @@ class Plan:
         return sum(step.worst_case_extra for step in self.steps)
 
 
-def claim_of(goal: Goal, problems: int, groups: NDArray[np.int64] | None = None) -> Claim:
-    """Returns the claim to show on `problems` certification problems; of an exploration, the one that would be.
-
-    Args:
-        groups: See `Looks.evenly`.
-    """
-    looks = Looks.evenly(problems, 1 if goal.min_acc is None else goal.looks, groups)
+def claim_of(goal: Goal, looks: Looks) -> Claim:
+    """Returns the claim to show by these looks; of an exploration, the one that would be."""
     return Claim(goal.min_acc, goal.acc, goal.guarantee, looks, goal.confidence)
 
 
-def expected_share(claim: Claim, delta: float) -> float:
-    """Returns the share of the certification part that is expected to be decoded of a setting which passes with
-    probability CHANCE. The betting test of a data set has no forecast: it is 1."""
+def expected_share(claim: Claim, delta: float, goes_on: GoesOn | None = None) -> float:
+    """Returns the share of the certification part, or of what an earlier attempt left of it, that is expected to be
+    decoded of a setting which passes with probability CHANCE.
+
+    The betting test of a data set has no forecast: it is 1. So it is where no setting passes with that probability.
+    """
     if claim.looks is None or claim.guarantee == "dataset":
         return 1.0
-    return claim.looks.outlook(claim.looks.power_for(CHANCE, delta), delta)[1]
+    begun = NOTHING if goes_on is None else goes_on.begun(claim)
+    return claim.looks.outlook(claim.looks.power_for(CHANCE, delta, begun), delta, begun)[1]
 
 
 def make_plan(
-    claim: Claim, pilot: Pilot, certification: int, delta: float, steps: tuple[PlannedStep, ...] = ()
-) -> Plan:
+    claim: Claim, pilot: Pilot, certification: int, delta: float, steps: tuple[PlannedStep, ...] = (),
+    goes_on: GoesOn | None = None,
+) -> Plan:  # fmt: skip
     """Returns what `certification` problems can show at level `delta`, with one seed per problem."""
-    odds = _odds(claim, pilot, delta)
+    odds = _odds(claim, pilot, delta, goes_on)
     best, middle = _truths(claim, pilot)
     prospects = tuple(odds.prospect(truth, certification) for truth in (best, middle))
     least = odds.least_truth(best, certification)
-    return Plan(claim, delta, certification, pilot, prospects, least, steps)
+    return Plan(claim, delta, certification, pilot, prospects, least, steps, goes_on=goes_on)
 
 
 def planned_steps(
@@ -266,8 +285,7 @@ def check_enough(
         return
     what = "accuracy" if goal.acc == "absolute" else "retention"
     tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
-    looks = claim_of(goal, needed).looks
-    assert looks is not None
+    looks = Looks.evenly(needed, goal.tests)
     last = f" by the last of {len(looks.problems)} looks" if len(looks.problems) > 1 else ""
     once = _unlost(goal.changed(looks=1), certification, delta, accuracy, seeds)
     way_out = f", or one of {named('looks')}" if once else ""
@@ -281,7 +299,7 @@ def check_enough(
 
 def _unlost(goal: Goal, problems: int, delta: float, accuracy: float, seeds: int) -> bool:
     """Whether so many problems pass the goal's own test where target and fuzzy rule solve the same ones."""
-    claim = claim_of(goal, problems)
+    claim = claim_of(goal, Looks.evenly(problems, goal.tests))
     assert claim.wanted is not None
     last, solved = claim.level(problems, delta), 1.0 if claim.acc == "absolute" else accuracy
     if claim.wanted >= 1 or not solved:  # only gains can show it
@@ -302,6 +320,7 @@ class _Odds:
     churn: float  # planned; `_population` changes it where the truth does not allow it
     delta: float
     worth: float = 1.0  # see `Pilot`
+    goes_on: GoesOn | None = None
 
     def prospect(self, truth: float, problems: int) -> Prospect:
         share = self.claim.wanted
@@ -314,16 +333,22 @@ class _Odds:
         """The probability that so many problems show `goal`."""
         if self.claim.guarantee == "dataset":  # every problem is decoded, so nothing is left to chance
             return float(truth >= goal and problems > 0)
-        independent = max(round(self.worth * problems), 1)
+        begun = NOTHING if self.goes_on is None else self.goes_on.begun(replace(self.claim, wanted=goal))
+        independent = max(round(self.worth * (problems - begun.problems)), 1)
         once = power(problems=independent, wanted=goal, delta=self.delta, **self._population(truth))
-        return self.claim.chance(once, self.delta)
+        return self.claim.chance(once, self.delta, begun)
 
     def needed(self, truth: float, problems: int) -> int | None:
-        assert self.claim.wanted is not None
+        wanted, population = self.claim.wanted, self._population(truth)
+        assert wanted is not None
         if self.claim.guarantee == "dataset":
-            return problems if truth >= self.claim.wanted else None
+            return problems if truth >= wanted else None
+        if self.goes_on is not None:
+            decoded = self.goes_on.seen.problems
+            more = fewest(lambda more: self.chance(decoded + more, truth, wanted) >= CHANCE) if truth > wanted else None
+            return None if more is None else decoded + more
         independent = problems_needed(
-            wanted=self.claim.wanted, delta=self.delta, chance=CHANCE, looks=self.claim.looks, **self._population(truth)
+            wanted=wanted, delta=self.delta, chance=CHANCE, looks=self.claim.looks, **population
         )
         return None if independent is None else math.ceil(independent / self.worth)
 
@@ -340,10 +365,9 @@ class _Odds:
         return {"accuracy": self.accuracy, "churn": max(least, min(self.churn, most)), "retention": truth}
 
 
-def _odds(claim: Claim, pilot: Pilot, delta: float) -> _Odds:
-    if claim.acc == "absolute":
-        return _Odds(claim, 1.0, 0.0, delta, pilot.worth)
-    return _Odds(claim, pilot.likely_accuracy, pilot.cautious_churn, delta, pilot.worth)
+def _odds(claim: Claim, pilot: Pilot, delta: float, goes_on: GoesOn | None) -> _Odds:
+    accuracy, churn = (1.0, 0.0) if claim.acc == "absolute" else (pilot.likely_accuracy, pilot.cautious_churn)
+    return _Odds(claim, accuracy, churn, delta, pilot.worth, goes_on)
 
 
 def _truths(claim: Claim, pilot: Pilot) -> tuple[float, float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +19,7 @@ from fsd_calib.calibration.baseline import (
     traces_along_target,
 )
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
+from fsd_calib.calibration.going_on import extension_of, goes_on_from, going_on
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
 from fsd_calib.calibration.plan import (
     Paces,
@@ -37,7 +36,9 @@ from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
-from fsd_calib.certification.holdout import TESTS_VERSION, EngineSequence
+from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.extension import TESTS_VERSION
+from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
@@ -47,8 +48,9 @@ from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
+from fsd_common.digests import facts_digest
 from fsd_decoding.profile.fields import Rounds
-from fsd_decoding.profile.parts import EarlyStopInfo, attempt_level
+from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import Sources
@@ -74,7 +76,7 @@ class Prepared:
 
     Args:
         sds: the `sd` settings (draft length and draft) that are fastest in replay, the fastest first.
-        fixed: the setting to certify where none is searched.
+        fixed: the settings to certify where none are searched.
         seconds: what the preparation took.
     """
 
@@ -88,7 +90,7 @@ class Prepared:
     plan: Plan
     config: RunConfig
     early_stop: EarlyStopInfo | None
-    fixed: Setting | None = None
+    fixed: tuple[Setting, ...] = ()
     seconds: float = 0.0
 
     @property
@@ -120,7 +122,7 @@ def prepare(
     predictor: str | os.PathLike[str] | None,
     config: RunConfig,
     sources: Sources,
-    fixed: Setting | None = None,
+    fixed: tuple[Setting, ...] = (),
     plan_only: bool = False,
 ) -> Prepared:
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
@@ -150,14 +152,20 @@ def prepare(
         # Drafts that cannot be traced have a constant T.
         shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
         space = replace(space, policies=tuple(shaped))
-        name = _run_name(session, goal, space, _given(chosen, fixed, session.holdout.sequence), config)
+        run = _Run(session, goal, space, config, _given(chosen, fixed, session.holdout.sequence))
+        extension = extension_of(session, goal, config, run.asked, run.begun)
+        if extension is not None:
+            run, fixed = run.given_more(extends=extension.attempts), extension.settings
         if not goal.explore:
-            session = session.certifying(name, frozenset() if chosen is None else chosen.trained())
+            session = session.certifying(run.name, frozenset() if chosen is None else chosen.trained())
+        if extension is not None:
+            session = going_on(session, extension)
         facts = begin_or_resume(
-            folder, name, session.holdout, partial(_timings, session, goal, space, config), session.progress
-        )
+            folder, run.name, run.asked, session.holdout, partial(_timings, session, goal, space, config, fixed),
+            session.progress,
+        )  # fmt: skip
         session.call_rounds(facts.timings.compile)
-        level = facts.level(goal.confidence)
+        claim, level = _test(session, goal, facts.attempt)
         _check_enough(goal, session, session.holdout.problems, level)
         costs = dict(zip(space.compared, facts.timings.costs, strict=True))
         chain = costs[Drafting(first)]
@@ -170,15 +178,16 @@ def prepare(
         session = session.stopping_early(early.policies, stops)
     timer = Timer(session, goal, config.timing, sources, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
-    claim = claim_of(goal, session.holdout.problems, session.holdout.groups)
     pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy, claim)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)
     graphs = pace.capture * _shapes(space, config)
-    efforts = partial(_efforts, session, _paces(pace, served), goal, expected_share(claim, level), graphs=graphs)
+    goes_on = goes_on_from(extension)
+    share = expected_share(claim, level, goes_on)
+    efforts = partial(_efforts, session, _paces(pace, served), goal, fixed, share, graphs=graphs)
     timer = timer.within(served, sum(step.seconds for step in efforts()))
-    plan = make_plan(claim, pilot, session.holdout.problems, level, efforts(*timer.effort(served)))
+    plan = make_plan(claim, pilot, session.holdout.problems, level, efforts(*timer.effort(served)), goes_on)
     info = early.info if early else None
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
 
@@ -201,28 +210,59 @@ def _paces(pace: Pace, served: Paces) -> Paces:
     return Paces(pace.target, pace.lossless, pace.lossless * served.fuzzy / served.lossless)
 
 
-def _given(chosen: Chosen | None, fixed: Setting | None, sequence: EngineSequence | None) -> dict[str, Any]:
+def _given(chosen: Chosen | None, fixed: Sequence[Setting], sequence: EngineSequence | None) -> dict[str, Any]:
     """What determines the course of some calibrations only."""
     of_predictor = {} if chosen is None else {"predictor": chosen.predictor.fingerprint}
-    of_setting = {} if fixed is None else {"fixed": fixed.values}
+    of_setting = {"fixed": [setting.values for setting in fixed]} if fixed else {}
     return of_predictor | of_setting | ({} if sequence is None else {"sequence": asdict(sequence)})
 
 
-def _run_name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], config: RunConfig) -> str:
-    """The name of the run to begin or resume: auto's, if it chose what is asked for and no run of its own has begun."""
-    auto, own = (_name(session, goal, space, given, compile) for compile in ("auto", config.compile))
-    begun = partial(rounds_of, config.path("out"), holdout=session.holdout, progress=session.progress)
-    return auto if begun(own) is None and begun(auto) == config.compile else own
+@dataclass(frozen=True)
+class _Run:
+    """What determines a calibration's course, so that the same command resumes the same run."""
+
+    session: Session
+    goal: Goal
+    space: Space
+    config: RunConfig
+    given: Mapping[str, Any]
+
+    def given_more(self, **more: Any) -> _Run:
+        return replace(self, given={**self.given, **more})
+
+    @property
+    def asked(self) -> str:
+        """A hash of what was asked for, whatever the problems and the looks."""
+        return self._hash(wish=self.goal.model_dump(exclude={"looks"}))
+
+    @property
+    def name(self) -> str:
+        """The name of the run to begin or resume: auto's, if it chose what is asked for and no own one has begun."""
+        auto, own = self._name("auto"), self._name(self.config.compile)
+        return auto if self._rounds(own) is None and self._rounds(auto) == self.config.compile else own
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has begun."""
+        return self._rounds(self.name) is not None
+
+    def _rounds(self, name: str) -> Rounds | None:
+        return rounds_of(self.config.path("out"), name, self.session.holdout, self.session.progress)
+
+    def _name(self, compile: Compiling) -> str:
+        problems = [[p.id, p.prompt, p.reference, p.part, p.group] for p in self.session.task.problems]
+        called = {} if compile == "auto" else {"compile": compile}
+        return self._hash(wish=self.goal.model_dump(), problems=problems, **called)
+
+    def _hash(self, **more: Any) -> str:
+        facts = {"identity": self.session.identity, "space": self.space.values, "tests": TESTS_VERSION, **self.given}
+        return facts_digest(facts | more)[:16]
 
 
-def _name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], compile: Compiling) -> str:
-    """A hash of everything that determines a calibration's course, so that the same command resumes the same run."""
-    problems = [[p.id, p.prompt, p.reference, p.part, p.group] for p in session.task.problems]
-    facts = {"identity": session.identity, "wish": goal.model_dump(), "space": space.values, "problems": problems,
-             "tests": TESTS_VERSION, **given}  # fmt: skip
-    if compile != "auto":
-        facts["compile"] = compile
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+def _test(session: Session, goal: Goal, attempt: int) -> tuple[Claim, float]:
+    """Returns what an attempt of this number claims, and the size of its test."""
+    looks = session.holdout.looks(goal.tests, attempt)
+    return claim_of(goal, looks), sum(session.holdout.levels(goal.confidence, attempt))
 
 
 @contextmanager
@@ -239,10 +279,12 @@ def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[di
         }
 
 
-def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
+def _timings(
+    session: Session, goal: Goal, space: Space, config: RunConfig, fixed: tuple[Setting, ...]
+) -> Timings:  # fmt: skip
     pace, way = _pace(session, space), config.compile
     if way == "auto":
-        way = _what_pays(session, goal, space, config, pace.lossless)
+        way = _what_pays(session, goal, space, config, fixed, pace.lossless)
         if way != "off":
             session.call_rounds(way)
             pace = _pace(session, space)
@@ -265,16 +307,16 @@ def _pace(session: Session, space: Space) -> Pace:
     return Pace(seconds / problems, of_target / problems, session.processes, max(first - seconds, 0.0))
 
 
-def _what_pays(session: Session, goal: Goal, space: Space, config: RunConfig, each: float) -> Rounds:
+def _what_pays(
+    session: Session, goal: Goal, space: Space, config: RunConfig, fixed: tuple[Setting, ...], each: float
+) -> Rounds:  # fmt: skip
     """See `what_pays`, for a calibration whose decodings take `each` seconds."""
     usual = _usual(session, space)
     engine = session.engine_of(usual)
     if not isinstance(engine, OwnEngine):
         return "off"
-    holdout = session.holdout
-    claim = claim_of(goal, holdout.problems, holdout.groups)
-    share = expected_share(claim, attempt_level(goal.confidence, holdout.next_attempt))
-    steps = _efforts(session, Paces(each, each, each), goal, share)
+    share = expected_share(*_test(session, goal, session.holdout.next_attempt))
+    steps = _efforts(session, Paces(each, each, each), goal, fixed, share)
     planned = PlannedWork(sum(step.seconds for step in steps), _shapes(space, config))
     with session.as_one_worker():
         return what_pays(engine.decoder, partial(_decode_some, session, usual), planned, session.progress)
@@ -304,18 +346,17 @@ def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
 
 
 def _efforts(
-    session: Session, paces: Paces, goal: Goal, share: float, timed: int = 0, timed_seconds: float = 0.0,
-    graphs: float = 0.0,
+    session: Session, paces: Paces, goal: Goal, fixed: tuple[Setting, ...], share: float, timed: int = 0,
+    timed_seconds: float = 0.0, graphs: float = 0.0,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
-    seeds, problems = session.decode.seeds, len(session.tuning.problems)
-    tested = 0 if goal.explore else seeds * session.holdout.problems
+    seeds, problems, holdout = session.decode.seeds, len(session.tuning.problems), session.holdout
+    tested = holdout.problems if holdout.extension is None else len(holdout.extension.more)
     return planned_steps(
         paces, few_rows=_FEW_ROWS, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems),
-        searched=_PASSES * seeds * problems,
-        certification=tested, likely=_CANDIDATES if goal.pareto else _LIKELY,
-        candidates=_CANDIDATES, share=share, timed=timed, timed_seconds=timed_seconds,
-        counted=seeds * (min(COUNTED, problems) + min(COUNTED, session.holdout.problems)), graphs=graphs,
-        guarded=seeds * sum(len(guard.problems) for guard in session.guards),
+        searched=(len(fixed) or _PASSES) * seeds * problems, certification=0 if goal.explore else seeds * tested,
+        likely=_CANDIDATES if goal.pareto else _LIKELY, candidates=len(fixed) or _CANDIDATES, share=share, timed=timed,
+        timed_seconds=timed_seconds, counted=seeds * (min(COUNTED, problems) + min(COUNTED, holdout.problems)),
+        graphs=graphs, guarded=seeds * sum(len(guard.problems) for guard in session.guards),
     )  # fmt: skip
 
 

@@ -166,8 +166,8 @@ def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     alone = ready.session.tuning.measure(ready.alone)
     meter.begin("search")
     objective = _objective(ready, baseline, alone)
-    if ready.fixed is not None:
-        return _certify_fixed(ready, ready.fixed, objective, baseline, meter)
+    if ready.fixed:
+        return _certify_fixed(ready, objective, baseline, meter)
     lossless = ready.forecast.measured(baseline.lossless)
     frozen, trials = _search(ready, objective, alone, lossless, outlook)
     if isinstance(objective, MaxAccuracy) and not frozen:
@@ -180,11 +180,12 @@ def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     return _time(ready, decision, baseline, meter)
 
 
-def _certify_fixed(ready: Prepared, fixed: Setting, objective: Objective, baseline: Baseline, meter: Meter) -> Findings:
-    """Returns what was found of one setting, chosen elsewhere, that is tested without a search."""
-    ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
+def _certify_fixed(ready: Prepared, objective: Objective, baseline: Baseline, meter: Meter) -> Findings:
+    """Returns what was found of settings, chosen elsewhere, that are tested without a search."""
+    for setting in ready.fixed:
+        ready.session.tuning.measure(setting)  # whether a test is worth an attempt, and how fast it is
     meter.begin("certification")
-    decision = _decide(ready, objective, [fixed], baseline)
+    decision = _decide(ready, objective, ready.fixed, baseline)
     meter.outlook.best = decided(decision.outcome, decision.chosen)
     return _time(ready, decision, baseline, meter)
 
@@ -272,15 +273,15 @@ def _needs_no_gain(ready: Prepared) -> bool:
 def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objective:
     goal, problems = ready.goal, ready.session.holdout.problems
     if goal.min_acc is not None:
-        level = ready.facts.level(goal.confidence)
-        words = f"keeping {goal.acc} {goal.min_acc:g}, {goal.guarantee}, {problems} at {level:.6g}"
-        bar = pass_model_of(ready.plan.claim, level, alone, ready.plan.pilot.worth)
+        plan = ready.plan
+        words = f"keeping {goal.acc} {goal.min_acc:g}, {goal.guarantee}, {problems} at {plan.delta:.6g}"
+        bar = pass_model_of(plan.claim, plan.delta, alone, plan.pilot.worth)
         return MaxSpeed(_chance(ready), words, bar, ready.forecast.measured(baseline.lossless))
     return MaxAccuracy(goal.min_speed) if goal.min_speed is not None else ParetoFront()
 
 
 def _chance(ready: Prepared) -> Chance:
-    return chance_of(ready.plan.claim, ready.facts.level(ready.goal.confidence))
+    return chance_of(ready.plan.claim, ready.plan.delta)
 
 
 def _search(
@@ -320,6 +321,8 @@ def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Setting]) -> li
 
 def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
     """Tests the rungs that are worth an attempt, if any, and decides."""
+    if ready.session.holdout.extension is not None:
+        return _test(ready, objective, frozen)
     rungs = [*_lossless_rung(ready), *_worth_testing(ready, objective, frozen, baseline)]
     if ready.goal.explore:
         return _explored(ready, objective, rungs, frozen)
@@ -349,7 +352,7 @@ def _test(ready: Prepared, objective: Objective, rungs: Sequence[Setting]) -> De
     if verdict.passed is None:
         return Decision(*_outcome(ready, "not-certified", rungs[0]), opened, evidence)
     passed = rungs[: verdict.passed + 1]
-    best = passed[-1] if ready.fixed else _agreed_fastest(ready, objective, opened, passed)
+    best = passed[-1] if len(passed) == 1 else _agreed_fastest(ready, objective, opened, passed)
     return Decision(*_outcome(ready, "certified-speed-unknown", best), opened, evidence)
 
 

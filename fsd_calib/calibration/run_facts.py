@@ -29,7 +29,7 @@ from fsd_common.files import atomic_write, naming, set_aside
 from fsd_common.progress.base import Progress, Silent, Waiting
 from fsd_common.strict_json import parse
 from fsd_decoding.profile.fields import Rounds
-from fsd_decoding.profile.parts import Amount, Natural, Part, attempt_level
+from fsd_decoding.profile.parts import Amount, Natural, Part
 from fsd_decoding.profile.setting import Setting
 
 _LARGEST = 1 << 20  # bytes of a file
@@ -69,11 +69,13 @@ class RunFacts(Part):
     """What is recorded of a run.
 
     Attributes:
+        asked: a hash of what was asked for, whatever the problems.
         attempt: the number that an attempt on the certification part would have had when the run began.
         sd: what everything is compared with; None: none has been timed.
     """
 
     name: str
+    asked: str
     started: AwareDatetime
     attempt: Natural
     timings: Timings
@@ -83,10 +85,6 @@ class RunFacts(Part):
         """Returns the pace of so many processes; None: it is not recorded."""
         return self.timings.pace if self.timings.pace.workers == workers else None
 
-    def level(self, confidence: float) -> float:
-        """The significance level that the attempt is tested at."""
-        return attempt_level(confidence, self.attempt)
-
     @property
     def run(self) -> Run:
         """The run as the ledger records it."""
@@ -94,12 +92,14 @@ class RunFacts(Part):
 
 
 def begin_or_resume(
-    folder: Path | None, name: str, holdout: Holdout, measure: Callable[[], Timings], progress: Progress | None = None
-) -> RunFacts:
+    folder: Path | None, name: str, asked: str, holdout: Holdout, measure: Callable[[], Timings],
+    progress: Progress | None = None,
+) -> RunFacts:  # fmt: skip
     """Returns the facts of the run `name`: from the folder, else from the ledger, else of a run that begins now.
 
     Args:
         folder: the output folder; None: nothing is written.
+        asked: see `RunFacts`.
         measure: takes the timings of a new run.
         progress: receives a note where another process takes them for long.
     """
@@ -108,7 +108,7 @@ def begin_or_resume(
         if (recorded := _in_ledger(holdout, name)) is not None:
             return recorded
         started, timings = datetime.now(UTC), measure()
-        return RunFacts(name=name, started=started, attempt=holdout.next_attempt, timings=timings)
+        return RunFacts(name=name, asked=asked, started=started, attempt=holdout.next_attempt, timings=timings)
 
     if folder is None:
         return resume_or_begin()
@@ -128,6 +128,14 @@ def first_sd(
         found = _read(path, facts.name) or facts
         written = found if found.sd is not None else _write(path, found.model_copy(update={"sd": own}))
     return written.sd or own
+
+
+def asked_of(facts: str) -> str | None:
+    """Returns what was asked for by the run of which the ledger has these facts; None: they are of another version."""
+    try:
+        return RunFacts.model_validate_json(facts).asked
+    except ValidationError:
+        return None
 
 
 def rounds_of(folder: Path | None, name: str, holdout: Holdout, progress: Progress | None = None) -> Rounds | None:

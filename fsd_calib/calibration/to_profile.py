@@ -137,6 +137,7 @@ def _certificate(findings: Findings) -> Certificate:
             "history": opened.history if opened else None,
             "dropped": opened.claim.dropped if opened else 0,
             "looks": opened.claim.looks.problems if opened and opened.claim.looks else (),
+            "extends": opened.extends if opened else (),
         }
     )  # fmt: skip
 
@@ -157,7 +158,7 @@ def _harm_and_difference(evidence: Evidence, opened: HoldoutAttempt) -> dict[str
     """
     paired, claim, given = evidence.paired, opened.claim, evidence.given_passing
     harm = harm_of(paired, claim, opened.delta)
-    difference, *ends = difference_of(paired, evidence.two_sided)
+    difference, *ends = difference_of(paired, evidence.two_sided, claim)
     sample = claim.guarantee == "population"
     return {
         "harm": harm.rate if harm else None,

@@ -241,6 +241,10 @@ class LedgerFile:
         """Returns the runs of that name by the places of their attempts, in the order in which they were added."""
         return {attempt: Run(name, facts) for _, _, facts, attempt in self._rows("runs", name=name)}
 
+    def facts_at(self, attempt: int) -> list[str]:
+        """Returns the facts of the runs that made the attempt at a place."""
+        return [facts for _, _, facts, _ in self._rows("runs", attempt=attempt)]
+
     def add_run(self, run: Run, attempt: int) -> None:
         self._add("runs", (*run, attempt))
 
@@ -276,7 +280,7 @@ class LedgerFile:
     def close(self) -> None:
         self._connection.close()
 
-    def _rows(self, table: str, **where: str) -> list[list[Any]]:
+    def _rows(self, table: str, **where: str | int) -> list[list[Any]]:
         """Returns verified rows in the order of their places: the place first, without the digest."""
         condition = "".join(f" WHERE {column} = ?" for column in where)
         rows = self._connection.execute(f"SELECT * FROM {table}{condition} ORDER BY place", tuple(where.values()))
@@ -416,6 +420,12 @@ class AttemptLedger:
             entry = self._entry_of_run(family, run)
             return None if entry is None else self._file.runs(run)[entry.place].facts
 
+    def decided(self, family: str) -> list[tuple[Entry, list[str]]]:
+        """Returns the family's decided attempts, in their order, each with the facts of the runs that made it."""
+        with self._file.naming_errors():
+            entries = [e for e in self._file.attempts(family) if e.verdict is not None and not e.continues]
+            return [(entry, self._file.facts_at(entry.place)) for entry in entries]
+
     def usable(self, family: str, problems: Iterable[Numbered], run: str) -> NDArray[np.bool_]:
         """Returns, (n,), which of the problems the run may certify on.
 
@@ -507,10 +517,6 @@ class Attempt:
     def at_same_claim(self) -> list[Entry]:
         """Those of them that claimed the same."""
         return [entry for entry in self.attempts_before if entry.claim == self._entry.claim]
-
-    def level(self, confidence: float) -> float:
-        """Returns the significance level of its test."""
-        return attempt_level(confidence, self.number)
 
     def decide(self, verdict: str) -> str:
         """Records the verdict, unless another process or an earlier run has; returns the one that stands, the first.

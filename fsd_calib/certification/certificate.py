@@ -191,23 +191,22 @@ def _with_best_remainder(paired: Paired, claim: Claim) -> Paired:
     Its net gain is a normal variable around what was seen, whose variance includes that of the estimate.
     """
     assert claim.problems is not None
+    assert claim.looks is not None
     remaining, seen = claim.problems - paired.problems, claim.judged(paired)
     change, squares, counted = change_of(seen)
     deviation = (remaining * (1 + remaining / counted) * squares / counted) ** 0.5
-    net = round(remaining * change - float(ndtri(hope(paired.problems / claim.problems))) * deviation)
+    net = round(remaining * change - float(ndtri(hope(claim.looks.time(paired.problems)))) * deviation)
     lost, gained = (float(each.mean()) for each in (seen.target & ~seen.fuzzy, seen.fuzzy & ~seen.target))
     exchanged = remaining * min(lost, gained)
     gains = min(round(exchanged + max(net, 0) * (claim.acc == "retention")), remaining)
     losses = min(round(exchanged + max(-net, 0)), remaining - gains)
     solved = (seen.problems * seen.target_accuracy + 1) / counted
     right = round((remaining - gains - losses) * solved)
-    rest = remaining - gains - losses - right
-    return (
-        paired.followed_by(True, True, right)
-        .followed_by(False, False, rest)
-        .followed_by(False, True, gains)
-        .followed_by(True, False, losses)
-    )
+    counts = right, remaining - gains - losses - right, gains, losses
+    kinds = np.repeat(np.array([(True, True), (False, False), (False, True), (True, False)]), counts, axis=0)
+    if claim.looks.earlier:  # all that is in one stage would not be as good
+        kinds = kinds[np.concatenate([(np.arange(each) + 0.5) / max(each, 1) for each in counts]).argsort()]
+    return paired.followed_by(*kinds.T)
 
 
 def verdict_text(kind: str, result: Any, evidence: Sequence[Evidence]) -> str:
@@ -249,9 +248,10 @@ def standing_grades(own: str, standing: str, kind: str, number: int) -> list[Pai
     return graded_in(standing)
 
 
-def has_passed(verdict: str | None) -> bool:
-    """Whether a verdict certified anything."""
-    return verdict is not None and json.loads(verdict).get("passed") is not None
+def passed_of(verdict: str | None) -> int | None:
+    """Returns the place of the last setting that a verdict certified; None: it certified nothing."""
+    passed: int | None = None if verdict is None else json.loads(verdict).get("passed")
+    return passed
 
 
 def graded_in(verdict: str) -> list[Paired]:

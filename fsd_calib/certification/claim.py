@@ -8,7 +8,7 @@ from typing import Literal
 
 from fsd_calib.certification import betting_test, grouped, multi_seed, score_test
 from fsd_calib.certification.bounds import largest
-from fsd_calib.certification.looks import Looks
+from fsd_calib.certification.looks import NOTHING, Begun, Looks, combined
 from fsd_calib.certification.outcomes import Paired
 from fsd_common.errors import UsageError
 
@@ -61,11 +61,11 @@ class Claim:
         """
         return delta if self.looks is None or self.guarantee == "dataset" else self.looks.level(problems, delta)
 
-    def chance(self, once: float, delta: float) -> float:
-        """Returns the probability to pass a test of size `delta`, where one on the whole part passes with `once`."""
+    def chance(self, once: float, delta: float, begun: Begun = NOTHING) -> float:
+        """Returns the probability to pass a test of size `delta`, where one on the rest passes with `once`."""
         if self.looks is None or self.guarantee == "dataset":
             return once
-        return self.looks.outlook(once, delta)[0]
+        return self.looks.outlook(once, delta, begun)[0]
 
     def method_on(self, paired: Paired | None) -> str:
         """The name of the test of these grades, as it is written to a profile."""
@@ -83,7 +83,7 @@ class Claim:
         That holds as far as the test keeps its size; see the tests' docstrings.
         """
         assert self.wanted is not None
-        return self._p_value(self._with_dropped(self.judged(paired)), self.wanted)
+        return self._p_value(self.judged(paired), self.wanted)
 
     def judged(self, paired: Paired) -> Paired:
         """Returns the grades beside those that the claim compares them with."""
@@ -95,8 +95,7 @@ class Claim:
         Raises:
             UsageError: `level` is not in (0, 1).
         """
-        paired = self._with_dropped(paired)
-        retention = self._bound(paired, "retention", level) if paired.target.any() else 0.0
+        retention = self._bound(paired, "retention", level) if paired.target.any() or self.dropped else 0.0
         return retention, self._bound(paired.against_perfect(), "absolute", level)
 
     def _with_dropped(self, paired: Paired) -> Paired:
@@ -108,7 +107,7 @@ class Claim:
 
     def bound(self, paired: Paired, level: float) -> float:
         """Returns the lower bound of what is claimed, as `bounds` does."""
-        return self._bound(self._with_dropped(self.judged(paired)), self.acc, level)
+        return self._bound(self.judged(paired), self.acc, level)
 
     def _bound(self, paired: Paired, acc: Acc, level: float) -> float:
         """Returns the bound, which is at least `wanted` where the test of `wanted` passes, whatever the rounding."""
@@ -117,7 +116,17 @@ class Claim:
             return max(bound, self.wanted)
         return bound
 
-    def _p_value(self, paired: Paired, wanted: float) -> float:
+    def stages(self, paired: Paired) -> list[tuple[Paired, float]]:
+        """See `Looks.stages`; without looks there is one stage."""
+        return [(paired, 1.0)] if self.looks is None else self.looks.stages(paired)
+
+    def _p_value(self, judged: Paired, wanted: float) -> float:
+        (first, time), *more = self.stages(judged)
+        stages = [(self._with_dropped(first), time), *more]
+        p_values = [self._of_one_stage(each, wanted) if each.target.any() or not more else 1.0 for each, _ in stages]
+        return float(combined(p_values, [time for _, time in stages]))
+
+    def _of_one_stage(self, paired: Paired, wanted: float) -> float:
         if self.looks is not None and self.guarantee == "dataset":
             return betting_test.p_value(paired, wanted, self.looks.whole + self.dropped)
         if paired.groups is not None:

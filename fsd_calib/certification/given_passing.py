@@ -17,10 +17,10 @@ from functools import cached_property
 import numpy as np
 from scipy.special import bdtr, ndtri
 
-from fsd_calib.certification.bounds import at_most, largest
+from fsd_calib.certification.bounds import largest
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.harm import difference_of
-from fsd_calib.certification.looks import LEAST_DRIFT, Looks, Walk
+from fsd_calib.certification.looks import LEAST_DRIFT, Looks, Walk, combined
 from fsd_calib.certification.multi_seed import FEW
 from fsd_calib.certification.outcomes import Paired
 
@@ -61,7 +61,7 @@ def given_passing(paired: Paired, claim: Claim, delta: float) -> GivenPassing:
     difference = None
     if claim.acc == "retention":
         low = (kept - 1) * float(paired.units[0].sum()) / paired.problems
-        difference = max(low, -1.0), difference_of(paired, 1 - 2 * share)[2]
+        difference = max(low, -1.0), difference_of(paired, 1 - 2 * share, claim)[2]
     return GivenPassing(kept, _harm(passed, share / _WAYS), difference)
 
 
@@ -96,7 +96,7 @@ class _Passed:
         low, high = 0, int((self.paired.target & self.paired.fuzzy).sum()) + 1
         while high - low > 1:
             middle = (low + high) // 2
-            passes = self.claim.p_value(_with_losses(self.paired, middle)) <= level
+            passes = self.claim.p_value(_with_losses(self.paired, middle, self.looks)) <= level
             low, high = (middle, high) if passes else (low, middle)
         return low
 
@@ -128,7 +128,10 @@ def _kept(passed: _Passed, share: float) -> float:
     p = claim.p_value(paired)
     if passed.walk.share_as_good(passed.look, -float(ndtri(p)), 0.0) > share:
         return max(_below(passed, p, share), usual)
-    most, only_just = 1.0 if claim.acc == "absolute" else math.inf, _with_losses(paired, passed.more_losses)
+    most, only_just = (
+        1.0 if claim.acc == "absolute" else math.inf,
+        _with_losses(paired, passed.more_losses, passed.looks),
+    )
 
     def unlikely(value: float) -> float:
         if not wanted < value <= most:
@@ -164,15 +167,23 @@ def _harm(passed: _Passed, share: float) -> float:
     the target solved and what was gained, passing depends on the losses alone, which are binomial, in units that are
     independent of each other. The other is Clopper and Pearson's bound.
     """
-    unit = _lost_together(passed.paired)
-    target, fuzzy = passed.paired.target, passed.paired.fuzzy
-    lost = math.ceil((target & ~fuzzy).sum() / unit)
-    right, most = max(round(target.sum() / unit), lost, 1), lost + math.floor(passed.more_losses / unit)
-    low, high = 0.0, at_most(lost, right, passed.level(share))
+    paired, looks, unit = passed.paired, passed.looks, _lost_together(passed.paired)
+    only_just = looks.stages(_with_losses(paired, passed.more_losses, looks))
+    seen, times = zip(*((each.outcomes, time) for each, time in looks.stages(paired)), strict=True)
+    lost = np.array([math.ceil(each.lost / unit) for each in seen])
+    right = np.maximum([round(each.right / unit) for each in seen], np.maximum(lost, 1))
+    more = [just.outcomes.lost - each.lost for (just, _), each in zip(only_just, seen, strict=True)]
+    most = lost + np.floor_divide(more, unit)
+
+    def plausible(rate: float) -> bool:
+        """Whether so few losses are, in what passes and at the level of this look."""
+        few, just = (float(combined(bdtr(losses, right, rate), times)) for losses in (lost, most))
+        return few > passed.level(share) and passed.share_as_good(few, just) > share
+
+    low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        few = passed.share_as_good(*(float(bdtr(losses, right, middle)) for losses in (lost, most))) > share
-        low, high = (middle, high) if few else (low, middle)
+        low, high = (middle, high) if plausible(middle) else (low, middle)
     return high
 
 
@@ -192,8 +203,14 @@ def _lost_together(paired: Paired) -> float:
     return float(paired.seeds * max(1.0, excess @ excess / (right.sum() * share * (1 - share))))
 
 
-def _with_losses(paired: Paired, more: int) -> Paired:
-    """Returns the grades with so many more losses, of all seeds of a problem before those of the next."""
-    fuzzy = paired.fuzzy.copy()
-    fuzzy.flat[np.flatnonzero(paired.target & paired.fuzzy)[:more]] = False
+def _with_losses(paired: Paired, more: int, looks: Looks) -> Paired:
+    """Returns the grades with so many more losses, of all seeds of a problem before those of the next.
+
+    Stages have them by how much there is to lose in each.
+    """
+    fuzzy, solved = paired.fuzzy.copy(), np.flatnonzero(paired.target & paired.fuzzy)
+    ends = [each.end * paired.seeds for each in looks.seen(paired.problems)]
+    counts = np.diff(np.searchsorted(solved, ends), prepend=0)
+    in_turn = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts]).argsort(kind="stable")
+    fuzzy.flat[solved[in_turn[:more]]] = False
     return replace(paired, fuzzy=fuzzy)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,18 +18,19 @@ from fsd_calib.certification.certificate import (
     bound_together,
     certify_sequence,
     counts_of,
-    has_passed,
+    passed_of,
     standing_grades,
     verdict_text,
 )
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.dropped import Dropped, dropped
+from fsd_calib.certification.extension import Extension, Frozen
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds, groups_of
 from fsd_calib.tasks.base import Problem
-from fsd_common.digests import facts_digest
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.profile.parts import ClaimHistory, attempt_level
@@ -55,8 +56,6 @@ class EngineSequence:
         return json.dumps([self.engines, self.place])
 
 
-TESTS_VERSION = 1  # raised where the same outcomes may lead to another verdict: that is then another attempt
-
 _LEAST = 2  # problems of a usable certification part
 
 
@@ -71,15 +70,16 @@ class Holdout:
             identity makes another attempt.
         sequence: The engines that certify in turn; None: this one alone does.
         whole: Number of problems before some were left out; None: none were.
+        extension: What attempts on it go on from, whose problems are its first ones; None: nothing.
     """
 
     def __init__(
         self, evaluator: Evaluator, ledger: AttemptLedger, family: str, claim: str, identity: str,
-        sequence: EngineSequence | None = None, whole: int | None = None,
+        sequence: EngineSequence | None = None, whole: int | None = None, extension: Extension | None = None,
     ) -> None:  # fmt: skip
         self._evaluator, self._ledger, self._family, self._claim = evaluator, ledger, family, claim
         self._identity = identity
-        self.sequence = sequence
+        self.sequence, self.extension = sequence, extension
         self.whole = len(evaluator.problems) if whole is None else whole
 
     @property
@@ -104,6 +104,23 @@ class Holdout:
         """Returns the most problems and the highest level of any attempt; see `AttemptLedger.best_case`."""
         problems, level = self._ledger.best_case(self._family, self._claim, self._evaluator.problems, confidence)
         return problems, max(level, attempt_level(confidence, self.next_attempt))
+
+    def looks(self, number: int, attempt: int) -> Looks:
+        """Returns up to `number` looks at the problems, after those of the attempts that this one goes on from.
+
+        Args:
+            attempt: Its number, on which the sizes of its stages depend.
+        """
+        before = self.extension
+        if before is None:
+            return Looks.evenly(self.problems, number, self.groups)
+        groups = None if self.groups is None else self.groups[before.looks.whole :]
+        more = Looks.evenly(self.problems - before.looks.whole, number, groups)
+        return before.looks.extended(more).sized(self.levels(0.0, attempt))
+
+    def levels(self, confidence: float, attempt: int) -> list[float]:
+        """Returns the levels of the attempts that one of this number goes on from, and its own."""
+        return [attempt_level(confidence, number) for number in (*self._extends, attempt)]
 
     def facts_of(self, run: str) -> str | None:
         """Returns the facts that the ledger has of the run of that name; None: none."""
@@ -142,6 +159,37 @@ class Holdout:
             )
         return self._with(Evaluator(self._evaluator.decode, remaining, self._evaluator.part))
 
+    def extendable(self, claim: Claim, is_same: Callable[[str], bool]) -> Extension | None:
+        """Returns the last decided attempt at the same that had some of these problems and no others; None: none has.
+
+        Args:
+            is_same: Whether the facts of a run are of the same command.
+        """
+        for entry, runs in reversed(self._ledger.decided(self._family)):
+            if any(map(is_same, runs)):
+                found = Extension.of(entry, self._evaluator.problems, claim, self._identity)
+                if found is not None:
+                    return found
+        return None
+
+    def extending(self, extension: Extension) -> Holdout:
+        """Returns the part for an attempt that goes on: the problems of then, in their order, before all others.
+
+        Raises:
+            UsageError: Some of those problems cannot be used any more, or none of the others.
+        """
+        by_id = {problem.id: problem for problem in self._evaluator.problems}
+        before, more = ([by_id[n] for n in ids if n in by_id] for ids in (extension.problems, extension.more))
+        lost = len(extension.problems) - len(before)
+        if lost or not more:
+            why = f"{lost} of its {len(extension.problems)} problems" if lost else "all others"
+            raise UsageError(
+                f"attempt {extension.attempts[-1]} cannot go on: {why} were tuned or trained on since; search anew, by "
+                f"{named('extend')} false"
+            )
+        evaluator = Evaluator(self._evaluator.decode, [*before, *more], self._evaluator.part)
+        return self._with(evaluator, extension=extension)
+
     def decoded_by(self, decode: Decode, suffix: str) -> Holdout:
         """Returns the same part under another way of decoding, whose attempts are other attempts.
 
@@ -167,30 +215,37 @@ class Holdout:
         Raises:
             UsageError: Some problems were tuned on, in this run or an earlier one.
         """
-        identity = [self._identity, _fingerprint(self._evaluator.problems), TESTS_VERSION]
-        if self.sequence is not None:
-            identity.append(str(self.sequence))
-        frozen_text = json.dumps([identity, [c.values for c in frozen], asdict(claim), confidence], sort_keys=True)
+        engines = "" if self.sequence is None else str(self.sequence)
+        text = Frozen.of(self._identity, engines, self.part, claim, confidence, frozen, self._extends).text
 
         def owed(earlier: Sequence[Entry]) -> str:
             found = dropped(earlier, numbers(self._evaluator.problems), claim.acc)
             return "" if found is None else found.text
 
         attempt = self._ledger.open(
-            self._family, self._claim, self._evaluator.problems, frozen_text, run, self._continued, owed
+            self._family, self._claim, self._evaluator.problems, text, run, self._continued, owed
         )
         gone = Dropped.of_text(attempt.dropped)
-        counted = replace(claim, dropped=gone.counted if gone else 0)
-        return HoldoutAttempt(self._evaluator, frozen, target, counted, attempt, attempt.level(confidence), gone)
+        levels = self.levels(confidence, attempt.number)
+        looks, counted = claim.looks and claim.looks.sized(levels), gone.counted if gone else 0
+        tested = replace(claim, looks=looks, dropped=counted)
+        return HoldoutAttempt(self._evaluator, frozen, target, tested, attempt, sum(levels), gone, self._extends)
+
+    @property
+    def _extends(self) -> tuple[int, ...]:
+        """The numbers of the attempts that one goes on from."""
+        return () if self.extension is None else self.extension.attempts
 
     @property
     def _continued(self) -> int | None:
         """The number of the attempt that an earlier engine of the sequence opened."""
         return None if self.sequence is None else self.sequence.attempt
 
-    def _with(self, evaluator: Evaluator, suffix: str = "") -> Holdout:
-        identity = self._identity + suffix
-        return Holdout(evaluator, self._ledger, self._family, self._claim, identity, self.sequence, self.whole)
+    def _with(self, evaluator: Evaluator, suffix: str = "", extension: Extension | None = None) -> Holdout:
+        return Holdout(
+            evaluator, self._ledger, self._family, self._claim, self._identity + suffix, self.sequence, self.whole,
+            extension or self.extension,
+        )  # fmt: skip
 
 
 class HoldoutAttempt:
@@ -205,13 +260,14 @@ class HoldoutAttempt:
         attempt: Attempt,
         delta: float,
         gone: Dropped | None = None,
+        extends: tuple[int, ...] = (),
     ) -> None:
         self.frozen, self.target, self.claim, self.attempt, self.delta = tuple(frozen), target, claim, attempt, delta
-        self.dropped = gone
+        self.dropped, self.extends = gone, extends
         self._groups = groups_of(evaluator.problems)
         earlier = attempt.at_same_claim
         self.history = ClaimHistory(
-            asked=1 + len(earlier), passed=sum(has_passed(entry.verdict) for entry in earlier),
+            asked=1 + len(earlier), passed=sum(passed_of(entry.verdict) is not None for entry in earlier),
             attempts=1 + len(attempt.attempts_before), since=datetime.fromisoformat(attempt.since),
             first=attempt.is_first,
         )  # fmt: skip
@@ -285,11 +341,6 @@ class HoldoutAttempt:
 
     def _grouped(self, grades: Paired) -> Paired:
         return grades if self._groups is None else replace(grades, groups=self._groups[: grades.problems])
-
-
-def _fingerprint(problems: Sequence[Problem]) -> str:
-    """Returns a hash of prompts, references and groups, in any order: other groups are another test of the same."""
-    return facts_digest(sorted([p.id, p.prompt, p.reference, str(p.group)] for p in problems))
 
 
 class TuningRecord:

@@ -124,17 +124,30 @@ class Paired:
         """Returns the grades beside a target that is always right, whose retention is the absolute accuracy."""
         return Paired(np.ones_like(self.target), self.fuzzy, self.groups)
 
-    def followed_by(self, target: bool, fuzzy: bool, problems: int) -> Paired:
-        """Returns the grades with more problems appended, all graded alike and each in a group of its own."""
-        return self._with(target, fuzzy, problems, lambda own, more: np.concatenate([own, more]))
+    def part(self, start: int, end: int) -> Paired:
+        """Returns the grades of the problems from `start` to `end`."""
+        return Paired(
+            self.target[start:end], self.fuzzy[start:end], None if self.groups is None else self.groups[start:end]
+        )
+
+    def followed_by(self, target: NDArray[np.bool_], fuzzy: NDArray[np.bool_]) -> Paired:
+        """Returns the grades with more problems appended, (more,), of which all seeds are graded alike.
+
+        Each is in a group of its own.
+        """
+        return self._with(target, fuzzy, lambda own, more: np.concatenate([own, more]))
 
     def preceded_by(self, target: bool, fuzzy: bool, problems: int) -> Paired:
-        """Returns the grades with such problems before all others."""
-        return self._with(target, fuzzy, problems, lambda own, more: np.concatenate([more, own]))
+        """Returns the grades with such problems, all graded alike, before all others."""
+        more = np.full(problems, target), np.full(problems, fuzzy)
+        return self._with(*more, lambda own, more: np.concatenate([more, own]))
 
-    def _with(self, target: bool, fuzzy: bool, problems: int, join: Callable[[Any, Any], Any]) -> Paired:
-        shape, groups = (problems, self.seeds), self.groups
+    def _with(
+        self, target: NDArray[np.bool_], fuzzy: NDArray[np.bool_], join: Callable[[Any, Any], Any]
+    ) -> Paired:  # fmt: skip
+        more, groups = [np.repeat(grades[:, None], self.seeds, 1) for grades in (target, fuzzy)], self.groups
         return Paired(
-            join(self.target, np.full(shape, target)), join(self.fuzzy, np.full(shape, fuzzy)),
-            None if groups is None else join(groups, groups.max() + 1 + np.arange(problems)),
-        )  # fmt: skip
+            join(self.target, more[0]),
+            join(self.fuzzy, more[1]),
+            None if groups is None else join(groups, groups.max() + 1 + np.arange(len(target))),
+        )

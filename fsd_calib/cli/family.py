@@ -155,6 +155,8 @@ def _of_typer(name: str, option: Option, annotation: Any, default: Any) -> tuple
     flags = [f"--{name.replace('_', '-')}"]
     if option.read is not None:
         kind = str
+    if kind is bool and default is None:  # what is right follows from more, unless it is said
+        flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
     if option.repeated:
         return Annotated[list[kind] | None, typer.Option(*flags, metavar=f"<{kind.__name__}>", **settings)], None
     if isinstance(default, tuple):

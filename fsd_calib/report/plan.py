@@ -13,6 +13,7 @@ from fsd_common.console import TITLE, LiteralConsole, literal
 from fsd_common.formatting import (
     NONE,
     ROUNDS,
+    attempts,
     bound,
     device_hours,
     duration,
@@ -65,6 +66,13 @@ def pilot_summary(plan: Plan) -> str:
             f" Problems come in groups: {plan.certification:,} of them show about as much as "
             f"{round(first.worth * plan.certification):,} that are independent."
         )
+    if plan.goes_on is not None:
+        seen, settings = plan.goes_on.seen, plan.goes_on.settings
+        of = "its setting" if settings == 1 else f"the first of its {settings} settings that did not pass"
+        summary += (
+            f" The run goes on from {attempts(plan.goes_on.attempts)}, where {of} had {seen.outcomes} on "
+            f"{seen.problems:,} problems; chances are those that are left."
+        )
     if _depends_on_churn(plan):
         summary += f" To be cautious, the plan assumes {percent(first.cautious_churn)}."
     return summary
@@ -76,10 +84,13 @@ def attempt_line(plan: Plan) -> str:
         return (
             "This explores (--explore): the certification part stays closed, no attempt is spent, nothing is certified."
         )
-    left = plan.delta * attempt_level(0, plan.attempt + 1) / attempt_level(0, plan.attempt)
+    own, left = (attempt_level(plan.claim.confidence, number) for number in (plan.attempt, plan.attempt + 1))
+    gone_on = ""
+    if plan.goes_on is not None:
+        gone_on = f" beside the {level(plan.delta - own)} of {attempts(plan.goes_on.attempts)}, which it goes on from"
     return (
-        f"A run is attempt {plan.attempt} at this claim or on these problems, tested at level {level(plan.delta)}, and "
-        f"spends it: attempt {plan.attempt + 1} is tested at level {level(left)}. --explore spends none."
+        f"A run is attempt {plan.attempt} at this claim or on these problems, tested at level {level(own)}{gone_on}, "
+        f"and spends it: attempt {plan.attempt + 1} is tested at level {level(left)}. --explore spends none."
     )
 
 
@@ -193,7 +204,8 @@ def _by_looks(plan: Plan) -> str:
     looks = plan.claim.looks
     if looks is None or len(looks.problems) == 1:
         return " (one look, at all of them)"
-    return f", and is decided after {100 * plan.decoded:.0f}% of them on average, by {len(looks.problems)} looks"
+    them = "them" if plan.goes_on is None else f"the {plan.certification - plan.goes_on.seen.problems:,} left"
+    return f", and is decided after {100 * plan.decoded:.0f}% of {them} on average, by {len(looks.problems)} looks"
 
 
 def _too_few(plan: Plan) -> str:

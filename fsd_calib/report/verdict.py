@@ -14,6 +14,7 @@ from fsd_calib.report.figures import (
 )
 from fsd_common.formatting import (
     at_most,
+    attempts,
     bound,
     confidence,
     exact,
@@ -77,6 +78,7 @@ def _counts(profile: ThresholdProfile) -> str:
     groups = "" if c.groups is None else f" in {c.groups} groups"
     whole = f" of {c.looks[-1]}" if c.looks and c.looks[-1] > c.problems else ""
     decided = f", decided at look {c.looks.index(c.problems) + 1} of {len(c.looks)}" if len(c.looks) > 1 else ""
+    decided += f", going on from {attempts(c.extends)}" if c.extends else ""
     part = f"On the certification part ({c.problems}{whole} problems{groups} that the search never saw{seeds}{decided})"
     if c.lossless:
         return f"{part} the target alone solved {percent(c.accuracy)}{_at_least(c.accuracy_lower_bound)}."
@@ -377,14 +379,14 @@ def _needed(profile: ThresholdProfile) -> str:
     truth = {"accuracy": 1.0, "churn": 1 - solved, "retention": solved}  # absolute: as if the target were always right
     if c.acc == "retention":
         truth = {"accuracy": counts.right / counts.total, "churn": counts.churn, "retention": c.retention}
-    looks = Looks(c.looks) if c.looks else None
+    looks = Looks.evenly(c.looks[-1], len(c.looks)) if c.looks else None
     delta = attempt_level(c.confidence, (c.attempt or 0) + 1)
     needed = problems_needed(**truth, wanted=c.wanted, delta=delta, looks=looks)
     if needed is None:
         return f"At this {c.acc if c.acc == 'retention' else 'accuracy'} no number of problems would certify it."
     return (
         f"If these shares hold, about {needed:,} certification problems would certify it with probability 80% in the "
-        "next attempt."
+        "next attempt: with more problems, the same command goes on from this one."
     )
 
 

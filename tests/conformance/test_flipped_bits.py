@@ -120,7 +120,7 @@ def read_ledger(folder: Path) -> Content:
 
 
 def make_facts(folder: Path) -> None:
-    begin_or_resume(folder, "name", cast(Holdout, subjects.NoLedger()), lambda: TIMINGS)
+    begin_or_resume(folder, "name", "asked", cast(Holdout, subjects.NoLedger()), lambda: TIMINGS)
 
 
 def study(name: str, scheme: str) -> Kind:

@@ -21,7 +21,6 @@ from openai import OpenAI
 
 from support.vllm_engine import arithmetic
 
-
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_LOGGING_LEVEL": "INFO",

@@ -398,7 +398,7 @@ def read_facts(folder: Path, asked: Asked) -> Content:
         raise _MeasuredAgainError
 
     try:
-        facts = begin_or_resume(folder, asked["runs"][0], cast(Holdout, NoLedger()), measure)
+        facts = begin_or_resume(folder, asked["runs"][0], "asked", cast(Holdout, NoLedger()), measure)
     except _MeasuredAgainError:
         return {}
     return facts.model_dump(mode="json")

@@ -8,15 +8,14 @@ are those that the real ledger gives; what counts as lost besides only makes p-v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Numbered
+from fsd_calib.certification.attempt_ledger import AttemptLedger, Numbered, Run
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout, HoldoutAttempt
-from fsd_calib.certification.looks import Looks
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks.base import Problem
@@ -77,10 +76,13 @@ class Step:
     claim: str = "task, retention"
 
 
-def opened(ledger: AttemptLedger, step: Step, kinds: Counts, looks: int = 1) -> HoldoutAttempt:
+def opened(ledger: AttemptLedger, step: Step, kinds: Counts, looks: int = 1, extends: bool = False) -> HoldoutAttempt:
     """Returns the attempt on problems with these kinds of outcomes, (problems,), that the ledger leaves to certify on.
 
     It looks once by default: what is simulated of the ledger's levels does not depend on looks, see `designs`.
+
+    Args:
+        extends: Whether it goes on from the attempt before it.
 
     Raises:
         UsageError: It leaves none.
@@ -92,9 +94,15 @@ def opened(ledger: AttemptLedger, step: Step, kinds: Counts, looks: int = 1) -> 
         return [_GRADED[outcomes[problem.id] in right] for problem in problems]
 
     part = Evaluator(decode, step.problems, "certification")
-    usable = Holdout(part, ledger, _FAMILY, step.claim, "models").of_run(f"run of {len(step.problems)}")
-    claim = Claim(WANTED, looks=Looks.evenly(usable.problems, looks, usable.groups), confidence=CONFIDENCE)
-    return usable.open([_FUZZY], _ALONE, claim, CONFIDENCE)
+    run = Run(f"run of {len(step.problems)}", "")
+    usable = Holdout(part, ledger, _FAMILY, step.claim, "models").of_run(run.name)
+    claim = Claim(WANTED, confidence=CONFIDENCE)
+    if extends:
+        before = usable.extendable(claim, lambda facts: True)
+        assert before is not None
+        usable = usable.extending(before)
+    claim = replace(claim, looks=usable.looks(looks, usable.next_attempt))
+    return usable.open([_FUZZY], _ALONE, claim, CONFIDENCE, run)
 
 
 def any_passes(steps: Iterable[tuple[Step, Counts]], looked_at: Sequence[Numbered] = ()) -> bool:

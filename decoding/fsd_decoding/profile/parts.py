@@ -269,8 +269,9 @@ class Certificate(Part):
     """How many times, including this one, this was claimed of the target, or problems of this part were used to decide.
     null: nothing was tested."""
     delta: Confidence | None = None
-    """Significance level of the test, over all `looks`, at most that of its attempt: nine tenths of 1 - confidence for
-    the first, and 0.6 / (pi^2 (attempt - 1)^2) of it for a later one. null: nothing was tested."""
+    """Significance level of the test, over all `looks`, at most that of its attempt, with those that it `extends`: nine
+    tenths of 1 - confidence for the first, and 0.6 / (pi^2 (attempt - 1)^2) of it for a later one. null: nothing was
+    tested."""
     seeds: Natural = 1
     """Number of noise seeds per problem; the counts are of (problem, seed) pairs."""
     accuracy: Share | None = None
@@ -302,6 +303,8 @@ class Certificate(Part):
     looks: tuple[Natural, ...] = ()
     """Numbers of problems after which outcomes were to be tested, the last of them all; `problems` is the one that
     decided. Empty: nothing was tested."""
+    extends: tuple[Natural, ...] = ()
+    """Numbers of the attempts that this one goes on from, with what they froze, on their problems and more."""
 
     @property
     def level(self) -> float:
@@ -345,7 +348,9 @@ class Certificate(Part):
     def _attempts_share_the_level(self) -> Self:
         if self.attempt is None or self.delta is None:
             return self
-        most = attempt_level(self.confidence, self.attempt)
+        if list(self.extends) != sorted({*self.extends}) or any(each >= self.attempt for each in self.extends):
+            raise ValueError(f"extends is {self.extends}; they must be attempts before {self.attempt}, and rise")
+        most = sum(attempt_level(self.confidence, number) for number in (*self.extends, self.attempt))
         if self.delta > most * (1 + _ROUNDING):
             raise ValueError(f"delta is {self.delta}, but attempt {self.attempt} may be tested at {most:.6g} at most")
         return self

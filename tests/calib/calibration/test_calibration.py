@@ -174,7 +174,7 @@ def test_a_ledger_of_another_version_is_no_empty_one(tmp_path: Path) -> None:
 def test_enough_problems_are_enough_for_the_test_that_is_used(seeds: int, problems: int) -> None:
     """The message says "even if nothing is lost", and nothing is lost here."""
     goal, same = Goal(min_acc=0.98), Paired(*[np.ones((problems, seeds), bool)] * 2)
-    claim = claim_of(goal, problems)
+    claim = claim_of(goal, Looks.evenly(problems, goal.looks))
     assert claim.p_value(same) > claim.level(problems, 0.0304)
     with pytest.raises(UsageError, match="takes at least"):
         check_enough(goal, problems, 0.0304, seeds=seeds)

@@ -29,9 +29,9 @@ def holdout(ledger: AttemptLedger) -> Holdout:
 
 def begun(folder: Path, timings: Timings, ledger: AttemptLedger | None = None) -> RunFacts:
     if ledger is not None:
-        return begin_or_resume(folder, "name", holdout(ledger), lambda: timings)
+        return begin_or_resume(folder, "name", "asked", holdout(ledger), lambda: timings)
     with AttemptLedger(None) as empty:
-        return begin_or_resume(folder, "name", holdout(empty), lambda: timings)
+        return begin_or_resume(folder, "name", "asked", holdout(empty), lambda: timings)
 
 
 def test_the_facts_of_a_run_are_measured_once(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_after_an_attempt_the_facts_of_a_damaged_file_are_in_the_ledger(tmp_path
 
 def test_the_file_of_another_run_is_set_aside(tmp_path: Path) -> None:
     with AttemptLedger(None) as empty:
-        begin_or_resume(tmp_path, "other", holdout(empty), lambda: TIMINGS)
+        begin_or_resume(tmp_path, "other", "asked", holdout(empty), lambda: TIMINGS)
     (tmp_path / "run-other.json").rename(tmp_path / "run-name.json")
     with pytest.warns(UserWarning, match="it is of the run other"):
         assert begun(tmp_path, AGAIN).timings == AGAIN

@@ -122,7 +122,7 @@ def test_a_ledger_that_another_target_was_tuned_in_is_not_new(ledger: AttemptLed
 
 
 def test_levels_of_all_attempts_sum_to_delta(ledger: AttemptLedger) -> None:
-    levels = [open_attempt(ledger, OURS, [7], str(n)).level(0.95) for n in range(50)]
+    levels = [attempt_level(0.95, open_attempt(ledger, OURS, [7], str(n)).number) for n in range(50)]
     assert levels[:2] == pytest.approx([0.045, 0.005 * 6 / math.pi**2])
     assert levels[2] == pytest.approx(levels[1] / 4)
     assert 0.0499 < sum(levels) < 0.05

@@ -85,7 +85,7 @@ def test_groups_of_one_are_problems(seed: int, wanted: float) -> None:
     alone = Paired(one.target, one.fuzzy)
     by_group, by_problem = grouped.p_value(one, wanted), multi_seed.p_value(alone, wanted)
     assert by_group == pytest.approx(by_problem, abs=0.02)  # the tail of Student's law is a little heavier
-    assert difference_of(one, 0.95) == pytest.approx(difference_of(alone, 0.95))
+    assert difference_of(one, 0.95, Claim(0.9)) == pytest.approx(difference_of(alone, 0.95, Claim(0.9)))
 
 
 def test_names_of_groups_and_the_order_of_problems_do_not_matter() -> None:
@@ -101,7 +101,7 @@ def test_bounds_and_intervals_are_wider() -> None:
     alone = Paired(one.target, one.fuzzy)
     claim = Claim(WANTED, looks=Looks((one.problems,)))
     assert claim.bounds(one, 0.05) < claim.bounds(alone, 0.05)
-    (_, low, high), (_, least, most) = difference_of(one, 0.95), difference_of(alone, 0.95)
+    (_, low, high), (_, least, most) = difference_of(one, 0.95, Claim(0.9)), difference_of(alone, 0.95, Claim(0.9))
     assert low < least < most < high
     harm, of_each = harm_of(one, claim, 0.05), harm_of(alone, claim, 0.05)
     assert harm is not None
@@ -120,7 +120,7 @@ def test_where_few_groups_flipped_the_test_bets() -> None:
 
 
 def test_problems_that_are_added_are_groups_of_their_own() -> None:
-    one = alike(20, 5, 0.3, 0.1, np.random.default_rng(8)).followed_by(True, False, 3)
+    one = alike(20, 5, 0.3, 0.1, np.random.default_rng(8)).followed_by(np.ones(3, bool), np.zeros(3, bool))
     assert one.groups is not None
     assert len(set(one.groups.tolist())) == 23
     assert one.unit_sizes.tolist() == [5.0] * 20 + [1.0] * 3

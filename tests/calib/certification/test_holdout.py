@@ -79,11 +79,11 @@ def test_the_same_sequence_is_the_same_attempt_and_another_is_the_next(tmp_path:
         with AttemptLedger(path) as ledger:
             part = holdout(ledger)
             expected = part.next_attempt
-            attempt = part.open(frozen, ALONE, CLAIM, 0.95).attempt
-            numbers.append((attempt.number, expected))
+            opened = part.open(frozen, ALONE, CLAIM, 0.95)
+            numbers.append((opened.attempt.number, expected))
     assert [number for number, _ in numbers] == [1, 1, 2, 1]
     assert [expected for _, expected in numbers] == [1, 2, 2, 3]
-    assert attempt.level(0.95) == pytest.approx(0.045)
+    assert opened.delta == pytest.approx(0.045)
 
 
 def test_other_prompts_or_models_are_another_attempt() -> None:
