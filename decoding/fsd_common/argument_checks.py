@@ -19,6 +19,11 @@ def named(argument: str) -> str:
     return f"--{argument.replace('_', '-')}" if _IN_COMMAND.get() else argument
 
 
+def off(argument: str) -> str:
+    """Returns how a flag is turned off, which is on by itself."""
+    return f"--no-{argument.replace('_', '-')}" if _IN_COMMAND.get() else f"{argument}=False"
+
+
 @contextmanager
 def as_options() -> Iterator[None]:
     """Inside, messages name options, see `named`."""

@@ -9,7 +9,7 @@ from fsd_calib.calibration.plan import GoesOn, claim_of
 from fsd_calib.calibration.run_facts import asked_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.extension import Extension
-from fsd_common.argument_checks import named
+from fsd_common.argument_checks import named, off
 from fsd_common.errors import UsageError
 
 _MOST = 4  # times as many as then, or as few: with many more a search has more to choose by, and few show little
@@ -76,12 +76,12 @@ def _check_found(found: Extension | None, problems: int) -> None:
 def going_on(session: Session, extension: Extension) -> Session:
     """Returns the session with the holdout of an attempt that goes on, and says so."""
     holdout = session.holdout.extending(extension)
-    settings, problems = len(extension.settings), len(extension.problems)
-    out = session.holdout.problems - holdout.problems
+    several, out = len(extension.settings), session.holdout.problems - holdout.problems
+    settings = f"its {several} frozen settings are" if several > 1 else "its frozen setting is"
     grouped = f" ({out} that share a group with one of those are left out)" if out else ""
     session.progress.note(
-        f"goes on from attempt {extension.attempts[-1]}: settings frozen then are {settings}, its problems "
-        f"{problems:,}, and new ones {len(extension.more):,}{grouped}; {named('extend')} false searches anew"
+        f"goes on from attempt {extension.attempts[-1]}: {settings} tested on its {len(extension.problems):,} problems "
+        f"and {len(extension.more):,} new ones{grouped}; {off('extend')} searches anew"
     )
     return replace(session, holdout=holdout)
 

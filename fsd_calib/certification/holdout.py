@@ -30,7 +30,7 @@ from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds, groups_of
 from fsd_calib.tasks.base import Problem
-from fsd_common.argument_checks import named
+from fsd_common.argument_checks import off
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.profile.parts import ClaimHistory, attempt_level
@@ -185,7 +185,7 @@ class Holdout:
             why = f"{lost} of its {len(extension.problems)} problems" if lost else "all others"
             raise UsageError(
                 f"attempt {extension.attempts[-1]} cannot go on: {why} were tuned or trained on since; search anew, by "
-                f"{named('extend')} false"
+                f"{off('extend')}"
             )
         evaluator = Evaluator(self._evaluator.decode, [*before, *more], self._evaluator.part)
         return self._with(evaluator, extension=extension)

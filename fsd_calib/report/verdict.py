@@ -267,7 +267,7 @@ def _not_certified(profile: ThresholdProfile) -> str:
 
 
 def _untried(profile: ThresholdProfile) -> str:
-    if profile.effort is None or profile.effort.trials:
+    if profile.effort is None or profile.effort.trials or profile.certificate.attempt is not None:
         return ""
     return "Nothing was tried: no setting was expected both to decode faster and to pass."
 
