@@ -234,8 +234,7 @@ class Walk:
         for look, paths in _hopeful(self, time, value):
             share += (self.times[look] - paths.time) * paths.mass(drift)
             chance += paths.reach(self.times[look], self.heights[look] * self.times[look] ** 0.5, drift)
-        here = math.exp(drift * value - drift**2 / 2 * time)  # the ratio of likelihoods, of which masses are made
-        return chance / here, share / here / (1 - time)
+        return chance, share / (1 - time)
 
     def hopeless(self, time: float) -> float:
         """Returns the value of W below which a look gives up: the rest of a path is judged by what was seen of it, see
@@ -252,7 +251,7 @@ class Walk:
 @lru_cache(maxsize=1024)
 def _hopeful(walk: Walk, time: float, value: float) -> list[tuple[int, _Paths]]:
     """Returns the later looks, each with the paths that go on to it where what is hopeless is given up."""
-    paths, found = _Paths(time, np.full(1, value), np.ones(1)), list[tuple[int, _Paths]]()
+    paths, found = _Paths.of(time, value), list[tuple[int, _Paths]]()
     for look, then in enumerate(walk.times):
         if then > time:
             found.append((look, paths))
@@ -268,15 +267,25 @@ def hope(time: float) -> float:
 
 @dataclass(frozen=True)
 class _Paths:
-    """The law, without drift, of W at a time on paths that were not stopped: masses of points, (points,) each."""
+    """The law, without drift, of W at a time on paths that were not stopped: masses of points, (points,) each.
+
+    Attributes:
+        began: Time and value at which they began.
+    """
 
     time: float
     points: Floats
     masses: Floats
+    began: tuple[float, float]
+
+    @classmethod
+    def of(cls, time: float, value: float) -> Self:
+        return cls(time, np.full(1, value), np.ones(1), (time, value))
 
     def _drifted(self, drift: float) -> Floats:
         """The masses under a drift, by the ratio of likelihoods."""
-        return np.asarray(self.masses * np.exp(drift * self.points - drift**2 / 2 * self.time))
+        time, value = self.began
+        return np.asarray(self.masses * np.exp(drift * (self.points - value) - drift**2 / 2 * (self.time - time)))
 
     def mass(self, drift: float) -> float:
         return float(self._drifted(drift).sum())
@@ -299,7 +308,7 @@ class _Paths:
         density = (
             np.exp(-((points[:, None] - self.points) ** 2) / (2 * step)) @ self.masses / (2 * math.pi * step) ** 0.5
         )
-        return _Paths(time, points, density * weights * (high - low) / 2)
+        return _Paths(time, points, density * weights * (high - low) / 2, self.began)
 
 
-_START: Final = _Paths(0.0, np.zeros(1), np.ones(1))
+_START: Final = _Paths.of(0.0, 0.0)

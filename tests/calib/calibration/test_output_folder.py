@@ -53,7 +53,7 @@ def test_the_first_run_has_the_tasks_folder_and_others_have_folders_of_their_own
     save(profile(), longer, OTHER_GOAL)
     assert own(OTHER_GOAL) == longer
     limited = replace(OTHER_GOAL, config=RunConfig(limit=100))
-    assert own(limited).name == f"{longer.name}-{identity_of(limited)[:6]}"
+    assert own(limited).name == f"{longer.name}-{identity_of(limited)[:6]}-100"
     assert own(limited) == own(limited)
 
 
@@ -71,7 +71,6 @@ def test_a_profile_of_unknown_origin_keeps_its_folder(tmp_path: Path) -> None:
         replace(ASKED, draft=["Qwen/Qwen2.5-0.5B", NGram()]),
         replace(ASKED, decoding=SearchSpace(divergence="tv")),
         replace(ASKED, decoding=SearchSpace(seed=1)),
-        changed(limit=100),
         changed(data="mine.jsonl"),
         changed(system="Answer briefly."),
         changed(dtype="bfloat16"),
@@ -87,6 +86,16 @@ def test_how_a_run_is_scheduled_timed_and_stored_is_no_other_run() -> None:
     assert identity_of(same) == identity_of(ASKED)
     listed = replace(ASKED, draft=["Qwen/Qwen2.5-0.5B"], decoding=SearchSpace(rule=("fsd-coupled",)))
     assert identity_of(listed) == identity_of(ASKED)
+
+
+def test_with_more_problems_a_run_goes_on_in_its_folder_and_with_fewer_it_is_another(tmp_path: Path) -> None:
+    first, more, fewer = (changed(limit=limit) for limit in (500, 1000, 499))
+    save(profile(), tmp_path, first)
+    for asked in (first, more, ASKED):
+        check_own(tmp_path, asked)
+    assert "holds a profile of another run" in usage_error(lambda: check_own(tmp_path, fewer))
+    assert save(profile(), tmp_path, more)
+    assert "holds a profile of another run" in usage_error(lambda: check_own(tmp_path, first))
 
 
 def test_a_profile_of_another_run_is_refused_by_what_it_is_of(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from fsd_calib.certification.certificate import certify_sequence
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.looks import Looks
+from fsd_calib.certification.looks import Begun, Looks, Seen, combined
 from fsd_calib.certification.outcomes import Paired
+from fsd_decoding.profile.parts import attempt_level
 
 DELTA = 0.045
 numbers, few = st.integers(1, 100), st.integers(1, 16)
@@ -113,6 +114,74 @@ def test_of_one_look_the_share_is_a_ratio_of_tails() -> None:
     walk = Looks((100,)).walk(DELTA)
     expected = ndtr(-2.5 + 1) / ndtr(-walk.heights[0] + 1)
     assert walk.share_as_good(0, 2.5, 1.0) == pytest.approx(expected)
+
+
+# Attempts that go on
+
+
+def gone_on(first: int, *more: int, number: int = 4) -> Looks:
+    """Looks of a first attempt, of so many problems, and of those that go on from it."""
+    looks = Looks.evenly(first, number)
+    for problems in more:
+        looks = looks.extended(Looks.evenly(problems, number))
+    return looks.sized([attempt_level(0.95, 1 + each) for each in range(1 + len(more))])
+
+
+@settings(max_examples=20)
+@given(st.integers(40, 2000), st.lists(st.integers(1, 3000), min_size=1, max_size=2), few)
+def test_who_goes_on_spends_the_level_of_each_attempt(first: int, more: list[int], number: int) -> None:
+    """What was spent before stays as it was, whatever follows."""
+    looks = gone_on(first, *more, number=number)
+    sizes = np.cumsum([attempt_level(0.95, 1 + each) for each in range(1 + len(more))])
+    ends, total = np.cumsum([first, *more]), float(sizes[-1])
+    assert [total * looks.spent(end) for end in ends.tolist()] == pytest.approx(sizes)
+    spent = [looks.spent(each) for each in looks.problems]
+    assert spent == sorted(spent)
+    before = Looks.evenly(first, number)
+    for problems in before.problems:
+        assert looks.level(problems, total) == pytest.approx(before.level(problems, 0.045), rel=1e-9)
+    walk = looks.walk(total)
+    assert walk.as_good(len(walk.times) - 1, walk.heights[-1], 0.0) == pytest.approx(total, rel=1e-6)
+
+
+def test_each_stage_takes_as_long_as_any_other() -> None:
+    looks = gone_on(100, 400)
+    assert [looks.time(each) for each in (50, 100, 200, 500)] == pytest.approx([0.25, 0.5, 0.625, 1.0])
+    assert looks.seen(200) == [Seen(0, 100, 1.0), Seen(100, 200, 0.25)]
+
+
+def test_who_goes_on_is_tested_less_strictly_than_by_an_attempt_of_its_own() -> None:
+    looks = gone_on(660, 660, number=1)
+    assert looks.level(1320, 0.045 + attempt_level(0.95, 2)) > 1.5 * attempt_level(0.95, 2)
+
+
+@given(st.lists(st.floats(1e-12, 1 - 1e-12), min_size=1, max_size=3), st.floats(0.01, 1))
+def test_stages_add_up_as_steps_of_a_walk(p: list[float], last: float) -> None:
+    times = [*[1.0] * (len(p) - 1), last]
+    z = -(ndtri(p) * np.sqrt(times)).sum() / sum(times) ** 0.5
+    assert combined(p, times) == pytest.approx(ndtr(-z))
+    lower = [p[0] / 2, *p[1:]]
+    assert combined(lower, times) < combined(p, times)
+
+
+@pytest.mark.parametrize("p", [0.06, 0.3])
+def test_the_outlook_of_who_goes_on_is_that_of_simulated_paths(p: float) -> None:
+    """100,000 paths: of four comparisons one at 4.5 standard errors is a false alarm with a chance below .00003.
+
+    Simulated paths are not given up, which costs less than .01 of the chance.
+    """
+    looks, delta, runs, power = gone_on(660, 990), 0.045 + attempt_level(0.95, 2), 100_000, 0.7
+    walk, rng = looks.walk(delta), np.random.default_rng(3)
+    times = np.array(walk.times)[4:]
+    drift = (ndtri(power) - ndtri(delta)) / 0.5**0.5
+    steps = np.diff(times, prepend=0.5)
+    paths = (rng.normal(size=(runs, len(times))) * steps**0.5 + drift * steps).cumsum(1) - ndtri(p) * 0.5**0.5
+    expected = float((paths / times**0.5 >= np.array(walk.heights)[4:]).any(1).mean())
+    chance, share = looks.outlook(power, delta, Begun(660, p))
+    noise = 4.5 * (expected * (1 - expected) / runs) ** 0.5
+    assert expected - 0.01 - noise <= chance <= expected + noise
+    assert 0 < share < 1
+    assert looks.outlook(looks.power_for(0.8, delta, Begun(660, p)), delta, Begun(660, p))[0] == pytest.approx(0.8)
 
 
 @pytest.mark.slow
