@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fsd_calib.tasks.asking import Asking
-from fsd_collectors.split import Part, content_key, hashed, row_hash, value_text
+from fsd_collectors.split import CERTIFICATION_SHARE, Part, content_key, hashed, row_hash, value_text
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
@@ -248,14 +248,17 @@ def problem_of(example: Example, prompt: str) -> Problem:
 def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[Example]:
     """Returns at most `limit` examples, in their own order, chosen by `seed`.
 
-    A smaller choice is a subset of a larger one. The parts, and the strata in them, share the limit in proportion to
-    their sizes, and from 2 on each of two parts has at least one.
+    A smaller choice is a subset of a larger one. Of the limit the certification part has `CERTIFICATION_SHARE`, as far
+    as it has so many problems, and the strata of a part share in proportion to their sizes. From 2 on each of two parts
+    has at least one.
     """
     strata: defaultdict[tuple[Part | None, str], list[int]] = defaultdict(list)
     for index, example in enumerate(examples):
         strata[example.part, example.stratum].append(index)
-    ranked: list[tuple[float, int]] = []  # the n-th choice of a stratum of size s ranks n / s
+    sizes, shares = Counter(example.part for example in examples), {"tuning": 1 - CERTIFICATION_SHARE}
+    ranked: list[tuple[float, int]] = []  # a choice of n has all that rank below some number
     for (part, stratum), members in strata.items():
         Random(f"fsd-calib/{seed}/{part}" + (f"/{stratum}" if stratum else "")).shuffle(members)
-        ranked += [(n / len(members), index) for n, index in enumerate(members)]
+        each = sizes[part] / len(members) / shares.get(part or "", CERTIFICATION_SHARE)
+        ranked += [(n * each, index) for n, index in enumerate(members)]
     return [examples[index] for index in sorted(index for _, index in sorted(ranked)[:limit])]
