@@ -68,6 +68,7 @@ Guarantee = Literal["population", "dataset"]
 Timing = Literal["run", "careful", "none"]
 """Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
 Compiling = Literal["auto", "off", "capture", "on"]
+DesignName = Literal["all", "auto"]
 """How rounds are called: as pays best within the planned work, or as `profile.costs.Rounds` names it."""
 EngineName = Literal["fsd-calib", "vllm"]
 """What decodes."""
@@ -398,6 +399,14 @@ class RunConfig(PromptOptions):
             GOAL,
         ),
     ] = None
+    design: Annotated[
+        DesignName,
+        Option(
+            "all: certify on all problems, with --seeds each. auto: on as few problems, with as few seeds each above "
+            "temperature 0, as the plan finds enough for the goal.",
+            GOAL,
+        ),
+    ] = "all"
     guard: Annotated[
         Several[str] | None,
         Option(

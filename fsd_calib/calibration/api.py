@@ -13,6 +13,7 @@ from typing import Any
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder
+from fsd_calib.calibration.design import check_design
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
@@ -21,7 +22,7 @@ from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
-from fsd_calib.calibration.prepare import Prepared, prepare
+from fsd_calib.calibration.prepare import Prepared, designed
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_file import save_run
@@ -160,6 +161,7 @@ class Calibration:
             what = "a predictor" if self.decoding.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
         check_timing(self.config.timing, self.goal, self.sources)
+        check_design(self.goal, self.config, self.sequence is not None)
         check_extends(self.goal, self.config, self.decoding.predictor is not None)
         if self.config.engine == "vllm":
             check_vllm(self.sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
@@ -223,7 +225,7 @@ class Calibration:
                 config.reporter.note(line)
             fixed = () if self.fixed is None else (setting_of(self.fixed),)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
-            ready = prepare(
+            ready = designed(
                 session, self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed,
                 plan_only,
             )  # fmt: skip

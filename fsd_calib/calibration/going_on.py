@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsd_calib.calibrate_options import Goal, RunConfig
-from fsd_calib.calibration.plan import GoesOn, claim_of
+from fsd_calib.calibration.odds import GoesOn
+from fsd_calib.calibration.plan import claim_of
 from fsd_calib.calibration.run_facts import asked_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.extension import Extension

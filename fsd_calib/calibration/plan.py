@@ -5,102 +5,24 @@ A plan is a forecast; the test itself uses none of it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import beta
 
 from fsd_calib.calibrate_options import Goal
+from fsd_calib.calibration.design import Design, design_of
 from fsd_calib.calibration.memory import MemoryPlan
-from fsd_calib.certification.bounds import Floor
+from fsd_calib.calibration.odds import CHANCE, GoesOn, Prospect, odds_of, truths_of
+from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.looks import NOTHING, Begun, Looks
-from fsd_calib.certification.multi_seed import FEW
+from fsd_calib.certification.looks import NOTHING, Looks
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.power import fewest, independent_worth, least_problems, power, problems_needed
-from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.certification.power import fewest, least_problems
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level
 from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EngineInfo
-
-CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true
-_CAUTION = 0.8  # the probability that the churn is not above the planned one
-_ABOVE = 0.02  # how far above a goal that losing nothing does not meet the best truth is assumed
-_BISECTIONS = 20  # of an interval at most 1 long: to PRECISION
-
-
-@dataclass(frozen=True)
-class Pilot:
-    """Counts on the first tuning problems: the target, the lossless rule, and one plausible fuzzy setting."""
-
-    problems: int
-    accuracy: float  # of the target
-    numerical_churn: float | None  # share of outcomes that flip between the target and the lossless rule, by rounding
-    churn: float  # between the target and the fuzzy setting
-    retention: float | None  # of the fuzzy setting; None: the target solved nothing
-    worth: float = 1.0  # independent problems that one in a group counts as
-
-    @classmethod
-    def of(cls, target: Measurement, lossless: Measurement | None, fuzzy: Measurement, claim: Claim) -> Pilot:
-        """Returns the pilot of measurements on the same problems; `lossless` is None where its noise is its own.
-
-        With several seeds all shares but the numerical churn are of (problem, seed) pairs.
-
-        Args:
-            claim: what is to be shown, by which flips of a group are weighed.
-        """
-        return cls(
-            target.problems,
-            target.accuracy,
-            None if lossless is None else float((target.correct[:, 0] != lossless.correct[:, 0]).mean()),
-            float((target.correct != fuzzy.correct).mean()),
-            fuzzy.accuracy / target.accuracy if target.accuracy else None,
-            _worth(Paired.of(target, fuzzy), claim),
-        )
-
-    @property
-    def floor(self) -> Floor | None:
-        """How often rounding alone flips an outcome; None: that is not known."""
-        churn = self.numerical_churn
-        return None if churn is None else Floor.of(round(self.problems * churn), self.problems)
-
-    @property
-    def likely_accuracy(self) -> float:
-        """The target's accuracy as the mean under Jeffreys' prior: never 0 or 1, which a pilot cannot show."""
-        return (self.problems * self.accuracy + 0.5) / (self.problems + 1)
-
-    @property
-    def cautious_churn(self) -> float:
-        """Upper 80 % bound of the churn by Jeffreys' interval (Brown, Cai, DasGupta 2001)."""
-        flipped = self.problems * max(self.churn, self.numerical_churn or 0.0)
-        return float(beta.ppf(_CAUTION, flipped + 0.5, self.problems - flipped + 0.5))
-
-
-def _worth(paired: Paired, claim: Claim) -> float:
-    """See `Pilot`, by the outcomes that the claim's test compares.
-
-    Where too few of them flipped to tell, a group counts as one problem.
-    """
-    if paired.groups is None:
-        return 1.0
-    tested = paired.against_perfect() if claim.acc == "absolute" else paired
-    if np.count_nonzero(tested.unit_flips) < FEW:
-        return len(tested.unit_sizes) / tested.problems
-    return min(independent_worth(tested, claim.wanted or 1), 1.0)
-
-
-@dataclass(frozen=True)
-class Prospect:
-    """What can be shown of a setting with a given true retention or accuracy."""
-
-    truth: float  # retention, or accuracy
-    chance: float | None  # that the certification part shows the goal; None: there is no goal
-    needed: int | None  # problems for probability CHANCE; None: no number gives it, or there is no goal
-    bound: float  # the highest that is shown with probability CHANCE
 
 
 @dataclass(frozen=True)
@@ -133,25 +55,6 @@ class Paces:
 
 
 @dataclass(frozen=True)
-class GoesOn:
-    """What a plan starts from where the attempt goes on from earlier ones.
-
-    Attributes:
-        attempts: Their numbers.
-        settings: How many were frozen.
-        seen: The outcomes of the first that did not pass.
-    """
-
-    attempts: tuple[int, ...]
-    settings: int
-    seen: Paired
-
-    def begun(self, claim: Claim) -> Begun:
-        """Returns what was seen, by the test of a claim."""
-        return Begun(self.seen.problems, claim.p_value(self.seen))
-
-
-@dataclass(frozen=True)
 class Plan:
     """What can be shown of a claim, and the steps to it."""
 
@@ -169,6 +72,8 @@ class Plan:
     engine: EngineInfo | None = None  # what decodes; None: our own engine
     attempt: int | None = 1  # its number at this claim or on these problems; None: exploring makes none
     goes_on: GoesOn | None = None  # from an earlier attempt; None: from none
+    design: Design | None = None  # the cheapest for the goal; None: there is nothing to choose
+    tokens: float = 0.0  # of a decoding, on average
 
     @property
     def decoded(self) -> float:
@@ -216,14 +121,17 @@ def expected_share(claim: Claim, delta: float, goes_on: GoesOn | None = None) ->
 
 def make_plan(
     claim: Claim, pilot: Pilot, certification: int, delta: float, steps: tuple[PlannedStep, ...] = (),
-    goes_on: GoesOn | None = None,
+    goes_on: GoesOn | None = None, seeds: int = 1,
 ) -> Plan:  # fmt: skip
-    """Returns what `certification` problems can show at level `delta`, with one seed per problem."""
-    odds = _odds(claim, pilot, delta, goes_on)
-    best, middle = _truths(claim, pilot)
+    """Returns what `certification` problems, with so many seeds each, can show at level `delta`."""
+    odds = odds_of(claim, pilot, delta, seeds, goes_on)
+    best, middle = truths_of(claim, pilot)
     prospects = tuple(odds.prospect(truth, certification) for truth in (best, middle))
+    design = None
+    if claim.wanted is not None and claim.guarantee == "population" and goes_on is None:
+        design = design_of(claim, pilot, delta, certification, (middle, best))
     least = odds.least_truth(best, certification)
-    return Plan(claim, delta, certification, pilot, prospects, least, steps, goes_on=goes_on)
+    return Plan(claim, delta, certification, pilot, prospects, least, steps, goes_on=goes_on, design=design)
 
 
 def planned_steps(
@@ -309,82 +217,3 @@ def _unlost(goal: Goal, problems: int, delta: float, accuracy: float, seeds: int
     wrong = int(solved < 1)  # where the target fails a problem, gains are possible, and another test decides
     both = np.repeat([True, False], [right, wrong])[:, None].repeat(seeds, 1)
     return right > 0 and claim.p_value(Paired(both, both)) <= last
-
-
-@dataclass(frozen=True)
-class _Odds:
-    """Power of the test by truth. Absolute accuracy is retention relative to a target that solves everything."""
-
-    claim: Claim
-    accuracy: float
-    churn: float  # planned; `_population` changes it where the truth does not allow it
-    delta: float
-    worth: float = 1.0  # see `Pilot`
-    goes_on: GoesOn | None = None
-
-    def prospect(self, truth: float, problems: int) -> Prospect:
-        share = self.claim.wanted
-        bound, _ = _crossing(lambda goal: self.chance(problems, truth, goal) < CHANCE, 0.0, truth)
-        if share is None:
-            return Prospect(truth, None, None, bound)
-        return Prospect(truth, self.chance(problems, truth, share), self.needed(truth, problems), bound)
-
-    def chance(self, problems: int, truth: float, goal: float) -> float:
-        """The probability that so many problems show `goal`."""
-        if self.claim.guarantee == "dataset":  # every problem is decoded, so nothing is left to chance
-            return float(truth >= goal and problems > 0)
-        begun = NOTHING if self.goes_on is None else self.goes_on.begun(replace(self.claim, wanted=goal))
-        independent = max(round(self.worth * (problems - begun.problems)), 1)
-        once = power(problems=independent, wanted=goal, delta=self.delta, **self._population(truth))
-        return self.claim.chance(once, self.delta, begun)
-
-    def needed(self, truth: float, problems: int) -> int | None:
-        wanted, population = self.claim.wanted, self._population(truth)
-        assert wanted is not None
-        if self.claim.guarantee == "dataset":
-            return problems if truth >= wanted else None
-        if self.goes_on is not None:
-            decoded = self.goes_on.seen.problems
-            more = fewest(lambda more: self.chance(decoded + more, truth, wanted) >= CHANCE) if truth > wanted else None
-            return None if more is None else decoded + more
-        independent = problems_needed(
-            wanted=wanted, delta=self.delta, chance=CHANCE, looks=self.claim.looks, **population
-        )
-        return None if independent is None else math.ceil(independent / self.worth)
-
-    def least_truth(self, best: float, problems: int) -> float | None:
-        share = self.claim.wanted
-        if share is None or self.chance(problems, best, share) < CHANCE:
-            return None
-        return _crossing(lambda truth: self.chance(problems, truth, share) >= CHANCE, min(share, best), best)[1]
-
-    def _population(self, truth: float) -> dict[str, float]:
-        """Arguments of `power`: the planned churn, clipped to what the truth requires and allows."""
-        gap = (1 - truth) * self.accuracy  # losses less gains
-        least, most = abs(gap), min(2 * (1 - self.accuracy) + gap, 2 * self.accuracy - gap)
-        return {"accuracy": self.accuracy, "churn": max(least, min(self.churn, most)), "retention": truth}
-
-
-def _odds(claim: Claim, pilot: Pilot, delta: float, goes_on: GoesOn | None) -> _Odds:
-    accuracy, churn = (1.0, 0.0) if claim.acc == "absolute" else (pilot.likely_accuracy, pilot.cautious_churn)
-    return _Odds(claim, accuracy, churn, delta, pilot.worth, goes_on)
-
-
-def _truths(claim: Claim, pilot: Pilot) -> tuple[float, float]:
-    """The best truth and a middle one: nothing lost, and half of the losses that the goal allows.
-
-    For a goal that losing nothing does not meet: a little above the goal, or the highest there can be.
-    """
-    unlost, most = (pilot.likely_accuracy, 1.0) if claim.acc == "absolute" else (1.0, 1 / pilot.likely_accuracy)
-    if claim.wanted is None:
-        return unlost, 0.95 * unlost
-    best = unlost if claim.wanted < unlost else min(claim.wanted + _ABOVE, most)
-    return best, (best + (claim.wanted if claim.wanted < best else unlost)) / 2
-
-
-def _crossing(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """Returns the ends of the interval, to PRECISION, in which a monotone condition begins to hold, by bisection."""
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return low, high

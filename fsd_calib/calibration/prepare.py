@@ -14,16 +14,18 @@ from fsd_calib.calibration.baseline import (
     COMPARED,
     COUNTED,
     TRACED,
+    Baseline,
     check_numerical_floor,
     measure_baseline,
     traces_along_target,
 )
+from fsd_calib.calibration.design import check_enough_by
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.going_on import extension_of, goes_on_from, going_on
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
+from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.calibration.plan import (
     Paces,
-    Pilot,
     Plan,
     PlannedStep,
     check_enough,
@@ -33,7 +35,7 @@ from fsd_calib.calibration.plan import (
     planned_steps,
 )
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_design, first_sd, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.certification.claim import Claim
@@ -114,6 +116,33 @@ class Prepared:
         return first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds), progress)
 
 
+def designed(
+    session: Session, goal: Goal, space: Space, policies: Sequence[PolicyChoice],
+    predictor: str | os.PathLike[str] | None, config: RunConfig, sources: Sources, fixed: tuple[Setting, ...] = (),
+    plan_only: bool = False,
+) -> Prepared:  # fmt: skip
+    """Returns what is prepared of the design that is asked for, see `prepare`; `auto` is chosen by a first plan.
+
+    Raises:
+        UsageError: no design of these problems is enough for the goal.
+    """
+    if config.design == "all":
+        return prepare(session, goal, space, policies, predictor, config, sources, fixed, plan_only)
+    asked = config.changed(extend=False)
+    first = prepare(session, goal, space, policies, predictor, asked, sources, fixed, plan_only)
+    design = first.plan.design
+    assert design is not None
+    if plan_only:
+        return first
+    check_enough_by(design, first.plan.claim)
+    out, progress = config.path("out"), session.progress
+    problems, seeds = first_design(out, first.facts, (design.problems, design.seeds), progress)
+    progress.note(f"design: {problems:,} certification problems, {seeds} decoding{'s' * (seeds > 1)} of each")
+    chosen = session.designed(seeds, problems)
+    timings = first.facts.timings
+    return prepare(chosen, goal, space, policies, predictor, config, sources, fixed, plan_only, timings)
+
+
 def prepare(
     session: Session,
     goal: Goal,
@@ -124,11 +153,13 @@ def prepare(
     sources: Sources,
     fixed: tuple[Setting, ...] = (),
     plan_only: bool = False,
+    timings: Timings | None = None,
 ) -> Prepared:
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
 
     Args:
         plan_only: whether no run follows, so that no predictor is trained: the plan is of drafts that none ends early.
+        timings: those of the same with another design; None: they are measured.
 
     Raises:
         UsageError: there are too few problems for the goal, whatever the outcomes.
@@ -161,8 +192,8 @@ def prepare(
         if extension is not None:
             session = going_on(session, extension)
         facts = begin_or_resume(
-            folder, run.name, run.asked, session.holdout, partial(_timings, session, goal, space, config, fixed),
-            session.progress,
+            folder, run.name, run.asked, session.holdout,
+            lambda: timings or _timings(session, goal, space, config, fixed), session.progress,
         )  # fmt: skip
         session.call_rounds(facts.timings.compile)
         claim, level = _test(session, goal, facts.attempt)
@@ -178,7 +209,7 @@ def prepare(
         session = session.stopping_early(early.policies, stops)
     timer = Timer(session, goal, config.timing, sources, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
-    pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy, claim)
+    pilot = _pilot(session, baseline, fuzzy, claim)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)
@@ -187,7 +218,9 @@ def prepare(
     share = expected_share(claim, level, goes_on)
     efforts = partial(_efforts, session, _paces(pace, served), goal, fixed, share, graphs=graphs)
     timer = timer.within(served, sum(step.seconds for step in efforts()))
-    plan = make_plan(claim, pilot, session.holdout.problems, level, efforts(*timer.effort(served)), goes_on)
+    steps, seeds = efforts(*timer.effort(served)), session.decode.seeds
+    plan = make_plan(claim, pilot, session.holdout.problems, level, steps, goes_on, seeds)
+    plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size)
     info = early.info if early else None
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
 
@@ -197,6 +230,16 @@ def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurem
     family = space.families[0]
     fuzzy = family[len(family) // 2]
     return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _PILOT)
+
+
+def _pilot(session: Session, baseline: Baseline, fuzzy: Measurement, claim: Claim) -> Pilot:
+    """Returns the pilot; above temperature 0 with two seeds at least, which tell how much outcomes vary within a
+    problem."""
+    alone, lossless = baseline.alone, baseline.lossless if baseline.exact_texts else None
+    if session.decode.seeds == 1 and not session.engine.decoding.sampling.greedy:
+        twice = session.designed(2).tuning
+        alone, fuzzy = (twice.measure(each.setting, each.problems) for each in (alone, fuzzy))
+    return Pilot.of(alone, lossless, fuzzy, claim)
 
 
 def _served(measured: Measurement, forecast: Forecast, session: Session, goal: Goal) -> float:
@@ -252,7 +295,8 @@ class _Run:
     def _name(self, compile: Compiling) -> str:
         problems = [[p.id, p.prompt, p.reference, p.part, p.group] for p in self.session.task.problems]
         called = {} if compile == "auto" else {"compile": compile}
-        return self._hash(wish=self.goal.model_dump(), problems=problems, **called)
+        certified = self.session.holdout.problems  # fewer by design
+        return self._hash(wish=self.goal.model_dump(), problems=problems, certified=certified, **called)
 
     def _hash(self, **more: Any) -> str:
         facts = {"identity": self.session.identity, "space": self.space.values, "tests": TESTS_VERSION, **self.given}

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
@@ -33,6 +34,7 @@ from fsd_decoding.profile.parts import Amount, Natural, Part
 from fsd_decoding.profile.setting import Setting
 
 _LARGEST = 1 << 20  # bytes of a file
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class RunFacts(Part):
         asked: a hash of what was asked for, whatever the problems.
         attempt: the number that an attempt on the certification part would have had when the run began.
         sd: what everything is compared with; None: none has been timed.
+        design: certification problems and seeds that were chosen for the run that follows; None: none were.
     """
 
     name: str
@@ -80,6 +83,7 @@ class RunFacts(Part):
     attempt: Natural
     timings: Timings
     sd: Setting | None = None
+    design: tuple[Natural, Natural] | None = None
 
     def pace_of(self, workers: int) -> Pace | None:
         """Returns the pace of so many processes; None: it is not recorded."""
@@ -121,13 +125,31 @@ def first_sd(
     folder: Path | None, facts: RunFacts, choose: Callable[[], Setting], progress: Progress | None = None
 ) -> Setting:
     """Returns the `sd` that the first process of a run chose; `choose` is called where there is none."""
-    if facts.sd is not None or folder is None:
-        return facts.sd or choose()
+    return _first(folder, facts, "sd", choose, progress)
+
+
+def first_design(
+    folder: Path | None, facts: RunFacts, design: tuple[int, int], progress: Progress | None = None
+) -> tuple[int, int]:
+    """Returns the design that the first process of a run chose, which is this one where there is none."""
+    return _first(folder, facts, "design", lambda: design, progress)
+
+
+def _first(
+    folder: Path | None, facts: RunFacts, name: Literal["sd", "design"], choose: Callable[[], T],
+    progress: Progress | None,
+) -> T:  # fmt: skip
+    """Returns what the first process of a run chose and recorded."""
+    known: T | None = getattr(facts, name)
+    if known is not None or folder is None:
+        return choose() if known is None else known
     path, own = _path(folder, facts.name), choose()  # others need not wait for the clock
     with _locked(path, progress):
         found = _read(path, facts.name) or facts
-        written = found if found.sd is not None else _write(path, found.model_copy(update={"sd": own}))
-    return written.sd or own
+        if getattr(found, name) is None:
+            found = _write(path, found.model_copy(update={name: own}))
+    first: T = getattr(found, name)
+    return first
 
 
 def asked_of(facts: str) -> str | None:

@@ -119,6 +119,14 @@ class Session:
             tuning=Evaluator(self.tuned.before(decode), self.tuning.problems, self.tuning.part),
         )  # fmt: skip
 
+    def designed(self, seeds: int, problems: int | None = None) -> Session:
+        """Returns a copy in which each problem is decoded so many times, and so many, or all, certify."""
+        decode = self.decode.with_seeds(seeds)
+        identity = _identity_of_all(self.engine, self.drafts, decode, self.task)
+        tuning = Evaluator(self.tuned.before(decode), self.tuning.problems, self.tuning.part)
+        holdout = self.holdout.designed(decode, identity, problems)
+        return replace(self, decode=decode, identity=identity, tuning=tuning, holdout=holdout)
+
     def certifying(self, run: str, trained: frozenset[int]) -> Session:
         """Returns a copy whose holdout is limited to the problems that this run may use, see `Holdout.of_run`."""
         engines = self.drafts.values() or [self.engine]
@@ -187,9 +195,8 @@ def open_session(
         progress.note(note)
     family = engine.family
     with ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / LEDGER) as ledger:
-        names: list[str | None] = [*sorted(drafts or {})] or [None]
         decode = CachedDecoder(engine, task, store, batch_size, progress, seeds, drafts, workers)
-        identity = " and ".join(_identity(engine, decode, name, task) for name in names)
+        identity = _identity_of_all(engine, drafts or {}, decode, task)
         tuned = TuningRecord(ledger, family)
         certifying = Evaluator(decode, parts.certification, "certification")
         holdout = Holdout(certifying, ledger, family, f"{task.claim}, {acc}", identity, sequence)
@@ -209,6 +216,11 @@ def _threads(engine: Engine, parts: Parts, progress: Progress) -> Threads | None
         return round_seconds(engine.decoder, [p.prompt for p in problems], [p.id for p in problems])
 
     return Threads(seconds, progress.note)
+
+
+def _identity_of_all(engine: Engine, drafts: Mapping[str, Engine], decode: CachedDecoder, task: Task) -> str:
+    names: list[str | None] = [*sorted(drafts)] or [None]
+    return " and ".join(_identity(engine, decode, name, task) for name in names)
 
 
 def _identity(engine: Engine, decode: CachedDecoder, draft: str | None, task: Task) -> str:

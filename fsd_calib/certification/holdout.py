@@ -190,6 +190,15 @@ class Holdout:
         evaluator = Evaluator(self._evaluator.decode, [*before, *more], self._evaluator.part)
         return self._with(evaluator, extension=extension)
 
+    def designed(self, decode: Decode, identity: str, problems: int | None) -> Holdout:
+        """Returns the first problems of the part, with whole groups, decoded in another way; None: all of them."""
+        part = self.part
+        if problems is not None:
+            groups = {problem.group for problem in part[:problems]} - {None}
+            part = tuple(p for place, p in enumerate(part) if place < problems or p.group in groups)
+        evaluator = Evaluator(decode, part, self._evaluator.part)
+        return Holdout(evaluator, self._ledger, self._family, self._claim, identity, self.sequence)
+
     def decoded_by(self, decode: Decode, suffix: str) -> Holdout:
         """Returns the same part under another way of decoding, whose attempts are other attempts.
 

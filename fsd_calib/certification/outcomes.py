@@ -124,6 +124,10 @@ class Paired:
         """Returns the grades beside a target that is always right, whose retention is the absolute accuracy."""
         return Paired(np.ones_like(self.target), self.fuzzy, self.groups)
 
+    def of_seed(self, seed: int) -> Paired:
+        """Returns the grades under one seed, by its place."""
+        return Paired(self.target[:, [seed]], self.fuzzy[:, [seed]], self.groups)
+
     def part(self, start: int, end: int) -> Paired:
         """Returns the grades of the problems from `start` to `end`."""
         return Paired(

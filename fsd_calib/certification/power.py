@@ -6,8 +6,9 @@ Computed for the score test on the whole part; `Looks.outlook` tells what looks 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ _SPREAD = ndtri((np.arange(9) + 0.5) / 9)  # a normal law in nine equally likely
 _UNLIKELY = 1e-6  # times the largest probability: less likely outcomes are dropped
 _TINY = 1e-12
 _ROUNDING = 1e-9  # of a share
+_CAUTIOUS = 0.84  # standard errors above an estimate, which the truth exceeds with a probability of 20 %
 
 
 class Cells(NamedTuple):
@@ -154,6 +156,41 @@ def least_problems(accuracy: float, wanted: float, delta: float) -> int | None:
         return bool(p_values(right, 0, gained, wrong - gained, wanted) <= delta)
 
     return fewest(enough)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Variances of B - wanted * A (A, B: target and fuzzy rule are right) per problem, of one decoding.
+
+    Args:
+        between: Of what all seeds of a problem have in common; in groups, of a problem's share in the sum over one.
+        within: Between the seeds of a problem.
+    """
+
+    between: float
+    within: float
+
+    @classmethod
+    def of(cls, paired: Paired, wanted: float) -> Self:
+        """Returns the variances by problems with at least two seeds each.
+
+        What is between problems is taken as the end of an interval that it is below with a probability of 80 %, so that
+        seeds are not thought to average what they do not.
+        """
+        z = paired.fuzzy - wanted * paired.target
+        of_seeds = z.var(1, ddof=1)
+        sums = paired.summed(z.mean(1)) - paired.unit_sizes * z.mean()
+        common = sums**2 - paired.summed(of_seeds) / paired.seeds  # without what seeds add to it on average
+        error = float(np.square(common - common.mean()).sum()) ** 0.5
+        within = float(of_seeds.mean())
+        total = max(float(common.sum()) / paired.problems, 0.0) + within
+        between = min(max((float(common.sum()) + _CAUTIOUS * error) / paired.problems, 0.0), total)
+        return cls(between, total - between)
+
+    def gain(self, seeds: int) -> float:
+        """Returns how many problems with one seed a problem with so many is worth."""
+        of_mean = self.between + self.within / seeds
+        return 1.0 if of_mean <= _TINY else (self.between + self.within) / of_mean
 
 
 def independent_worth(paired: Paired, wanted: float) -> float:

@@ -138,6 +138,12 @@ class CachedDecoder:
         copied._counts = Counter()
         return copied
 
+    def with_seeds(self, seeds: int) -> CachedDecoder:
+        """Returns a copy that decodes each problem so many times, and counts together with this one."""
+        copied = copy.copy(self)
+        copied._seeds, copied._own_texts = range(self._seeds[0], self._seeds[0] + seeds), {}
+        return copied
+
     def for_task(self, task: Task) -> CachedDecoder:
         """Returns a copy for the problems of another task, which counts what it decodes together with this one."""
         copied, limits = copy.copy(self), Limits.of(task)

@@ -22,12 +22,15 @@ from fsd_common.formatting import (
     level,
     percent,
     requirement,
+    tokens,
 )
 from fsd_decoding.profile.parts import attempt_level
 
 if TYPE_CHECKING:
+    from fsd_calib.calibration.design import Design
     from fsd_calib.calibration.memory import MemoryPlan
-    from fsd_calib.calibration.plan import Plan, Prospect
+    from fsd_calib.calibration.odds import Prospect
+    from fsd_calib.calibration.plan import Plan
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -39,6 +42,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if plan.claim.guarantee == "population":
         console.print(prospect_table(plan))
     console.print(literal(outlook(plan)))
+    if plan.design is not None:
+        console.print(literal(design_line(plan, plan.design)))
     console.print(literal(attempt_line(plan)))
     if plan.steps:
         console.print()
@@ -91,6 +96,31 @@ def attempt_line(plan: Plan) -> str:
     return (
         f"A run is attempt {plan.attempt} at this claim or on these problems, tested at level {level(own)}{gone_on}, "
         f"and spends it: attempt {plan.attempt + 1} is tested at level {level(left)}. --explore spends none."
+    )
+
+
+def design_line(plan: Plan, design: Design) -> str:
+    """Returns the cheapest design for the goal and what it takes, or what can be shown at most."""
+    noise = plan.pilot.noise
+    varies = ""
+    if noise is not None:
+        varies = (
+            f"Of the variance of outcomes {percent(noise.within / (noise.within + noise.between or 1.0))} is within "
+            "problems, between seeds. "
+        )
+    seeds = "" if noise is None else f" with {design.seeds} seed{'s' * (design.seeds > 1)} each"
+    if design.truth is None:
+        return (
+            f"{varies}No design of these problems shows the goal with probability 80%: all of them{seeds} show "
+            f"{bound(design.bound, PRECISION)} at most."
+        )
+    decodings = 2 * plan.decoded * design.problems * design.seeds
+    step = next((each for each in plan.steps if each.name == "certification"), None)
+    time = "" if step is None else f", {device_hours(plan.devices * decodings * step.seconds_each)} device-hours"
+    return (
+        f"{varies}The cheapest design that certifies a true {_measure(plan)} of {percent(design.truth)} with "
+        f"probability 80%: {design.problems:,} problems{seeds}, about {round(decodings):,} decodings of the target and "
+        f"one setting ({tokens(round(plan.tokens * decodings))}{time}). --design auto takes it."
     )
 
 

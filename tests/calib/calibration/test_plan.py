@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from fsd_calib.calibrate_options import Goal
-from fsd_calib.calibration.plan import Paces, Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
+from fsd_calib.calibration.odds import Prospect
+from fsd_calib.calibration.pilot import Pilot
+from fsd_calib.calibration.plan import Paces, Plan, check_enough, make_plan, planned_steps
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired

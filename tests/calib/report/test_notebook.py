@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibration.plan import Pilot, Plan, PlannedStep, make_plan
+from fsd_calib.calibration.pilot import Pilot
+from fsd_calib.calibration.plan import Plan, PlannedStep, make_plan
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Looks
 from fsd_collectors.store.reading import load_traces
