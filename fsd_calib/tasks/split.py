@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.near_duplicates import BOUND, near_duplicates
-from fsd_collectors.split import check_ids, content_key, tuning_and_certification
+from fsd_collectors.split import CERTIFICATION_SHARE, check_ids, content_key, tuning_and_certification
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 
-_TUNING_PROBLEMS = 1000  # at most: with more, the certification part limits what can be certified
+_TUNING_PROBLEMS = 128, 1000  # at least, where a source has so many, and at most: more hardly choose any better
 _COMPARED = 3000  # certification problems, the first in the order of a hash, with each other
 _ALIKE = 0.9  # similarity: questions about one long passage have it, and generated templates do not
 _OFTEN = 0.05  # of the problems compared: fewer hardly change a certificate
@@ -48,12 +48,18 @@ def parts_of(task: Task) -> Parts:
                 f"{len(distinct)} problems{within} leave {len(part)} for {name}, and it needs at least 2; give more "
                 f"{'groups' if groups else 'problems'}"
             )
-    tuning = tuning[:_TUNING_PROBLEMS]
+    tuning = tuning[: _tuned(len(certification))]
     notes = (
         *_note_repeats(task, distinct), *_note_alone(distinct), *_note_torn(torn),
         *_note_near_duplicates(tuning, certification), *_note_alike(certification),
     )  # fmt: skip
     return Parts(tuple(tuning), tuple(certification), notes)
+
+
+def _tuned(certification: int) -> int:
+    """Returns how many problems tune at most: as many as where a hash divides them."""
+    least, most = _TUNING_PROBLEMS
+    return min(max(round(certification * (1 / CERTIFICATION_SHARE - 1)), least), most)
 
 
 def tuning_of(task: Task) -> list[Problem]:

@@ -57,7 +57,8 @@ def test_the_predictor_is_saved_with_a_card(trained: tuple[Path, Predictor], tra
         ("js", "tv"),
         run.run,
     )
-    assert sum(facts.problems.model_dump().values()) == len(split_problems(training_traces).training) + 17 + 17
+    parts = split_problems(training_traces)
+    assert [*facts.problems.model_dump().values()] == [*map(len, (parts.training, parts.calibration, parts.evaluation))]
     assert (facts.target, facts.draft, facts.tokenizer, facts.eos) == (run.target, run.draft, run.tokenizer, run.eos)
     assert facts.falling == 0
     card = (out / "card.md").read_text()

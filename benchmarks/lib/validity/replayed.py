@@ -20,6 +20,7 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.split import hashed
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.setting import Setting
 from lib.validity.shares import CONFIDENCE
@@ -94,7 +95,7 @@ def opened(ledger: AttemptLedger, step: Step, kinds: Counts, looks: int = 1, ext
         return [_GRADED[outcomes[problem.id] in right] for problem in problems]
 
     part = Evaluator(decode, step.problems, "certification")
-    run = Run(f"run of {len(step.problems)}", "")
+    run = Run(facts_digest([problem.id for problem in step.problems]), "")
     usable = Holdout(part, ledger, _FAMILY, step.claim, "models").of_run(run.name)
     claim = Claim(WANTED, confidence=CONFIDENCE)
     if extends:

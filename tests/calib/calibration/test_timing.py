@@ -81,9 +81,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def timer(
     models: tuple[Path, Path], task: Task | None = None, way: Timing = "run", streams: int = 1
 ) -> Iterator[Timer]:
-    """Of 60 problems."""
+    """Of 90 problems."""
     decoder = SpeculativeDecoder.from_pretrained(*models)
-    given = task or tiny_calibration.task(60)
+    given = task or tiny_calibration.task(90)
     with open_session(OwnEngine(decoder, given), given, RunConfig(progress=Notes())) as session:
         yield Timer(
             session,
@@ -121,7 +121,7 @@ def test_of_settings_certified_together_the_clock_takes_the_fastest_on_problems_
         return 1
 
     monkeypatch.setattr(CachedDecoder, "emitted", slow)
-    with timer(models, tiny_calibration.task(200), way) as made:
+    with timer(models, tiny_calibration.task(300), way) as made:
         best = made.fastest(contest)
         tuning = [problem.id for problem in made.session.tuning.problems]
         of_speeds = made._problems(1, None)[1]
@@ -140,7 +140,7 @@ def test_a_setting_that_is_not_faster_beyond_the_noise_is_not_taken_for_the_firs
     run = TimedRun(np.arange(pieces), dict.fromkeys(contest, np.full(pieces, 100.0)), {"wall": seconds})
     timed = TimedSpeeds([run], pieces, 0.95)
     monkeypatch.setattr(Timer, "_speeds_here", lambda *_: timed)
-    with timer(models, tiny_calibration.task(200)) as made:
+    with timer(models, tiny_calibration.task(300)) as made:
         assert made.fastest(contest) == contest[best]
     assert (timed.ratio(contest[1], contest[0]).value > 1) == (faster > 1)
 
@@ -180,7 +180,7 @@ def test_certification_problems_are_timed_once_they_have_decided(
 
 @pytest.mark.slow
 def test_a_certification_part_too_small_for_it_is_left_alone(models: tuple[Path, Path]) -> None:
-    whole = tiny_calibration.task(60)
+    whole = tiny_calibration.task(90)
     problems = tuple(replace(p, part=PARTS[i < 11]) for i, p in enumerate(whole.problems))
     with timer(models, replace(whole, problems=problems)) as made:
         part = decided(made.session)
@@ -261,7 +261,7 @@ def test_timing_stops_once_it_is_decided_or_says_that_it_could_not(
     models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, slower: float, said: bool
 ) -> None:
     """Equal speeds are told apart by chance with probability .05 at most, were seeds not fixed."""
-    with timer(models, tiny_calibration.task(200)) as made:
+    with timer(models, tiny_calibration.task(300)) as made:
         alone, sd, chosen = settings(made.session)
         machine = Machine(monkeypatch, {alone: 4.0, sd: 2.0 * slower, chosen: 2.0})
         speeds = replace(made, seconds=250.0).time([alone, sd, chosen]).speeds
@@ -277,7 +277,7 @@ def test_timing_stops_once_it_is_decided_or_says_that_it_could_not(
 def test_on_a_machine_that_is_too_slow_nothing_is_claimed(
     models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with timer(models, tiny_calibration.task(200)) as made:
+    with timer(models, tiny_calibration.task(300)) as made:
         alone, sd, chosen = settings(made.session)
         Machine(monkeypatch, {alone: 40.0, sd: 60.0, chosen: 20.0})
         found = replace(made, seconds=200.0).time([alone, sd, chosen]).speeds
@@ -292,7 +292,7 @@ def test_on_a_machine_that_is_too_slow_nothing_is_claimed(
 def test_a_setting_by_itself_is_timed_until_there_is_an_interval(
     models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, confidence: float, decodings: int
 ) -> None:
-    with timer(models, tiny_calibration.task(200)) as made:
+    with timer(models, tiny_calibration.task(300)) as made:
         machine = Machine(monkeypatch, {FUZZY: 2.0})
         found = replace(made, seconds=1000.0, goal=Goal(min_acc=0.7, confidence=confidence)).time_here(FUZZY, None)
     assert found is not None
@@ -301,7 +301,7 @@ def test_a_setting_by_itself_is_timed_until_there_is_an_interval(
 
 
 def test_a_wanted_speed_is_decided_too(models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with timer(models, tiny_calibration.task(200)) as made:
+    with timer(models, tiny_calibration.task(300)) as made:
         alone, sd, chosen = settings(made.session)
         Machine(monkeypatch, {alone: 4.0, sd: 4.0, chosen: 2.0})
         near = replace(made, seconds=900.0, goal=Goal(min_speed=4.9)).time([alone, sd, chosen])
@@ -359,7 +359,7 @@ def test_what_is_timed_has_the_threads_that_are_fastest_then(
 
     monkeypatch.setattr(CachedDecoder, "emitted", emitted)
     torch.set_num_threads(1)
-    with timer(models, tiny_calibration.task(200), streams=4) as made:
+    with timer(models, tiny_calibration.task(300), streams=4) as made:
         four = settings(made.session)
         assert made.time(four).threads == 2
         made.time_single(four, None)

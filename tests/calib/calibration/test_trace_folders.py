@@ -40,7 +40,7 @@ class Interrupting(Silent):
         yield advance
 
 
-TASK = tiny_calibration.task(150)
+TASK = tiny_calibration.task(225)
 
 
 @contextmanager

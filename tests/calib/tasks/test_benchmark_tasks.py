@@ -341,7 +341,7 @@ def check_parts(output: str, splits: dict[str, list[GeneratedProblem]]) -> None:
     expected = [[p.question, p.answer, "tuning"] for p in splits["train"]]
     expected += [[p.question, p.answer, "certification"] for p in splits["test"]]
     assert whole == ["openai/gsm8k main (train: tuning, test: certification)", expected]
-    assert Counter(part for *_, part in capped[1]) == {"tuning": 6, "certification": 2}
+    assert Counter(part for *_, part in capped[1]) == {"tuning": 2, "certification": 6}
 
 
 def test_hub_parts_become_tuning_and_certification(tmp_path: Path) -> None:
