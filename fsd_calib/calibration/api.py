@@ -162,7 +162,7 @@ class Calibration:
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
         check_timing(self.config.timing, self.goal, self.sources)
         check_design(self.goal, self.config, self.sequence is not None)
-        check_extends(self.goal, self.config, self.decoding.predictor is not None)
+        check_extends(self.goal, self.decoding, self.config)
         if self.config.engine == "vllm":
             check_vllm(self.sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsd_calib.calibrate_options import Goal, RunConfig
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.odds import GoesOn
 from fsd_calib.calibration.plan import claim_of
 from fsd_calib.calibration.run_facts import asked_of
+from fsd_calib.calibration.run_name import RunName
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.extension import Extension
 from fsd_common.argument_checks import named, off
@@ -16,7 +17,7 @@ from fsd_common.errors import UsageError
 _MOST = 4  # times as many as then, or as few: with many more a search has more to choose by, and few show little
 
 
-def check_extends(goal: Goal, config: RunConfig, predictor: bool) -> None:
+def check_extends(goal: Goal, decoding: SearchSpace, config: RunConfig) -> None:
     """UsageError: the calibration is to go on from an earlier one, and is of a kind that cannot."""
     if not config.extend:
         return
@@ -29,33 +30,42 @@ def check_extends(goal: Goal, config: RunConfig, predictor: bool) -> None:
             f"{extend} adds problems, and {named('guarantee')} 'dataset' is about no others than these; leave one of "
             "them out"
         )
-    if predictor:
+    if decoding.predictor is not None or decoding.moving:
+        given = "predictor" if decoding.predictor is not None else "threshold_policy"
         raise UsageError(
-            f"{extend} tests what was frozen before, and {named('predictor')} ends drafts by costs that are measured "
-            "anew; leave one of them out"
+            f"{extend} tests what was frozen before, and what {named(given)} does is learned anew; leave one of them "
+            "out"
         )
 
 
-def extension_of(session: Session, goal: Goal, config: RunConfig, asked: str, begun: bool) -> Extension | None:
-    """Returns what the calibration goes on from: where it is told to, or where its problems are more than then, up to
-    four times as many, and some setting did not pass; None: it searches.
+def extension_of(run: RunName, trained: frozenset[int]) -> Extension | None:
+    """Returns what a calibration goes on from; None: it searches.
+
+    It goes on where it is told to, where it has done so before, or where its problems are more than then, up to four
+    times as many, and some setting did not pass.
 
     Args:
-        asked: See `RunFacts`.
-        begun: Whether a search with these problems has begun.
+        trained: Keys of problems that its predictor or drafts were trained on.
 
     Raises:
         UsageError: It is told to go on, and there is nothing to go on from.
     """
-    if config.extend is False or goal.min_acc is None or goal.explore or goal.guarantee == "dataset":
+    goal, extend, later = run.goal, run.config.extend, replace(run, extends=True)
+    moves = run.space.policies != (None,) or "predictor" in run.given
+    if extend is False or goal.min_acc is None or goal.explore or goal.guarantee == "dataset" or moves:
         return None
-    holdout = session.holdout
-    claim = claim_of(goal, holdout.looks(goal.tests, holdout.next_attempt))
-    found = holdout.extendable(claim, lambda facts: asked_of(facts) == asked)
-    if config.extend:
+    begun = later.facts
+    if begun is None and extend is None and run.facts is not None:
+        return None
+    holdout = run.session.holdout.of_run(later.text, trained)
+    claim = claim_of(goal, holdout.looks(goal.tests))
+    if begun is not None and begun.extends is not None:
+        return holdout.extension_from(begun.extends, claim)
+    found = holdout.extendable(claim, lambda facts: asked_of(facts) == run.asked)
+    if extend:
         _check_found(found, holdout.problems)
         return found
-    if found is None or found.failed is None or begun:
+    if found is None or found.failed is None:
         return None
     before, more = len(found.problems), len(found.more)
     return found if before <= _MOST * more and more <= _MOST * before else None
@@ -66,7 +76,7 @@ def _check_found(found: Extension | None, problems: int) -> None:
     if found is None:
         raise UsageError(
             f"there is nothing to go on from: no decided attempt of this command had some of these {problems:,} "
-            f"certification problems and no others; {way_out}"
+            f"certification problems and no others, or others were certified on since; {way_out}"
         )
     if found.failed is None:
         raise UsageError(

@@ -106,8 +106,10 @@ def check_own(folder: Path, asked: Asked) -> None:
     file = folder / FILE_NAME
     if asked.config.replace or not file.exists() or is_own(folder, asked):
         return
+    same = _mark_of(folder).get("run") == identity_of(asked)
+    other = "the same command with more problems" if same else f"another run ({_contents(file)})"
     raise UsageError(
-        f"{named('out')} {str(folder)!r} holds a profile of another run ({_contents(file)}); give another "
+        f"{named('out')} {str(folder)!r} holds a profile of {other}; give another "
         f"{named('out')}, or {named('replace')} to write over it"
     )
 
@@ -127,7 +129,7 @@ def made(folder: Path) -> Iterator[None]:
 
 
 def claim(folder: Path, asked: Asked) -> None:
-    """Marks the folder as this run's, unless it holds another's profile, which is that one's until it is replaced."""
+    """Marks the folder as this run's, unless it holds a profile: then it is marked with the next one."""
     if not (folder / FILE_NAME).exists():
         _mark(folder, asked)
 

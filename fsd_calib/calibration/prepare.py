@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from fsd_calib.calibrate_options import Compiling, Goal, RunConfig
+from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.baseline import (
     COMPARED,
     COUNTED,
@@ -35,11 +35,11 @@ from fsd_calib.calibration.plan import (
     planned_steps,
 )
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_design, first_sd, rounds_of
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_design, first_sd
+from fsd_calib.calibration.run_name import RunName
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.extension import TESTS_VERSION
 from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
@@ -50,7 +50,6 @@ from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
-from fsd_common.digests import facts_digest
 from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
@@ -183,17 +182,19 @@ def prepare(
         # Drafts that cannot be traced have a constant T.
         shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
         space = replace(space, policies=tuple(shaped))
-        run = _Run(session, goal, space, config, _given(chosen, fixed, session.holdout.sequence))
-        extension = extension_of(session, goal, config, run.asked, run.begun)
+        run = RunName(session, goal, space, config, _given(chosen, fixed, session.holdout.sequence))
+        trained = frozenset() if chosen is None else chosen.trained()
+        extension = extension_of(run, trained)
         if extension is not None:
-            run, fixed = run.given_more(extends=extension.attempts), extension.settings
+            run, fixed = replace(run, extends=True), extension.settings
         if not goal.explore:
-            session = session.certifying(run.name, frozenset() if chosen is None else chosen.trained())
+            session = session.certifying(run.text, trained)
         if extension is not None:
             session = going_on(session, extension)
         facts = begin_or_resume(
-            folder, run.name, run.asked, session.holdout,
+            folder, run.text, run.asked, session.holdout,
             lambda: timings or _timings(session, goal, space, config, fixed), session.progress,
+            None if extension is None else extension.before[-1].place,
         )  # fmt: skip
         session.call_rounds(facts.timings.compile)
         claim, level = _test(session, goal, facts.attempt)
@@ -260,53 +261,10 @@ def _given(chosen: Chosen | None, fixed: Sequence[Setting], sequence: EngineSequ
     return of_predictor | of_setting | ({} if sequence is None else {"sequence": asdict(sequence)})
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What determines a calibration's course, so that the same command resumes the same run."""
-
-    session: Session
-    goal: Goal
-    space: Space
-    config: RunConfig
-    given: Mapping[str, Any]
-
-    def given_more(self, **more: Any) -> _Run:
-        return replace(self, given={**self.given, **more})
-
-    @property
-    def asked(self) -> str:
-        """A hash of what was asked for, whatever the problems and the looks."""
-        return self._hash(wish=self.goal.model_dump(exclude={"looks"}))
-
-    @property
-    def name(self) -> str:
-        """The name of the run to begin or resume: auto's, if it chose what is asked for and no own one has begun."""
-        auto, own = self._name("auto"), self._name(self.config.compile)
-        return auto if self._rounds(own) is None and self._rounds(auto) == self.config.compile else own
-
-    @property
-    def begun(self) -> bool:
-        """Whether it has begun."""
-        return self._rounds(self.name) is not None
-
-    def _rounds(self, name: str) -> Rounds | None:
-        return rounds_of(self.config.path("out"), name, self.session.holdout, self.session.progress)
-
-    def _name(self, compile: Compiling) -> str:
-        problems = [[p.id, p.prompt, p.reference, p.part, p.group] for p in self.session.task.problems]
-        called = {} if compile == "auto" else {"compile": compile}
-        certified = self.session.holdout.problems  # fewer by design
-        return self._hash(wish=self.goal.model_dump(), problems=problems, certified=certified, **called)
-
-    def _hash(self, **more: Any) -> str:
-        facts = {"identity": self.session.identity, "space": self.space.values, "tests": TESTS_VERSION, **self.given}
-        return facts_digest(facts | more)[:16]
-
-
 def _test(session: Session, goal: Goal, attempt: int) -> tuple[Claim, float]:
     """Returns what an attempt of this number claims, and the size of its test."""
-    looks = session.holdout.looks(goal.tests, attempt)
-    return claim_of(goal, looks), sum(session.holdout.levels(goal.confidence, attempt))
+    levels = session.holdout.levels(goal.confidence, attempt)
+    return claim_of(goal, session.holdout.looks(goal.tests).sized(levels)), sum(levels)
 
 
 @contextmanager

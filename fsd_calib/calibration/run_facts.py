@@ -74,6 +74,7 @@ class RunFacts(Part):
         asked: a hash of what was asked for, whatever the problems.
         attempt: the number that an attempt on the certification part would have had when the run began.
         sd: what everything is compared with; None: none has been timed.
+        extends: the place in the ledger of the attempt that it goes on from; None: it searches.
         design: certification problems and seeds that were chosen for the run that follows; None: none were.
     """
 
@@ -83,6 +84,7 @@ class RunFacts(Part):
     attempt: Natural
     timings: Timings
     sd: Setting | None = None
+    extends: Natural | None = None
     design: tuple[Natural, Natural] | None = None
 
     def pace_of(self, workers: int) -> Pace | None:
@@ -97,13 +99,13 @@ class RunFacts(Part):
 
 def begin_or_resume(
     folder: Path | None, name: str, asked: str, holdout: Holdout, measure: Callable[[], Timings],
-    progress: Progress | None = None,
+    progress: Progress | None = None, extends: int | None = None,
 ) -> RunFacts:  # fmt: skip
     """Returns the facts of the run `name`: from the folder, else from the ledger, else of a run that begins now.
 
     Args:
         folder: the output folder; None: nothing is written.
-        asked: see `RunFacts`.
+        asked, extends: see `RunFacts`.
         measure: takes the timings of a new run.
         progress: receives a note where another process takes them for long.
     """
@@ -112,7 +114,9 @@ def begin_or_resume(
         if (recorded := _in_ledger(holdout, name)) is not None:
             return recorded
         started, timings = datetime.now(UTC), measure()
-        return RunFacts(name=name, asked=asked, started=started, attempt=holdout.next_attempt, timings=timings)
+        return RunFacts(
+            name=name, asked=asked, started=started, attempt=holdout.next_attempt, timings=timings, extends=extends,
+        )  # fmt: skip
 
     if folder is None:
         return resume_or_begin()
@@ -160,14 +164,13 @@ def asked_of(facts: str) -> str | None:
         return None
 
 
-def rounds_of(folder: Path | None, name: str, holdout: Holdout, progress: Progress | None = None) -> Rounds | None:
-    """Returns how the run `name` calls rounds; None: it has not begun. See `begin_or_resume`."""
+def known_facts(folder: Path | None, name: str, holdout: Holdout, progress: Progress | None = None) -> RunFacts | None:
+    """Returns the facts of the run `name`; None: it has not begun. See `begin_or_resume`."""
     facts = None
     if folder is not None and (path := _path(folder, name)).exists():
         with _locked(path, progress):
             facts = _read(path, name)
-    facts = facts or _in_ledger(holdout, name)
-    return None if facts is None else facts.timings.compile
+    return facts or _in_ledger(holdout, name)
 
 
 def _path(folder: Path, name: str) -> Path:

@@ -135,7 +135,7 @@ def _certificate(findings: Findings) -> Certificate:
             "delta": opened.delta if opened else None,
             "frozen": len(opened.frozen) if opened else None,
             "history": opened.history if opened else None,
-            "dropped": opened.claim.dropped if opened else 0,
+            "dropped": opened.claim.all_dropped if opened else 0,
             "looks": opened.claim.looks.problems if opened and opened.claim.looks else (),
             "extends": opened.extends if opened else (),
         }

@@ -27,7 +27,7 @@ class Claim:
             seeds; tested by betting, which may look at any time, and no longer uncertain once all were decoded.
         looks: After how many problems outcomes are tested. None: once.
         confidence: Of what is printed beside a claim that passed, see `given_passing`.
-        dropped: Problems beside these that count as lost, see `dropped`.
+        dropped: Problems beside these that count as lost, see `dropped`; of the last stage, where there are several.
 
     Raises:
         UsageError: `wanted` is out of range, or `looks` are required and missing.
@@ -95,15 +95,22 @@ class Claim:
         Raises:
             UsageError: `level` is not in (0, 1).
         """
-        retention = self._bound(paired, "retention", level) if paired.target.any() or self.dropped else 0.0
+        retention = self._bound(paired, "retention", level) if paired.target.any() or self.all_dropped else 0.0
         return retention, self._bound(paired.against_perfect(), "absolute", level)
 
-    def _with_dropped(self, paired: Paired) -> Paired:
-        """Returns the grades after those of the dropped problems.
+    @property
+    def _dropped(self) -> list[int]:
+        """What counts as lost, by stage.
 
-        In front, since betting counts the largest wealth that it ever had, which later losses do not take away.
+        In front of its problems, since betting counts the largest wealth that it ever had, which later losses do not
+        take away.
         """
-        return paired.preceded_by(True, False, self.dropped) if self.dropped else paired
+        return [*(stage.dropped for stage in (self.looks.earlier if self.looks else ())), self.dropped]
+
+    @property
+    def all_dropped(self) -> int:
+        """What counts as lost in all stages together."""
+        return sum(self._dropped)
 
     def bound(self, paired: Paired, level: float) -> float:
         """Returns the lower bound of what is claimed, as `bounds` does."""
@@ -121,9 +128,12 @@ class Claim:
         return [(paired, 1.0)] if self.looks is None else self.looks.stages(paired)
 
     def _p_value(self, judged: Paired, wanted: float) -> float:
-        (first, time), *more = self.stages(judged)
-        stages = [(self._with_dropped(first), time), *more]
-        p_values = [self._of_one_stage(each, wanted) if each.target.any() or not more else 1.0 for each, _ in stages]
+        stages = self.stages(judged)
+        charged = [
+            each.preceded_by(True, False, dropped) for (each, _), dropped in zip(stages, self._dropped, strict=False)
+        ]
+        alone = len(stages) == 1
+        p_values = [self._of_one_stage(each, wanted) if each.target.any() or alone else 1.0 for each in charged]
         return float(combined(p_values, [time for _, time in stages]))
 
     def _of_one_stage(self, paired: Paired, wanted: float) -> float:

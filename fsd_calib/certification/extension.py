@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, Self
 
 from fsd_calib.certification.attempt_ledger import Entry
 from fsd_calib.certification.certificate import graded_in, passed_of
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.dropped import Dropped
 from fsd_calib.certification.looks import Looks, Stage
-from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.outcomes import Counts, Paired
 from fsd_calib.measuring.measurement import groups_of
 from fsd_calib.tasks.base import Problem
 from fsd_common.digests import facts_digest
@@ -24,6 +25,22 @@ from fsd_decoding.profile.setting import Setting
 
 _THE_SAME = ("identity", "engines", "problems", "claim", "confidence", "tests")  # in an attempt that goes on
 TESTS_VERSION = 1  # raised where the same outcomes may lead to another verdict: that is then another attempt
+
+
+class Before(NamedTuple):
+    """An attempt that another one goes on from.
+
+    Attributes:
+        place: Its row in the ledger.
+        number: See `Attempt`.
+        end: The number of problems up to its last.
+        dropped: How many others counted as lost in it, beside those of the attempts before.
+    """
+
+    place: int
+    number: int
+    end: int
+    dropped: int
 
 
 @dataclass(frozen=True)
@@ -35,8 +52,8 @@ class Frozen:
         engines: Those that certify in turn; "": this one alone does.
         problems: A hash of prompts, references and groups, in any order: other groups are another test of the same.
         claim: Without its looks.
-        looks, stages: Numbers of problems at looks, and at the ends of attempts that it goes on from.
-        extends: The numbers of those attempts.
+        looks: Numbers of problems.
+        before: The attempts that it goes on from, see `Before`.
         settings: The values of each, safest first.
     """
 
@@ -45,8 +62,7 @@ class Frozen:
     problems: str
     claim: dict[str, Any]
     looks: list[int]
-    stages: list[int]
-    extends: list[int]
+    before: list[list[int]]
     confidence: float
     settings: list[dict[str, Any]]
     tests: int = TESTS_VERSION
@@ -54,16 +70,12 @@ class Frozen:
     @classmethod
     def of(
         cls, identity: str, engines: str, problems: Iterable[Problem], claim: Claim, confidence: float,
-        settings: Iterable[Setting], extends: Sequence[int] = (),
+        settings: Iterable[Setting] = (), before: Iterable[Before] = (),
     ) -> Self:  # fmt: skip
-        facts = asdict(claim)
-        looks = facts.pop("looks") or {"problems": [], "earlier": []}
-        stages = [end for end, _ in looks["earlier"]]
+        facts = asdict(replace(claim, looks=None))
+        looks = [] if claim.looks is None else [*claim.looks.problems]
         values = [setting.values for setting in settings]
-        return cls(
-            identity, engines, _fingerprint(problems), facts, [*looks["problems"]], stages, [*extends], confidence,
-            values,
-        )  # fmt: skip
+        return cls(identity, engines, _fingerprint(problems), facts, looks, [[*b] for b in before], confidence, values)
 
     @classmethod
     def of_text(cls, text: str) -> Self:
@@ -83,7 +95,7 @@ class Extension:
     """What an attempt goes on from, and with.
 
     Attributes:
-        attempts: The numbers of the attempts before it, in their order.
+        before: The attempts before it, in their order.
         settings: What they froze, safest first.
         looks: Theirs.
         problems: Ids of their problems, in the order in which they were decoded.
@@ -92,30 +104,50 @@ class Extension:
         failed: Outcomes of the first setting that did not pass, as far as it was decoded; None: all passed.
     """
 
-    attempts: tuple[int, ...]
+    before: tuple[Before, ...]
     settings: tuple[Setting, ...]
     looks: Looks
     problems: tuple[int, ...]
     more: tuple[int, ...]
     failed: Paired | None
 
+    @property
+    def attempts(self) -> tuple[int, ...]:
+        """The numbers of the attempts before it."""
+        return tuple(each.number for each in self.before)
+
     @classmethod
     def of(cls, entry: Entry, problems: Sequence[Problem], claim: Claim, identity: str) -> Self | None:
         """Returns what goes on from a decided attempt; None: it is of another claim or identity, or has problems that
         are not among these, or there are no others."""
         frozen, by_id = Frozen.of_text(entry.frozen), {problem.id: problem for problem in problems}
-        before = [by_id[number] for number in entry.problems[:, 0].tolist() if number in by_id]
-        ids, groups = {problem.id for problem in before}, {problem.group for problem in before} - {None}
+        ours = [by_id[number] for number in entry.problems[:, 0].tolist() if number in by_id]
+        ids, groups = {problem.id for problem in ours}, {problem.group for problem in ours} - {None}
         more = tuple(p.id for p in problems if p.id not in ids and p.group not in groups)
-        same = Frozen.of(identity, "", before, claim, claim.confidence, ())
+        same = Frozen.of(identity, "", ours, claim, claim.confidence)
         if not more or any(getattr(frozen, name) != getattr(same, name) for name in _THE_SAME):
             return None
-        assert entry.verdict is not None
-        (*_, last), numbered = graded_in(entry.verdict), groups_of(before)
-        failed = Paired(last.target, last.fuzzy, None if numbered is None else numbered[: last.problems])
-        finished = passed_of(entry.verdict) == len(frozen.settings) - 1
-        return cls(
-            (*frozen.extends, entry.number), tuple(map(Setting.of, frozen.settings)),
-            Looks(tuple(frozen.looks), tuple(map(Stage, frozen.stages))), tuple(p.id for p in before), more,
-            None if finished else failed,
-        )  # fmt: skip
+        before = tuple(Before(*each) for each in frozen.before)
+        gone = Dropped.of_text(entry.dropped)
+        last = Before(entry.place, entry.number, len(ours), gone.counted if gone else 0)
+        looks = Looks(tuple(frozen.looks), tuple(Stage(each.end, each.dropped) for each in before))
+        settings = tuple(map(Setting.of, frozen.settings))
+        return cls((*before, last), settings, looks, tuple(p.id for p in ours), more, _failed(entry, ours, settings))
+
+    def of_more(self, number: int, groups: Counts | None) -> Looks:
+        """Returns its looks, followed by up to `number` looks at the new problems.
+
+        Args:
+            groups: (problems,): of all problems, see `Looks.evenly`.
+        """
+        first = len(self.problems)
+        more = Looks.evenly(len(self.more), number, None if groups is None else groups[first:])
+        return self.looks.extended(more, self.before[-1].dropped)
+
+
+def _failed(entry: Entry, problems: Sequence[Problem], settings: Sequence[Setting]) -> Paired | None:
+    assert entry.verdict is not None
+    if passed_of(entry.verdict) == len(settings) - 1:
+        return None
+    (*_, last), groups = graded_in(entry.verdict), groups_of(problems)
+    return Paired(last.target, last.fuzzy, None if groups is None else groups[: last.problems])

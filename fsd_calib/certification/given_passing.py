@@ -148,7 +148,7 @@ def _below(passed: _Passed, p: float, share: float) -> float:
     assert wanted is not None
     against, fuzzy = (float(each.sum()) for each in claim.judged(paired).units)
     observed, time = -float(ndtri(p)), passed.walk.times[passed.look] ** 0.5
-    deviation = (fuzzy / (against + claim.dropped) - wanted) / observed
+    deviation = (fuzzy / (against + claim.all_dropped) - wanted) / observed
     if deviation <= 0:  # betting was sure before the last losses
         return 0.0
     low, high = LEAST_DRIFT, 0.0

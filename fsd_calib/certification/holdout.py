@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Entry, Run, numbers
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Entry, Run, known, numbers
 from fsd_calib.certification.certificate import (
     Evidence,
     SequenceVerdict,
@@ -105,18 +105,11 @@ class Holdout:
         problems, level = self._ledger.best_case(self._family, self._claim, self._evaluator.problems, confidence)
         return problems, max(level, attempt_level(confidence, self.next_attempt))
 
-    def looks(self, number: int, attempt: int) -> Looks:
-        """Returns up to `number` looks at the problems, after those of the attempts that this one goes on from.
-
-        Args:
-            attempt: Its number, on which the sizes of its stages depend.
-        """
-        before = self.extension
-        if before is None:
+    def looks(self, number: int) -> Looks:
+        """Returns up to `number` looks at the problems, after those of the attempts that this one goes on from."""
+        if self.extension is None:
             return Looks.evenly(self.problems, number, self.groups)
-        groups = None if self.groups is None else self.groups[before.looks.whole :]
-        more = Looks.evenly(self.problems - before.looks.whole, number, groups)
-        return before.looks.extended(more).sized(self.levels(0.0, attempt))
+        return self.extension.of_more(number, self.groups)
 
     def levels(self, confidence: float, attempt: int) -> list[float]:
         """Returns the levels of the attempts that one of this number goes on from, and its own."""
@@ -160,35 +153,48 @@ class Holdout:
         return self._with(Evaluator(self._evaluator.decode, remaining, self._evaluator.part))
 
     def extendable(self, claim: Claim, is_same: Callable[[str], bool]) -> Extension | None:
-        """Returns the last decided attempt at the same that had some of these problems and no others; None: none has.
+        """Returns what goes on from the decided attempt of the same claim that had the most of these problems, and no
+        others; None: there is none, or another attempt was decided on some of the others.
 
         Args:
             is_same: Whether the facts of a run are of the same command.
         """
-        for entry, runs in reversed(self._ledger.decided(self._family)):
-            if any(map(is_same, runs)):
-                found = Extension.of(entry, self._evaluator.problems, claim, self._identity)
-                if found is not None:
-                    return found
-        return None
+        decided = self._ledger.decided(self._family)
+        candidates = [self._from(entry, claim) for entry, runs in decided if any(map(is_same, runs))]
+        found = max(filter(None, candidates), key=lambda each: len(each.problems), default=None)
+        if found is None:
+            return None
+        places, more = {each.place for each in found.before}, numbers(self._with_ids(found.more))
+        others = [entry for entry, _ in decided if entry.place not in places]
+        return None if any(known(more, entry.problems).any() for entry in others) else found
 
-    def extending(self, extension: Extension) -> Holdout:
-        """Returns the part for an attempt that goes on: the problems of then, in their order, before all others.
+    def extension_from(self, place: int, claim: Claim) -> Extension:
+        """Returns what goes on from the attempt at this place, which did so before.
 
         Raises:
-            UsageError: Some of those problems cannot be used any more, or none of the others.
+            UsageError: Problems of then cannot be used any more.
         """
-        by_id = {problem.id: problem for problem in self._evaluator.problems}
-        before, more = ([by_id[n] for n in ids if n in by_id] for ids in (extension.problems, extension.more))
-        lost = len(extension.problems) - len(before)
-        if lost or not more:
-            why = f"{lost} of its {len(extension.problems)} problems" if lost else "all others"
+        (entry,) = [entry for entry, _ in self._ledger.decided(self._family) if entry.place == place]
+        found = self._from(entry, claim)
+        if found is None:
             raise UsageError(
-                f"attempt {extension.attempts[-1]} cannot go on: {why} were tuned or trained on since; search anew, by "
-                f"{off('extend')}"
+                f"attempt {entry.number} cannot go on: some of its problems were tuned or trained on since; search "
+                f"anew, by {off('extend')}"
             )
-        evaluator = Evaluator(self._evaluator.decode, [*before, *more], self._evaluator.part)
+        return found
+
+    def _from(self, entry: Entry, claim: Claim) -> Extension | None:
+        return Extension.of(entry, self.part, claim, self._identity)
+
+    def extending(self, extension: Extension) -> Holdout:
+        """Returns the part for an attempt that goes on: the problems of then, in their order, before all others."""
+        problems = self._with_ids((*extension.problems, *extension.more))
+        evaluator = Evaluator(self._evaluator.decode, problems, self._evaluator.part)
         return self._with(evaluator, extension=extension)
+
+    def _with_ids(self, ids: Sequence[int]) -> list[Problem]:
+        by_id = {problem.id: problem for problem in self.part}
+        return [by_id[number] for number in ids]
 
     def designed(self, decode: Decode, identity: str, problems: int | None) -> Holdout:
         """Returns the first problems of the part, with whole groups, decoded in another way; None: all of them."""
@@ -225,11 +231,13 @@ class Holdout:
             UsageError: Some problems were tuned on, in this run or an earlier one.
         """
         engines = "" if self.sequence is None else str(self.sequence)
-        text = Frozen.of(self._identity, engines, self.part, claim, confidence, frozen, self._extends).text
+        before = () if self.extension is None else self.extension.before
+        text = Frozen.of(self._identity, engines, self.part, claim, confidence, frozen, before).text
+        charged = sum(each.dropped for each in before)  # which count in their own stages
 
         def owed(earlier: Sequence[Entry]) -> str:
             found = dropped(earlier, numbers(self._evaluator.problems), claim.acc)
-            return "" if found is None else found.text
+            return "" if found is None else replace(found, counted=max(found.counted - charged, 0)).text
 
         attempt = self._ledger.open(
             self._family, self._claim, self._evaluator.problems, text, run, self._continued, owed

@@ -43,10 +43,12 @@ class Stage(NamedTuple):
 
     Attributes:
         end: The number of problems up to its last.
+        dropped: How many others counted as lost there, see `dropped`; they do so ever after.
         share: Of the size of the whole test: what the earlier attempt had.
     """
 
     end: int
+    dropped: int = 0
     share: float = 0.0
 
 
@@ -95,15 +97,20 @@ class Looks:
                 ends.append(end)
         return cls((*ends, problems))
 
-    def extended(self, more: Self) -> Self:
-        """Returns these looks, followed by those at further problems; the sizes of stages are still to be given."""
+    def extended(self, more: Self, dropped: int = 0) -> Self:
+        """Returns these looks, followed by those at further problems; the sizes of stages are still to be given.
+
+        Args:
+            dropped: See `Stage`, of the stage that these looks end with.
+        """
         later = (self.whole + number for number in more.problems)
-        return replace(self, problems=(*self.problems, *later), earlier=(*self.earlier, Stage(self.whole)))
+        return replace(self, problems=(*self.problems, *later), earlier=(*self.earlier, Stage(self.whole, dropped)))
 
     def sized(self, sizes: Sequence[float]) -> Self:
         """Returns these looks with the sizes of the tests that the stages are, (stages,)."""
         shares = (size / sum(sizes) for size in sizes)
-        return replace(self, earlier=tuple(Stage(s.end, share) for s, share in zip(self.earlier, shares, strict=False)))
+        stages = zip(self.earlier, shares, strict=False)
+        return replace(self, earlier=tuple(stage._replace(share=share) for stage, share in stages))
 
     @property
     def whole(self) -> int:

@@ -102,7 +102,7 @@ def opened(ledger: AttemptLedger, step: Step, kinds: Counts, looks: int = 1, ext
         before = usable.extendable(claim, lambda facts: True)
         assert before is not None
         usable = usable.extending(before)
-    claim = replace(claim, looks=usable.looks(looks, usable.next_attempt))
+    claim = replace(claim, looks=usable.looks(looks))
     return usable.open([_FUZZY], _ALONE, claim, CONFIDENCE, run)
 
 

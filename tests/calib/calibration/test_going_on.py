@@ -9,12 +9,15 @@ import pytest
 
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.marking import LEDGER
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.report.plan import attempt_line, pilot_summary
 from fsd_calib.report.verdict import verdict
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
+from fsd_decoding.models.fingerprint import family_id
 from fsd_decoding.profile.parts import attempt_level
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
@@ -80,11 +83,28 @@ def test_who_does_not_want_to_go_on_searches(tmp_path: Path) -> None:
         calibration(tmp_path, 240, extend=True).run()
     calibration(tmp_path, 240).run()
     searched = calibration(tmp_path, 480, extend=False).run()
-    assert (searched.certificate.attempt, searched.certificate.extends) == (2, ())
+    assert searched.certificate.extends == ()
+    assert searched.effort is not None
+    assert searched.effort.trials > 0
     assert calibration(tmp_path, 480).run().certificate == searched.certificate  # it has begun
-    assert calibration(tmp_path, 2400).plan().goes_on is not None  # from the second, of four times as many
-    forced = calibration(tmp_path, 480, extend=True).run()
-    assert (forced.certificate.attempt, forced.certificate.extends) == (3, (1,))
+    assert calibration(tmp_path, 2400).plan().goes_on is None  # more than four times as many
+    assert calibration(tmp_path, 2400, extend=True).plan().goes_on is not None
+
+
+@pytest.mark.slow
+def test_a_third_goes_on_from_both_and_the_same_command_again_is_the_same_attempt(tmp_path: Path) -> None:
+    for problems in (240, 480):
+        calibration(tmp_path, problems).run()
+    third = calibration(tmp_path, 960, out=tmp_path / "third").run()
+    assert (third.certificate.attempt, third.certificate.extends) == (3, (1, 2))
+    levels = [attempt_level(0.95, number) for number in (1, 2, 3)]
+    assert third.certificate.delta == pytest.approx(sum(levels))
+    with AttemptLedger(tmp_path / LEDGER) as ledger:  # what was tuned on since changes nothing
+        ledger.tuned_on(family_id(far_apart()[0]), tiny_calibration.task(960).problems[-5:])
+    for folder in ("third", "elsewhere"):
+        again = calibration(tmp_path, 960, out=tmp_path / folder).run()
+        assert (again.certificate.attempt, again.certificate.extends) == (3, (1, 2))
+    assert calibration(tmp_path, 480, out=tmp_path / "second").run().certificate.attempt == 2
 
 
 @pytest.mark.parametrize(
@@ -94,7 +114,8 @@ def test_who_does_not_want_to_go_on_searches(tmp_path: Path) -> None:
         (Goal(min_speed=10.0), SearchSpace(), "min_speed tests nothing"),
         (Goal(pareto=True), SearchSpace(), "pareto tests nothing"),
         (Goal(min_acc=0.9, guarantee="dataset"), SearchSpace(), "guarantee 'dataset' is about no others"),
-        (Goal(min_acc=0.9), SearchSpace(predictor="folder"), "predictor ends drafts by costs"),
+        (Goal(min_acc=0.9), SearchSpace(predictor="folder"), "what predictor does is learned anew"),
+        (Goal(min_acc=0.9), SearchSpace(threshold_policy="schedule"), "what threshold_policy does is learned anew"),
     ],
     ids=str,
 )

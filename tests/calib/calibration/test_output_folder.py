@@ -93,9 +93,9 @@ def test_with_more_problems_a_run_goes_on_in_its_folder_and_with_fewer_it_is_ano
     save(profile(), tmp_path, first)
     for asked in (first, more, ASKED):
         check_own(tmp_path, asked)
-    assert "holds a profile of another run" in usage_error(lambda: check_own(tmp_path, fewer))
+    assert "of the same command with more problems" in usage_error(lambda: check_own(tmp_path, fewer))
     assert save(profile(), tmp_path, more)
-    assert "holds a profile of another run" in usage_error(lambda: check_own(tmp_path, first))
+    assert "of the same command with more problems" in usage_error(lambda: check_own(tmp_path, first))
 
 
 def test_a_profile_of_another_run_is_refused_by_what_it_is_of(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, rounds_of
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, known_facts
 from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.measuring.evaluator import Evaluator
@@ -59,15 +59,15 @@ def test_an_edited_file_is_set_aside(change: dict[str, object], tmp_path: Path) 
     assert begun(tmp_path, TIMINGS).timings == AGAIN
 
 
-def test_how_a_run_calls_rounds_is_known_once_it_has_begun(tmp_path: Path) -> None:
+def test_the_facts_of_a_run_are_known_once_it_has_begun(tmp_path: Path) -> None:
     with AttemptLedger(None) as ledger:
-        assert rounds_of(tmp_path, "name", holdout(ledger)) is None
+        assert known_facts(tmp_path, "name", holdout(ledger)) is None
         assert list(tmp_path.iterdir()) == []
         facts = begun(tmp_path, replace(TIMINGS, compile="capture"), ledger)
-        assert rounds_of(tmp_path, "name", holdout(ledger)) == "capture"
-        assert rounds_of(None, "name", holdout(ledger)) is None
+        assert known_facts(tmp_path, "name", holdout(ledger)) == facts
+        assert known_facts(None, "name", holdout(ledger)) is None
         ledger.open("family", "claim", PROBLEMS, "frozen", Run("name", facts.model_dump_json()))
-        assert rounds_of(None, "name", holdout(ledger)) == "capture"
+        assert known_facts(None, "name", holdout(ledger)) == facts
 
 
 def test_a_pace_is_of_a_number_of_workers(tmp_path: Path) -> None:

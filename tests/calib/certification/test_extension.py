@@ -50,7 +50,7 @@ def holdout(ledger: AttemptLedger, problems: Sequence[Problem] = PROBLEMS, ident
 
 
 def attempt(part: Holdout, frozen: Sequence[Setting] = (SAFE, LOOSE), asked: str = "asked") -> HoldoutAttempt:
-    claim = dataclasses.replace(CLAIM, looks=part.looks(4, part.next_attempt))
+    claim = dataclasses.replace(CLAIM, looks=part.looks(4))
     opened = part.open(frozen, ALONE, claim, 0.95, Run("run", asked))
     opened.decide()
     return opened
@@ -135,7 +135,7 @@ def test_nothing_else_goes_on(changed: Callable[[AttemptLedger], Extension | Non
 def test_an_attempt_without_a_verdict_has_nothing_to_go_on_from() -> None:
     with AttemptLedger(None) as ledger:
         part = holdout(ledger, FIRST)
-        claim = dataclasses.replace(CLAIM, looks=part.looks(4, 1))
+        claim = dataclasses.replace(CLAIM, looks=part.looks(4))
         part.open([SAFE, LOOSE], ALONE, claim, 0.95, Run("run", "asked"))
         assert found(holdout(ledger)) is None
 
@@ -143,10 +143,11 @@ def test_an_attempt_without_a_verdict_has_nothing_to_go_on_from() -> None:
 def test_the_same_command_again_is_the_same_attempt_and_a_third_goes_on_from_both() -> None:
     with AttemptLedger(None) as ledger:
         attempt(holdout(ledger, FIRST))
-        for _ in range(2):
-            part = holdout(ledger, PROBLEMS[:900])
-            second = attempt(part.extending(extension(part)))
+        part = holdout(ledger, PROBLEMS[:900])
+        for before in (extension(part), part.extension_from(1, CLAIM)):
+            second = attempt(part.extending(before))
             assert (second.attempt.number, second.extends) == (2, (1,))
+        assert found(part) is None  # the others are not new any more
         third = extension(holdout(ledger))
         assert (third.attempts, third.looks.problems[-1]) == ((1, 2), 900)
         last = attempt(holdout(ledger).extending(third))
@@ -164,6 +165,40 @@ def test_of_what_passed_whole_nothing_is_left() -> None:
         assert extension(holdout(ledger)).failed is None
 
 
+def test_of_several_it_goes_on_from_the_one_with_the_most_problems() -> None:
+    """Whose others were certified on by nobody."""
+    with AttemptLedger(None) as ledger:
+        attempt(holdout(ledger, FIRST))
+        part = holdout(ledger, PROBLEMS[300:900])
+        attempt(part.extending(extension(part)))
+        attempt(holdout(ledger, PROBLEMS[310:500]))
+        assert extension(holdout(ledger)).attempts == (1, 2)
+
+
+def test_what_was_certified_on_since_is_not_new() -> None:
+    with AttemptLedger(None) as ledger:
+        attempt(holdout(ledger, FIRST))
+        attempt(holdout(ledger, PROBLEMS[600:800]), [SAFE], asked="else")
+        assert found(holdout(ledger)) is None
+        assert found(holdout(ledger, [*FIRST, *PROBLEMS[800:]])) is not None
+
+
+def test_what_counted_as_lost_does_so_ever_after() -> None:
+    """An attempt without what an earlier one lost, which comes back as new problems: the first stage is tested as it
+    was, or its level would pay for another test."""
+    with AttemptLedger(None) as ledger:
+        attempt(holdout(ledger, FIRST), [LOOSE])
+        kept = [p for p in FIRST if p.id % 60 != 1]
+        second = attempt(holdout(ledger, kept), [LOOSE])
+        assert second.claim.dropped > 0
+        before = holdout(ledger).extension_from(2, CLAIM)
+        assert (before.attempts, before.before[0].dropped) == ((2,), second.claim.dropped)
+        third = attempt(holdout(ledger).extending(before), [LOOSE])
+        assert (third.claim.dropped, third.claim.all_dropped) == (0, second.claim.dropped)
+        grades = np.ones((len(kept), 1), bool)
+        assert third.claim.p_value(Paired(grades, grades)) == second.claim.p_value(Paired(grades, grades))
+
+
 def test_others_of_a_group_of_then_are_left_out() -> None:
     """Each stage is a sample of its own."""
     grouped = [dataclasses.replace(p, group=p.id // 8) for p in PROBLEMS]
@@ -174,18 +209,16 @@ def test_others_of_a_group_of_then_are_left_out() -> None:
         together = {p.id for p in grouped if p.group in {300 // 8, 700 // 8}}
         assert {*before.more} == {p.id for p in grouped} - {*range(300, 700)} - together
         assert attempt(part.extending(before)).extends == (1,)
-        assert extension(holdout(ledger, grouped)).more == before.more  # as it goes on with the same
 
 
 def test_problems_that_were_tuned_on_since_do_not_go_on() -> None:
     with AttemptLedger(None) as ledger:
         attempt(holdout(ledger, FIRST))
-        before = extension(holdout(ledger))
         ledger.tuned_on("family", FIRST[:3])
-        with pytest.raises(
-            UsageError, match=r"attempt 1 cannot go on: 3 of its 400 problems were tuned .* extend=False"
-        ):
-            holdout(ledger).of_run("another").extending(before)
+        usable = holdout(ledger).of_run("another")
+        assert found(usable) is None
+        with pytest.raises(UsageError, match="attempt 1 cannot go on: some of its problems were tuned .* extend=False"):
+            usable.extension_from(1, CLAIM)
 
 
 outcomes = st.lists(st.sampled_from([(1, 1), (1, 0), (0, 1), (0, 0)]), min_size=60, max_size=200)
