@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.certification.claim import Claim
@@ -40,6 +41,11 @@ class GoesOn:
     attempts: tuple[int, ...]
     settings: int
     seen: Paired
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it says, as JSON can hold it."""
+        return {"attempts": [*self.attempts], "settings": self.settings, "seen": asdict(self.seen.outcomes)}
 
     def begun(self, claim: Claim) -> Begun:
         """Returns what was seen, by the test of a claim."""

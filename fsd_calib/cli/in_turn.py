@@ -68,7 +68,8 @@ def planned(calibration: Calibration, engines: Sequence[str], silent: bool) -> l
             console = LiteralConsole()
             _print_turn(one, made.attempt, console)
             print_plan(made, console)
-        found.append({**asdict(made), "seconds": made.seconds, "worst_case_extra": made.worst_case_extra})
+        facts = asdict(replace(made, goes_on=None)) | {"goes_on": made.goes_on and made.goes_on.facts}
+        found.append({**facts, "seconds": made.seconds, "worst_case_extra": made.worst_case_extra})
         return made.attempt
 
     in_turn(calibration, engines, plan)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fsd_calib.report.page import run_page
 from fsd_calib.report.plan import (
     attempt_line,
+    design_line,
     device_time,
     outlook,
     pilot_summary,
@@ -38,7 +39,8 @@ def plan_html(plan: Plan) -> str:
     if plan.claim.guarantee == "population":
         cells = tuple(tuple(prospect_cells(prospect)) for prospect in plan.prospects)
         blocks.append(Sheet("What can be shown", tuple(prospect_headings(plan)), cells))
-    blocks += [Paragraph(outlook(plan)), Paragraph(attempt_line(plan))]
+    design = () if plan.design is None else (Paragraph(design_line(plan, plan.design)),)
+    blocks += [Paragraph(outlook(plan)), *design, Paragraph(attempt_line(plan))]
     if plan.steps:
         steps = [(step.name, f"{step.decodings:,}", duration(step.seconds)) for step in plan.steps]
         total = ("total", f"{sum(step.decodings for step in plan.steps):,}", duration(plan.seconds))
