@@ -20,7 +20,7 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.power import PRECISION, fewest
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_common.formatting import bound, percent
+from fsd_common.formatting import bound, exact
 
 MOST_SEEDS = 16  # further ones hardly average anything, and cost as much as any other
 
@@ -92,7 +92,7 @@ def check_enough_by(design: Design, claim: Claim) -> None:
     what = "accuracy" if claim.acc == "absolute" else "retention"
     raise UsageError(
         f"no design of these {design.problems:,} problems shows {what} {claim.wanted:g} with probability "
-        f"{percent(CHANCE)}: {seeds}they show {bound(design.bound, PRECISION)} at most; give more problems, or a lower "
+        f"{exact(CHANCE)}: {seeds}they show {bound(design.bound, PRECISION)} at most; give more problems, or a lower "
         f"{named('min_acc')}, or {named('design')} 'all' to try all the same"
     )
 

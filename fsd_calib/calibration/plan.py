@@ -73,6 +73,7 @@ class Plan:
     attempt: int | None = 1  # its number at this claim or on these problems; None: exploring makes none
     goes_on: GoesOn | None = None  # from an earlier attempt; None: from none
     design: Design | None = None  # the cheapest for the goal; None: there is nothing to choose
+    takes_design: bool = False  # whether it is what a run does
     tokens: float = 0.0  # of a decoding, on average
 
     @property

@@ -137,9 +137,10 @@ def designed(
     out, progress = config.path("out"), session.progress
     problems, seeds = first_design(out, first.facts, (design.problems, design.seeds), progress)
     progress.note(f"design: {problems:,} certification problems, {seeds} decoding{'s' * (seeds > 1)} of each")
-    chosen = session.designed(seeds, problems)
-    timings = first.facts.timings
-    return prepare(chosen, goal, space, policies, predictor, config, sources, fixed, plan_only, timings)
+    chosen, timings = session.designed(seeds, problems), first.facts.timings
+    ready = prepare(chosen, goal, space, policies, predictor, config, sources, fixed, plan_only, timings)
+    taken = replace(design, problems=problems, seeds=seeds)
+    return replace(ready, plan=replace(ready.plan, design=taken, takes_design=True))
 
 
 def prepare(

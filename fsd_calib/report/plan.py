@@ -120,7 +120,8 @@ def design_line(plan: Plan, design: Design) -> str:
     return (
         f"{varies}The cheapest design that certifies a true {_measure(plan)} of {percent(design.truth)} with "
         f"probability 80%: {design.problems:,} problems{seeds}, about {round(decodings):,} decodings of the target and "
-        f"one setting ({tokens(round(plan.tokens * decodings))}{time}). --design auto takes it."
+        f"one setting ({tokens(round(plan.tokens * decodings))}{time}). "
+        + ("This run takes it." if plan.takes_design else "--design auto takes it.")
     )
 
 
