@@ -1,4 +1,4 @@
-"""Designs of problems and seeds: `python benchmarks/seeds.py [--quick]`; a quarter of an hour on one core.
+"""Designs of problems and seeds: `python benchmarks/seeds.py [--quick]`; half an hour on one core.
 
 What a plan proposes by a pilot of 64 problems with two seeds each, and how often it certifies then: for simulated
 populations, in which outcomes vary within problems more or less, and for the bundled pair at temperature 1, of whose
@@ -160,7 +160,7 @@ def _decoded(problems: int, seeds: int, folder: str) -> Paired:
 
 def main() -> None:
     options, machine = options_of(__doc__, "seeds.json").parse_args(), machine_facts()
-    runs, problems, seeds = (10, 80, 4) if options.quick else (400, 800, 8)
+    runs, problems, seeds = (10, 80, 4) if options.quick else (200, 800, 8)
     rng = np.random.default_rng(_SEED)
     found: dict[str, Any] = {"chance": CHANCE, "runs": runs, "simulated": simulated(runs, rng)}
     found["bundled"] = bundled(problems, seeds, runs, rng)

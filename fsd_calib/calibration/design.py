@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.odds import CHANCE, Odds, odds_of
@@ -53,15 +52,18 @@ def design_of(claim: Claim, pilot: Pilot, delta: float, problems: int, truths: S
         truths: Those of settings, the ones to be shown rather than others first; the last is the best.
     """
     most = 1 if pilot.noise is None else MOST_SEEDS
-    by_seeds = {seeds: odds_of(claim, pilot, delta, seeds) for seeds in range(1, most + 1)}
-    wanted = claim.wanted
-    assert wanted is not None
-    for truth, (seeds, odds) in product(truths, by_seeds.items()):
-        enough = partial(_is_enough, odds, truth, wanted)
-        if enough(problems):
-            needed = min(fewest(enough) or problems, problems)
-            return Design(needed, seeds, truth, odds.bound(truth, needed))
-    return Design(problems, most, None, by_seeds[most].bound(truths[-1], problems))
+    odds = partial(odds_of, claim, pilot, delta)
+    for truth in truths:
+        if _is_enough(odds(most), truth, problems):
+            seeds = fewest(lambda number: _is_enough(odds(number), truth, problems)) or most  # noqa: B023
+            needed = fewest(lambda number: _is_enough(odds(seeds), truth, number)) or problems  # noqa: B023
+            return Design(min(needed, problems), seeds, truth, odds(seeds).bound(truth, min(needed, problems)))
+    return Design(problems, most, None, odds(most).bound(truths[-1], problems))
+
+
+def _is_enough(odds: Odds, truth: float, problems: int) -> bool:
+    assert odds.claim.wanted is not None
+    return odds.chance(problems, truth, odds.claim.wanted) >= CHANCE
 
 
 def check_design(goal: Goal, config: RunConfig, in_turn: bool) -> None:
@@ -95,7 +97,3 @@ def check_enough_by(design: Design, claim: Claim) -> None:
         f"{exact(CHANCE)}: {seeds}they show {bound(design.bound, PRECISION)} at most; give more problems, or a lower "
         f"{named('min_acc')}, or {named('design')} 'all' to try all the same"
     )
-
-
-def _is_enough(odds: Odds, truth: float, wanted: float, problems: int) -> bool:
-    return odds.chance(problems, truth, wanted) >= CHANCE
