@@ -82,6 +82,8 @@ def check_design(goal: Goal, config: RunConfig, in_turn: bool) -> None:
         what = f"{named('guarantee')} 'dataset' is about all of the problems"
     elif in_turn:
         what = "several engines certify on the same problems"
+    elif config.seeds != 1:
+        what = f"{named('seeds')} {config.seeds} says how many seeds"
     if what:
         raise UsageError(f"{design} is the cheapest way to show a goal, and {what}; leave {named('design')} out")
 

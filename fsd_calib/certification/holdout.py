@@ -30,7 +30,7 @@ from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds, groups_of
 from fsd_calib.tasks.base import Problem
-from fsd_common.argument_checks import off
+from fsd_common.argument_checks import named, off
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.profile.parts import ClaimHistory, attempt_level
@@ -172,14 +172,16 @@ class Holdout:
         """Returns what goes on from the attempt at this place, which did so before.
 
         Raises:
-            UsageError: Problems of then cannot be used any more.
+            UsageError: Problems of then cannot be used any more, or the ledger is not the one of then.
         """
-        (entry,) = [entry for entry, _ in self._ledger.decided(self._family) if entry.place == place]
-        found = self._from(entry, claim)
+        entry = next((entry for entry, _ in self._ledger.decided(self._family) if entry.place == place), None)
+        found = None if entry is None else self._from(entry, claim)
         if found is None:
+            why = "this ledger has no decided attempt at its place"
+            if entry is not None:
+                why = f"some problems of attempt {entry.number} were tuned or trained on since"
             raise UsageError(
-                f"attempt {entry.number} cannot go on: some of its problems were tuned or trained on since; search "
-                f"anew, by {off('extend')}"
+                f"the run cannot go on: {why}; search anew, by {off('extend')}, or give the {named('state')} of then"
             )
         return found
 

@@ -142,6 +142,11 @@ def test_a_design_is_for_a_goal_that_is_tested(goal: Goal, named: str) -> None:
         Calibration("gsm8k", "target", "draft", goal, SearchSpace(), RunConfig(design="auto"))
 
 
+def test_a_design_says_how_many_seeds() -> None:
+    with pytest.raises(UsageError, match="seeds 4 says how many seeds; leave design out"):
+        Calibration("gsm8k", "target", "draft", Goal(min_acc=0.9), config=RunConfig(design="auto", seeds=4))
+
+
 @pytest.mark.slow
 def test_a_calibration_takes_the_design_and_again_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnEngine, "costs", lambda *_: CostModel(0.001, 0.003, 0.0))

@@ -217,8 +217,10 @@ def test_problems_that_were_tuned_on_since_do_not_go_on() -> None:
         ledger.tuned_on("family", FIRST[:3])
         usable = holdout(ledger).of_run("another")
         assert found(usable) is None
-        with pytest.raises(UsageError, match=r"attempt 1 cannot go on: some of its .* tuned .* extend=False"):
+        with pytest.raises(UsageError, match=r"some problems of attempt 1 were tuned .* extend=False"):
             usable.extension_from(1, CLAIM)
+        with pytest.raises(UsageError, match="this ledger has no decided attempt at its place"):
+            usable.extension_from(2, CLAIM)
 
 
 outcomes = st.lists(st.sampled_from([(1, 1), (1, 0), (0, 1), (0, 0)]), min_size=60, max_size=200)
