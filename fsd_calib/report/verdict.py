@@ -385,8 +385,8 @@ def _needed(profile: ThresholdProfile) -> str:
     if needed is None:
         return f"At this {c.acc if c.acc == 'retention' else 'accuracy'} no number of problems would certify it."
     return (
-        f"If these shares hold, about {needed:,} other certification problems would certify it with probability 80% in "
-        "the next attempt. With more problems the same command goes on from this one; --plan says what that can show."
+        f"If these shares hold, about {needed:,} certification problems would certify it with probability 80% in an "
+        "attempt on others. With more problems the same command goes on from this one; --plan says what that can show."
     )
 
 

@@ -213,8 +213,7 @@ def test_groups_that_the_source_tears_apart_are_on_one_side() -> None:
     torn = [replace(each, part=sides[i % 2] if i < 4 else "tuning") for i, each in enumerate(examples)]
     ends = [Example(f"What is {i}?", "#### 1", "certification", source={"about": f"end {i}"}) for i in range(9)]
     mostly = parts_of(task_of([*torn, *ends]).grouped_by("about"))  # only the torn group may be on another side
-    assert sum(map(len, mostly[:2])) == 209
-    assert len(mostly.certification) in (9, 13)
+    assert (len(mostly.tuning), len(mostly.certification)) in ((128, 9), (128, 13))
     assert {p.question for p in ends} <= {p.question for p in mostly.certification}
     whole = [replace(each, part=sides[i // 4 % 2]) for i, each in enumerate(examples)]  # which keeps them together
     kept = parts_of(task_of(whole).grouped_by("about"))
@@ -389,9 +388,12 @@ def test_too_few_problems_are_refused() -> None:
     assert "leave 1 for tuning" in refusal(*given_parts(["Why?", "Why? "], ["How many?", "How few?"]))
 
 
-def test_at_most_a_thousand_problems_are_tuned_on() -> None:
-    parts = parts_of(task(*given_parts([f"How many are {i}?" for i in range(1100)], ["Why?", "When?"])))
-    assert len(parts.tuning) == 1000
+@pytest.mark.parametrize(("certification", "tuning"), [(2, 128), (600, 150), (4200, 1000)])
+def test_no_more_than_a_fifth_is_tuned_on(certification: int, tuning: int) -> None:
+    """As far as that leaves enough to choose by, and up to a thousand."""
+    asked = [[f"How {how} are {i}?" for i in range(count)] for how, count in (("many", 1100), ("old", certification))]
+    parts = parts_of(task(*given_parts(*asked)))
+    assert (len(parts.tuning), len(parts.certification)) == (tuning, certification)
 
 
 STORY = (
