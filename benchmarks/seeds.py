@@ -113,10 +113,7 @@ def _passes(paired: Paired, wanted: float) -> tuple[bool, int]:
 
 def simulated(runs: int, rng: np.random.Generator) -> list[dict[str, Any]]:
     rows = []
-    for accuracy, churn, wanted, alike in (
-        (0.53, 0.2, 0.95, 0.1), (0.53, 0.2, 0.95, 0.3), (0.53, 0.2, 0.95, 0.7), (0.53, 0.2, 0.9, 0.3),
-        (0.8, 0.1, 0.95, 0.3), (0.8, 0.1, 0.97, 0.3),
-    ):  # fmt: skip
+    for accuracy, churn, wanted, alike in ((0.53, 0.2, 0.95, 0.1), (0.53, 0.2, 0.9, 0.3), (0.8, 0.1, 0.95, 0.3)):
         for truth in ((1 + wanted) / 2, 1.0):
             population = Population(accuracy, churn, truth, alike)
             row = measured(population.draw, wanted, truth, 1000, runs, rng)
@@ -138,7 +135,7 @@ def bundled(problems: int, seeds: int, runs: int, rng: np.random.Generator) -> d
 
     claim = Claim(0.95)
     noise = Noise.of(known, 0.95)
-    goals = [round(truth - gap, 3) for gap in (0.02, 0.03, 0.05)]
+    goals = [round(truth - gap, 3) for gap in (0.02, 0.04)]
     rows = [measured(draw, wanted, truth, number, runs, rng) for wanted in goals for number in (300, 600)]
     return {
         "problems": known.problems, "seeds": seeds, "setting": _SETTING.values, "accuracy": known.target_accuracy,
@@ -160,7 +157,7 @@ def _decoded(problems: int, seeds: int, folder: str) -> Paired:
 
 def main() -> None:
     options, machine = options_of(__doc__, "seeds.json").parse_args(), machine_facts()
-    runs, problems, seeds = (10, 80, 4) if options.quick else (200, 800, 8)
+    runs, problems, seeds = (10, 80, 4) if options.quick else (120, 800, 8)
     rng = np.random.default_rng(_SEED)
     found: dict[str, Any] = {"chance": CHANCE, "runs": runs, "simulated": simulated(runs, rng)}
     found["bundled"] = bundled(problems, seeds, runs, rng)
