@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,9 +111,15 @@ def _passes(paired: Paired, wanted: float) -> tuple[bool, int]:
     return evidence.passed, evidence.paired.problems * paired.seeds
 
 
-def simulated(runs: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+_SIMULATED = (0.8, 0.1, 0.95, 0.3), (0.53, 0.2, 0.95, 0.1), (0.53, 0.2, 0.9, 0.3)
+"""Accuracy, churn, what is wanted, and how alike flips of a problem are."""
+
+
+def simulated(
+    populations: Sequence[tuple[float, float, float, float]], runs: int, rng: np.random.Generator
+) -> list[dict[str, Any]]:
     rows = []
-    for accuracy, churn, wanted, alike in ((0.53, 0.2, 0.95, 0.1), (0.53, 0.2, 0.9, 0.3), (0.8, 0.1, 0.95, 0.3)):
+    for accuracy, churn, wanted, alike in populations:
         for truth in ((1 + wanted) / 2, 1.0):
             population = Population(accuracy, churn, truth, alike)
             row = measured(population.draw, wanted, truth, 1000, runs, rng)
@@ -122,7 +128,9 @@ def simulated(runs: int, rng: np.random.Generator) -> list[dict[str, Any]]:
     return rows
 
 
-def bundled(problems: int, seeds: int, runs: int, rng: np.random.Generator) -> dict[str, Any]:
+def bundled(
+    problems: int, seeds: int, sizes: Sequence[int], runs: int, rng: np.random.Generator
+) -> dict[str, Any]:  # fmt: skip
     """Returns the same of the bundled pair at temperature 1, where a goal is as far away as its truth is from 1."""
     with tempfile.TemporaryDirectory() as folder:
         known = _decoded(problems, seeds, folder)
@@ -136,7 +144,7 @@ def bundled(problems: int, seeds: int, runs: int, rng: np.random.Generator) -> d
     claim = Claim(0.95)
     noise = Noise.of(known, 0.95)
     goals = [round(truth - gap, 3) for gap in (0.02, 0.04)]
-    rows = [measured(draw, wanted, truth, number, runs, rng) for wanted in goals for number in (300, 600)]
+    rows = [measured(draw, wanted, truth, number, runs, rng) for wanted in goals for number in sizes]
     return {
         "problems": known.problems, "seeds": seeds, "setting": _SETTING.values, "accuracy": known.target_accuracy,
         "retention": truth, "churn": known.churn, "within": noise.within / (noise.within + noise.between),
@@ -157,10 +165,11 @@ def _decoded(problems: int, seeds: int, folder: str) -> Paired:
 
 def main() -> None:
     options, machine = options_of(__doc__, "seeds.json").parse_args(), machine_facts()
-    runs, problems, seeds = (10, 80, 4) if options.quick else (120, 800, 8)
+    runs, problems, seeds, sizes = (2, 40, 3, (60,)) if options.quick else (120, 800, 8, (300, 600))
+    populations = _SIMULATED[: 1 if options.quick else None]
     rng = np.random.default_rng(_SEED)
-    found: dict[str, Any] = {"chance": CHANCE, "runs": runs, "simulated": simulated(runs, rng)}
-    found["bundled"] = bundled(problems, seeds, runs, rng)
+    found: dict[str, Any] = {"chance": CHANCE, "runs": runs, "simulated": simulated(populations, runs, rng)}
+    found["bundled"] = bundled(problems, seeds, sizes, runs, rng)
     write_json({**found, "machine": machine, "seconds": time.time() - machine["began"]}, options.out)
     print(found["bundled"])
 

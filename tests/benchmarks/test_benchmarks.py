@@ -62,6 +62,14 @@ def test_the_smoke_run_of_collecting_has_a_number_for_every_claim(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_the_smoke_run_of_seeds_has_a_row_for_every_truth(tmp_path: Path) -> None:
+    found = smoke("seeds.py", tmp_path)
+    assert [row["truth"] for row in found["simulated"]] == [0.975, 1.0]
+    assert [row["problems"] for row in found["bundled"]["rows"]] == [60, 60]
+    assert 0 <= found["bundled"]["within"] <= 1
+
+
+@pytest.mark.slow
 def test_the_smoke_run_of_decoding_has_a_number_for_every_claim(tmp_path: Path) -> None:
     found = smoke("decode.py", tmp_path, "--threads", "1")
     claimed = {claim["name"]: claim for claim in found["claims"]}
