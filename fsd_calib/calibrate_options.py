@@ -68,8 +68,8 @@ Guarantee = Literal["population", "dataset"]
 Timing = Literal["run", "careful", "none"]
 """Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
 Compiling = Literal["auto", "off", "capture", "on"]
-DesignName = Literal["all", "auto"]
 """How rounds are called: as pays best within the planned work, or as `profile.costs.Rounds` names it."""
+DesignName = Literal["all", "auto"]
 EngineName = Literal["fsd-calib", "vllm"]
 """What decodes."""
 DrafterName = Literal["model", "eagle", "ngram", "auto"]

@@ -22,7 +22,7 @@ from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
-from fsd_calib.calibration.prepare import Prepared, designed
+from fsd_calib.calibration.prepare import Prepared, Request, designed
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_file import save_run
@@ -225,10 +225,10 @@ class Calibration:
                 config.reporter.note(line)
             fixed = () if self.fixed is None else (setting_of(self.fixed),)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
-            ready = designed(
-                session, self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed,
-                plan_only,
+            request = Request(
+                self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed, plan_only,
             )  # fmt: skip
+            ready = designed(session, request)
             plan = replace(
                 ready.plan, memory=memory, compile=ready.facts.timings.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,

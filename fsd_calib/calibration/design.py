@@ -9,13 +9,14 @@ between problems, and a seed's share of the one within (two-stage sampling; Coch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fsd_calib.calibrate_options import Goal, RunConfig
-from fsd_calib.calibration.odds import CHANCE, Odds, odds_of
+from fsd_calib.calibration.odds import CHANCE, Odds, odds_of, unlost
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.power import PRECISION, fewest
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -51,19 +52,37 @@ def design_of(claim: Claim, pilot: Pilot, delta: float, problems: int, truths: S
         problems: That there are to certify on.
         truths: Those of settings, the ones to be shown rather than others first; the last is the best.
     """
-    most = 1 if pilot.noise is None else MOST_SEEDS
-    odds = partial(odds_of, claim, pilot, delta)
+    most, goal = 1 if pilot.noise is None else MOST_SEEDS, _Goal(claim, pilot, delta)
     for truth in truths:
-        if _is_enough(odds(most), truth, problems):
-            seeds = fewest(lambda number: _is_enough(odds(number), truth, problems)) or most  # noqa: B023
-            needed = fewest(lambda number: _is_enough(odds(seeds), truth, number)) or problems  # noqa: B023
-            return Design(min(needed, problems), seeds, truth, odds(seeds).bound(truth, min(needed, problems)))
-    return Design(problems, most, None, odds(most).bound(truths[-1], problems))
+        shown_by = partial(goal.is_shown, truth)
+        if shown_by(1, problems) or shown_by(most, problems):
+            seeds = fewest(lambda number: shown_by(number, problems)) or most  # noqa: B023
+            needed = min(fewest(partial(shown_by, seeds)) or problems, problems)
+            return Design(needed, seeds, truth, goal.odds(seeds).bound(truth, needed))
+    return Design(problems, most, None, goal.odds(most).bound(truths[-1], problems))
 
 
-def _is_enough(odds: Odds, truth: float, problems: int) -> bool:
-    assert odds.claim.wanted is not None
-    return odds.chance(problems, truth, odds.claim.wanted) >= CHANCE
+@dataclass(frozen=True)
+class _Goal:
+    """A claim that is to be shown, by what a pilot showed."""
+
+    claim: Claim
+    pilot: Pilot
+    delta: float
+
+    def odds(self, seeds: int) -> Odds:
+        return odds_of(self.claim, self.pilot, self.delta, seeds)
+
+    def is_shown(self, truth: float, seeds: int, problems: int) -> bool:
+        """Whether it is with probability CHANCE; with several seeds another test decides where little flips, which
+        takes more problems."""
+        wanted, looks = self.claim.wanted, self.claim.looks
+        assert wanted is not None
+        if self.odds(seeds).chance(problems, truth, wanted) < CHANCE:
+            return False
+        number = 1 if looks is None else len(looks.problems)
+        claim = replace(self.claim, looks=Looks.evenly(problems, number))
+        return seeds == 1 or unlost(claim, self.delta, self.pilot.likely_accuracy, seeds)
 
 
 def check_design(goal: Goal, config: RunConfig, in_turn: bool) -> None:

@@ -60,7 +60,10 @@ def extension_of(run: RunName, trained: frozenset[int]) -> Extension | None:
     holdout = run.session.holdout.of_run(later.text, trained)
     claim = claim_of(goal, holdout.looks(goal.tests))
     if begun is not None and begun.extends is not None:
-        return holdout.extension_from(begun.extends, claim)
+        then = holdout.extension_from(begun.extends, claim)
+        if holdout.facts_of(begun.name) is None and not holdout.is_new(then):  # it has not been opened yet
+            _check_found(None, holdout.problems)
+        return then
     found = holdout.extendable(claim, lambda facts: asked_of(facts) == run.asked)
     if extend:
         _check_found(found, holdout.problems)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import NOTHING, Begun
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.power import fewest, power, problems_needed
+from fsd_calib.certification.power import fewest, least_problems, power, problems_needed
 
 CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true
 _ABOVE = 0.02  # how far above a goal that losing nothing does not meet the best truth is assumed
@@ -134,3 +136,23 @@ def _crossing(holds: Callable[[float], bool], low: float, high: float) -> tuple[
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return low, high
+
+
+def unlost(claim: Claim, delta: float, accuracy: float, seeds: int) -> bool:
+    """Returns whether as many problems as the claim has pass its own test where nothing is lost or gained.
+
+    Args:
+        accuracy: Of the target.
+        seeds: Of each problem.
+    """
+    wanted, problems = claim.wanted, claim.problems
+    assert wanted is not None
+    assert problems is not None
+    last, solved = claim.level(problems, delta), 1.0 if claim.acc == "absolute" else accuracy
+    if wanted >= 1 or not solved:  # only gains can show it
+        needed = least_problems(accuracy=solved, wanted=wanted, delta=last)
+        return needed is not None and problems >= needed
+    right = int(problems * solved)
+    wrong = int(solved < 1)  # where the target fails a problem, gains are possible, and another test decides
+    both = np.repeat([True, False], [right, wrong])[:, None].repeat(seeds, 1)
+    return right > 0 and claim.p_value(Paired(both, both)) <= last

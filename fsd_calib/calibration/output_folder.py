@@ -34,7 +34,7 @@ from fsd_decoding.profile.io import FILE_NAME, write_atomically
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 MARK, NOT_CERTIFIED = "asked.json", "not-certified.json"
-_OF_RUN = ("device", "group", "seeds", "trials", "prompts")
+_OF_RUN = ("device", "group", "seeds", "design", "trials", "prompts")
 _OF_LOADING = ("dtype", "engine_args", "model_kwargs", "draft_model_kwargs")  # a certified profile says these itself
 _SHORT = 6  # characters of an identity that tell folders apart
 

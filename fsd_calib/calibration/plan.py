@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.design import Design, design_of
 from fsd_calib.calibration.memory import MemoryPlan
-from fsd_calib.calibration.odds import CHANCE, GoesOn, Prospect, odds_of, truths_of
+from fsd_calib.calibration.odds import CHANCE, GoesOn, Prospect, odds_of, truths_of, unlost
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import NOTHING, Looks
-from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.power import fewest, least_problems
+from fsd_calib.certification.power import fewest
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level
@@ -73,7 +70,8 @@ class Plan:
     attempt: int | None = 1  # its number at this claim or on these problems; None: exploring makes none
     goes_on: GoesOn | None = None  # from an earlier attempt; None: from none
     design: Design | None = None  # the cheapest for the goal; None: there is nothing to choose
-    takes_design: bool = False  # whether it is what a run does
+    design_steps: tuple[PlannedStep, ...] = ()  # of a run that takes it
+    takes_design: bool | None = None  # whether a run takes it; None: it cannot be asked to
     tokens: float = 0.0  # of a decoding, on average
 
     @property
@@ -207,14 +205,4 @@ def check_enough(
 
 
 def _unlost(goal: Goal, problems: int, delta: float, accuracy: float, seeds: int) -> bool:
-    """Whether so many problems pass the goal's own test where target and fuzzy rule solve the same ones."""
-    claim = claim_of(goal, Looks.evenly(problems, goal.tests))
-    assert claim.wanted is not None
-    last, solved = claim.level(problems, delta), 1.0 if claim.acc == "absolute" else accuracy
-    if claim.wanted >= 1 or not solved:  # only gains can show it
-        needed = least_problems(accuracy=solved, wanted=claim.wanted, delta=last)
-        return needed is not None and problems >= needed
-    right = int(problems * solved)
-    wrong = int(solved < 1)  # where the target fails a problem, gains are possible, and another test decides
-    both = np.repeat([True, False], [right, wrong])[:, None].repeat(seeds, 1)
-    return right > 0 and claim.p_value(Paired(both, both)) <= last
+    return unlost(claim_of(goal, Looks.evenly(problems, goal.tests)), delta, accuracy, seeds)

@@ -19,7 +19,7 @@ from fsd_calib.calibration.baseline import (
     measure_baseline,
     traces_along_target,
 )
-from fsd_calib.calibration.design import check_enough_by
+from fsd_calib.calibration.design import Design, check_enough_by
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.going_on import extension_of, goes_on_from, going_on
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
@@ -35,11 +35,12 @@ from fsd_calib.calibration.plan import (
     planned_steps,
 )
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_design, first_sd
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, known_facts
 from fsd_calib.calibration.run_name import RunName
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.extension import TESTS_VERSION
 from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
@@ -50,6 +51,8 @@ from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
+from fsd_common.digests import facts_digest
+from fsd_common.progress.base import Progress
 from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
@@ -115,55 +118,90 @@ class Prepared:
         return first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds), progress)
 
 
-def designed(
-    session: Session, goal: Goal, space: Space, policies: Sequence[PolicyChoice],
-    predictor: str | os.PathLike[str] | None, config: RunConfig, sources: Sources, fixed: tuple[Setting, ...] = (),
-    plan_only: bool = False,
-) -> Prepared:  # fmt: skip
-    """Returns what is prepared of the design that is asked for, see `prepare`; `auto` is chosen by a first plan.
+@dataclass(frozen=True)
+class _Taken:
+    """A design that a run takes.
+
+    Args:
+        name: of the run; it follows from what is asked for, whatever the design.
+        problems, seeds: see `Design`.
+        timings: those of the proposal; None: they are recorded.
+    """
+
+    name: str
+    problems: int
+    seeds: int
+    timings: Timings | None = None
+
+    def say(self, progress: Progress) -> None:
+        progress.note(
+            f"design: {self.problems:,} certification problems, {self.seeds} decoding{'s' * (self.seeds > 1)} of each"
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a calibration is asked for, see `prepare`."""
+
+    goal: Goal
+    space: Space
+    policies: Sequence[PolicyChoice]
+    predictor: str | os.PathLike[str] | None
+    config: RunConfig
+    sources: Sources
+    fixed: tuple[Setting, ...] = ()
+    plan_only: bool = False
+
+    def name(self, session: Session) -> str:
+        """Returns the name of a run whose design is still to be chosen."""
+        facts = {
+            "identity": session.identity, "wish": self.goal.model_dump(), "space": self.space.values,
+            "policies": [str(getattr(policy, "identity", policy)) for policy in self.policies],
+            "predictor": self.predictor,
+            "fixed": [setting.values for setting in self.fixed], "design": self.config.design,
+            "problems": [[p.id, p.prompt, p.reference, p.part, p.group] for p in session.task.problems],
+            "tests": TESTS_VERSION, "compile": self.config.compile,
+        }  # fmt: skip
+        return facts_digest(facts)[:16]
+
+
+def designed(session: Session, request: Request) -> Prepared:
+    """Returns what is prepared of the design that is asked for; `auto` is that of a first plan, or as it is recorded.
 
     Raises:
         UsageError: no design of these problems is enough for the goal.
     """
+    config, progress = request.config, session.progress
     if config.design == "all":
-        return prepare(session, goal, space, policies, predictor, config, sources, fixed, plan_only)
-    asked = config.changed(extend=False)
-    first = prepare(session, goal, space, policies, predictor, asked, sources, fixed, plan_only)
-    design = first.plan.design
-    assert design is not None
-    if plan_only:
-        return first
-    check_enough_by(design, first.plan.claim)
-    out, progress = config.path("out"), session.progress
-    problems, seeds = first_design(out, first.facts, (design.problems, design.seeds), progress)
-    progress.note(f"design: {problems:,} certification problems, {seeds} decoding{'s' * (seeds > 1)} of each")
-    chosen, timings = session.designed(seeds, problems), first.facts.timings
-    ready = prepare(chosen, goal, space, policies, predictor, config, sources, fixed, plan_only, timings)
-    taken = replace(design, problems=problems, seeds=seeds)
-    return replace(ready, plan=replace(ready.plan, design=taken, takes_design=True))
+        return prepare(session, request)
+    name = request.name(session)
+    known = known_facts(config.path("out"), name, session.holdout, progress)
+    if known is not None and known.design is not None:
+        taken = _Taken(name, *known.design)
+    else:
+        first = prepare(session, request, proposes=True)
+        if request.plan_only:
+            return first
+        design = first.plan.design
+        assert design is not None
+        check_enough_by(design, first.plan.claim)
+        taken = _Taken(name, design.problems, design.seeds, first.facts.timings)
+    taken.say(progress)
+    return prepare(session.with_seeds(taken.seeds), request, taken)
 
 
-def prepare(
-    session: Session,
-    goal: Goal,
-    space: Space,
-    policies: Sequence[PolicyChoice],
-    predictor: str | os.PathLike[str] | None,
-    config: RunConfig,
-    sources: Sources,
-    fixed: tuple[Setting, ...] = (),
-    plan_only: bool = False,
-    timings: Timings | None = None,
-) -> Prepared:
+def prepare(session: Session, request: Request, taken: _Taken | None = None, proposes: bool = False) -> Prepared:
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
 
     Args:
-        plan_only: whether no run follows, so that no predictor is trained: the plan is of drafts that none ends early.
-        timings: those of the same with another design; None: they are measured.
+        taken: the design of the run; None: all problems certify.
+        proposes: whether only a design is to be found: nothing is recorded, and no earlier attempt is gone on from.
 
     Raises:
         UsageError: there are too few problems for the goal, whatever the outcomes.
     """
+    goal, space, policies, config = request.goal, request.space, request.policies, request.config
+    predictor, fixed, plan_only = request.predictor, request.fixed, request.plan_only
     folder = config.path("out")
     _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
     chosen = None
@@ -185,17 +223,22 @@ def prepare(
         space = replace(space, policies=tuple(shaped))
         run = RunName(session, goal, space, config, _given(chosen, fixed, session.holdout.sequence))
         trained = frozenset() if chosen is None else chosen.trained()
-        extension = extension_of(run, trained)
+        extension = None if proposes or taken is not None else extension_of(run, trained)
         if extension is not None:
             run, fixed = replace(run, extends=True), extension.settings
+        name = f"proposal for {run.text}" if proposes else run.text if taken is None else taken.name
         if not goal.explore:
-            session = session.certifying(run.text, trained)
+            session = session.certifying(name, trained)
+        if taken is not None:
+            session = replace(session, holdout=session.holdout.first(taken.problems))
         if extension is not None:
             session = going_on(session, extension)
+        timings = None if taken is None else taken.timings
         facts = begin_or_resume(
-            folder, run.text, run.asked, session.holdout,
+            None if proposes else folder, name, run.asked, session.holdout,
             lambda: timings or _timings(session, goal, space, config, fixed), session.progress,
             None if extension is None else extension.before[-1].place,
+            None if taken is None else (taken.problems, taken.seeds),
         )  # fmt: skip
         session.call_rounds(facts.timings.compile)
         claim, level = _test(session, goal, facts.attempt)
@@ -209,19 +252,24 @@ def prepare(
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     if early is not None:
         session = session.stopping_early(early.policies, stops)
-    timer = Timer(session, goal, config.timing, sources, forecast, stops)
+    timer = Timer(session, goal, config.timing, request.sources, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
-    pilot = _pilot(session, baseline, fuzzy, claim)
+    goes_on = goes_on_from(extension)
+    designs = goal.min_acc is not None and not goal.explore and goal.guarantee == "population" and extension is None
+    pilot = _pilot(session, baseline, fuzzy, claim, designs)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)
     graphs = pace.capture * _shapes(space, config)
-    goes_on = goes_on_from(extension)
     share = expected_share(claim, level, goes_on)
     efforts = partial(_efforts, session, _paces(pace, served), goal, fixed, share, graphs=graphs)
     timer = timer.within(served, sum(step.seconds for step in efforts()))
     steps, seeds = efforts(*timer.effort(served)), session.decode.seeds
     plan = make_plan(claim, pilot, session.holdout.problems, level, steps, goes_on, seeds)
+    if plan.design is not None:
+        plan = replace(
+            plan, design_steps=efforts(*timer.effort(served), design=plan.design), takes_design=_takes(config, taken),
+        )  # fmt: skip
     plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size)
     info = early.info if early else None
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
@@ -234,12 +282,17 @@ def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurem
     return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _PILOT)
 
 
-def _pilot(session: Session, baseline: Baseline, fuzzy: Measurement, claim: Claim) -> Pilot:
+def _takes(config: RunConfig, taken: _Taken | None) -> bool | None:
+    """See `Plan`; who says how many seeds has no design chosen."""
+    return True if taken is not None else None if config.seeds != 1 else False
+
+
+def _pilot(session: Session, baseline: Baseline, fuzzy: Measurement, claim: Claim, designs: bool) -> Pilot:
     """Returns the pilot; above temperature 0 with two seeds at least, which tell how much outcomes vary within a
-    problem."""
+    problem, where a design follows from it."""
     alone, lossless = baseline.alone, baseline.lossless if baseline.exact_texts else None
-    if session.decode.seeds == 1 and not session.engine.decoding.sampling.greedy:
-        twice = session.designed(2).tuning
+    if designs and session.decode.seeds == 1 and not session.engine.decoding.sampling.greedy:
+        twice = session.with_seeds(2).tuning
         alone, fuzzy = (twice.measure(each.setting, each.problems) for each in (alone, fuzzy))
     return Pilot.of(alone, lossless, fuzzy, claim)
 
@@ -350,10 +403,13 @@ def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
 
 def _efforts(
     session: Session, paces: Paces, goal: Goal, fixed: tuple[Setting, ...], share: float, timed: int = 0,
-    timed_seconds: float = 0.0, graphs: float = 0.0,
+    timed_seconds: float = 0.0, graphs: float = 0.0, design: Design | None = None,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
+    """Returns the steps; of a design, where one is given."""
     seeds, problems, holdout = session.decode.seeds, len(session.tuning.problems), session.holdout
     tested = holdout.problems if holdout.extension is None else len(holdout.extension.more)
+    if design is not None:
+        seeds, tested = design.seeds, design.problems
     return planned_steps(
         paces, few_rows=_FEW_ROWS, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems),
         searched=(len(fixed) or _PASSES) * seeds * problems, certification=0 if goal.explore else seeds * tested,

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeVar
 
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
@@ -34,7 +33,6 @@ from fsd_decoding.profile.parts import Amount, Natural, Part
 from fsd_decoding.profile.setting import Setting
 
 _LARGEST = 1 << 20  # bytes of a file
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class RunFacts(Part):
         attempt: the number that an attempt on the certification part would have had when the run began.
         sd: what everything is compared with; None: none has been timed.
         extends: the place in the ledger of the attempt that it goes on from; None: it searches.
-        design: certification problems and seeds that were chosen for the run that follows; None: none were.
+        design: certification problems and seeds of each, where a plan chose them.
     """
 
     name: str
@@ -99,13 +97,13 @@ class RunFacts(Part):
 
 def begin_or_resume(
     folder: Path | None, name: str, asked: str, holdout: Holdout, measure: Callable[[], Timings],
-    progress: Progress | None = None, extends: int | None = None,
+    progress: Progress | None = None, extends: int | None = None, design: tuple[int, int] | None = None,
 ) -> RunFacts:  # fmt: skip
     """Returns the facts of the run `name`: from the folder, else from the ledger, else of a run that begins now.
 
     Args:
         folder: the output folder; None: nothing is written.
-        asked, extends: see `RunFacts`.
+        asked, extends, design: see `RunFacts`.
         measure: takes the timings of a new run.
         progress: receives a note where another process takes them for long.
     """
@@ -116,6 +114,7 @@ def begin_or_resume(
         started, timings = datetime.now(UTC), measure()
         return RunFacts(
             name=name, asked=asked, started=started, attempt=holdout.next_attempt, timings=timings, extends=extends,
+            design=design,
         )  # fmt: skip
 
     if folder is None:
@@ -129,31 +128,13 @@ def first_sd(
     folder: Path | None, facts: RunFacts, choose: Callable[[], Setting], progress: Progress | None = None
 ) -> Setting:
     """Returns the `sd` that the first process of a run chose; `choose` is called where there is none."""
-    return _first(folder, facts, "sd", choose, progress)
-
-
-def first_design(
-    folder: Path | None, facts: RunFacts, design: tuple[int, int], progress: Progress | None = None
-) -> tuple[int, int]:
-    """Returns the design that the first process of a run chose, which is this one where there is none."""
-    return _first(folder, facts, "design", lambda: design, progress)
-
-
-def _first(
-    folder: Path | None, facts: RunFacts, name: Literal["sd", "design"], choose: Callable[[], T],
-    progress: Progress | None,
-) -> T:  # fmt: skip
-    """Returns what the first process of a run chose and recorded."""
-    known: T | None = getattr(facts, name)
-    if known is not None or folder is None:
-        return choose() if known is None else known
+    if facts.sd is not None or folder is None:
+        return facts.sd or choose()
     path, own = _path(folder, facts.name), choose()  # others need not wait for the clock
     with _locked(path, progress):
         found = _read(path, facts.name) or facts
-        if getattr(found, name) is None:
-            found = _write(path, found.model_copy(update={name: own}))
-    first: T = getattr(found, name)
-    return first
+        written = found if found.sd is not None else _write(path, found.model_copy(update={"sd": own}))
+    return written.sd or own
 
 
 def asked_of(facts: str) -> str | None:

@@ -55,8 +55,7 @@ class RunName:
         more: dict[str, Any] = {"compile": compile} if compile != "auto" else {}
         if self.extends:
             more["extends"] = True
-        certified = self.session.holdout.problems  # fewer by design
-        return self._hash(wish=self.goal.model_dump(), problems=problems, certified=certified, **more)
+        return self._hash(wish=self.goal.model_dump(), problems=problems, **more)
 
     def _hash(self, **more: Any) -> str:
         facts = {"identity": self.session.identity, "space": self.space.values, "tests": TESTS_VERSION, **self.given}

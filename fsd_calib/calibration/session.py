@@ -119,12 +119,12 @@ class Session:
             tuning=Evaluator(self.tuned.before(decode), self.tuning.problems, self.tuning.part),
         )  # fmt: skip
 
-    def designed(self, seeds: int, problems: int | None = None) -> Session:
-        """Returns a copy in which each problem is decoded so many times, and so many, or all, certify."""
+    def with_seeds(self, seeds: int) -> Session:
+        """Returns a copy in which each problem is decoded so many times."""
         decode = self.decode.with_seeds(seeds)
         identity = _identity_of_all(self.engine, self.drafts, decode, self.task)
         tuning = Evaluator(self.tuned.before(decode), self.tuning.problems, self.tuning.part)
-        holdout = self.holdout.designed(decode, identity, problems)
+        holdout = self.holdout.of_identity(decode, identity)
         return replace(self, decode=decode, identity=identity, tuning=tuning, holdout=holdout)
 
     def certifying(self, run: str, trained: frozenset[int]) -> Session:

@@ -162,11 +162,13 @@ class Holdout:
         decided = self._ledger.decided(self._family)
         candidates = [self._from(entry, claim) for entry, runs in decided if any(map(is_same, runs))]
         found = max(filter(None, candidates), key=lambda each: len(each.problems), default=None)
-        if found is None:
-            return None
-        places, more = {each.place for each in found.before}, numbers(self._with_ids(found.more))
-        others = [entry for entry, _ in decided if entry.place not in places]
-        return None if any(known(more, entry.problems).any() for entry in others) else found
+        return found if found is not None and self.is_new(found) else None
+
+    def is_new(self, extension: Extension) -> bool:
+        """Whether no other attempt was decided on problems that an attempt adds."""
+        places, more = {each.place for each in extension.before}, numbers(self._with_ids(extension.more))
+        others = [entry for entry, _ in self._ledger.decided(self._family) if entry.place not in places]
+        return not any(known(more, entry.problems).any() for entry in others)
 
     def extension_from(self, place: int, claim: Claim) -> Extension:
         """Returns what goes on from the attempt at this place, which did so before.
@@ -198,14 +200,16 @@ class Holdout:
         by_id = {problem.id: problem for problem in self.part}
         return [by_id[number] for number in ids]
 
-    def designed(self, decode: Decode, identity: str, problems: int | None) -> Holdout:
-        """Returns the first problems of the part, with whole groups, decoded in another way; None: all of them."""
-        part = self.part
-        if problems is not None:
-            groups = {problem.group for problem in part[:problems]} - {None}
-            part = tuple(p for place, p in enumerate(part) if place < problems or p.group in groups)
-        evaluator = Evaluator(decode, part, self._evaluator.part)
-        return Holdout(evaluator, self._ledger, self._family, self._claim, identity, self.sequence)
+    def first(self, problems: int) -> Holdout:
+        """Returns the first problems of the part, with all of their groups."""
+        groups = {problem.group for problem in self.part[:problems]} - {None}
+        part = [p for place, p in enumerate(self.part) if place < problems or p.group in groups]
+        return self._with(Evaluator(self._evaluator.decode, part, self._evaluator.part))
+
+    def of_identity(self, decode: Decode, identity: str) -> Holdout:
+        """Returns the same part, decoded so that all that determines outcomes is this."""
+        evaluator = Evaluator(decode, self.part, self._evaluator.part)
+        return Holdout(evaluator, self._ledger, self._family, self._claim, identity, self.sequence, self.whole)
 
     def decoded_by(self, decode: Decode, suffix: str) -> Holdout:
         """Returns the same part under another way of decoding, whose attempts are other attempts.

@@ -175,16 +175,17 @@ class Noise:
         """Returns the variances by problems with at least two seeds each.
 
         What is between problems is taken as the end of an interval that it is below with a probability of 80 %, so that
-        seeds are not thought to average what they do not.
+        seeds are not thought to average what they do not. To the problems one is added that flips under all seeds:
+        where few flip, those that happen not to flip twice show little.
         """
         z = paired.fuzzy - wanted * paired.target
         of_seeds = z.var(1, ddof=1)
         sums = paired.summed(z.mean(1)) - paired.unit_sizes * z.mean()
-        common = sums**2 - paired.summed(of_seeds) / paired.seeds  # without what seeds add to it on average
+        common = np.append(sums**2 - paired.summed(of_seeds) / paired.seeds, 1.0)  # without what seeds add to it
         error = float(np.square(common - common.mean()).sum()) ** 0.5
         within = float(of_seeds.mean())
-        total = max(float(common.sum()) / paired.problems, 0.0) + within
-        between = min(max((float(common.sum()) + _CAUTIOUS * error) / paired.problems, 0.0), total)
+        total = max(float(common[:-1].sum()) / paired.problems, 0.0) + within
+        between = min(max((float(common.sum()) + _CAUTIOUS * error) / (paired.problems + 1), 0.0), total)
         return cls(between, total - between)
 
     def gain(self, seeds: int) -> float:

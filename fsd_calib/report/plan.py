@@ -101,27 +101,29 @@ def attempt_line(plan: Plan) -> str:
 
 def design_line(plan: Plan, design: Design) -> str:
     """Returns the cheapest design for the goal and what it takes, or what can be shown at most."""
-    noise = plan.pilot.noise
+    noise, found = plan.pilot.noise, f"{design.problems:,} problems"
+    if noise is not None:
+        found += f" with {design.seeds} seed{'s' * (design.seeds > 1)} each"
+    if plan.takes_design:
+        return f"This run takes the design that was found cheapest: {found}."
     varies = ""
     if noise is not None:
-        varies = (
-            f"Of the variance of outcomes {percent(noise.within / (noise.within + noise.between or 1.0))} is within "
-            "problems, between seeds. "
-        )
-    seeds = "" if noise is None else f" with {design.seeds} seed{'s' * (design.seeds > 1)} each"
+        within = noise.within / (noise.within + noise.between or 1.0)
+        varies = f"Of the variance of outcomes {percent(within)} or more is within problems, between seeds. "
     if design.truth is None:
         return (
-            f"{varies}No design of these problems shows the goal with probability 80%: all of them{seeds} show "
+            f"{varies}No design of these problems shows the goal with probability 80%: {found} show "
             f"{bound(design.bound, PRECISION)} at most."
         )
-    decodings = 2 * plan.decoded * design.problems * design.seeds
-    step = next((each for each in plan.steps if each.name == "certification"), None)
-    time = "" if step is None else f", {device_hours(plan.devices * decodings * step.seconds_each)} device-hours"
+    best, *_ = plan.prospects
+    only = "" if design.truth < best.truth else " (none shows one that loses half of what the goal allows)"
+    decodings, seconds = (sum(getattr(s, name) for s in plan.design_steps) for name in ("decodings", "seconds"))
+    takes = f" It takes {decodings:,} decodings in all ({tokens(round(plan.tokens * decodings))}, "
+    takes += f"{device_hours(plan.devices * seconds)} device-hours)."
     return (
         f"{varies}The cheapest design that certifies a true {_measure(plan)} of {percent(design.truth)} with "
-        f"probability 80%: {design.problems:,} problems{seeds}, about {round(decodings):,} decodings of the target and "
-        f"one setting ({tokens(round(plan.tokens * decodings))}{time}). "
-        + ("This run takes it." if plan.takes_design else "--design auto takes it.")
+        f"probability 80%: {found}{only}.{takes if plan.design_steps else ''}"
+        f"{'' if plan.takes_design is None else ' --design auto takes it.'}"
     )
 
 

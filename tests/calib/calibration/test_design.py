@@ -13,18 +13,23 @@ from hypothesis import strategies as st
 
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.design import MOST_SEEDS, Design, check_enough_by, design_of
+from fsd_calib.calibration.design import MOST_SEEDS, check_enough_by, design_of
 from fsd_calib.calibration.odds import CHANCE, odds_of
 from fsd_calib.calibration.pilot import Pilot
-from fsd_calib.calibration.plan import make_plan
+from fsd_calib.calibration.plan import PlannedStep, make_plan
+from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Looks
+from fsd_calib.certification.marking import LEDGER
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import Noise, independent_worth
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.report.plan import design_line
+from fsd_calib.tasks.split import parts_of
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
+from fsd_decoding.models.fingerprint import family_id
+from fsd_decoding.profile.parts import attempt_level
 from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
@@ -117,14 +122,16 @@ def test_what_no_design_shows_is_said_with_what_can_be() -> None:
 
 def test_the_plan_says_what_the_design_takes() -> None:
     noise = Noise(0.02, 0.18)
-    plan = replace(make_plan(CLAIM, pilot(noise), 1000, DELTA), tokens=300.0)
+    steps = (PlannedStep("baseline", 4000, 0.5), PlannedStep("certification", 8000, 0.5))
+    plan = replace(make_plan(CLAIM, pilot(noise), 1000, DELTA), tokens=300.0, design_steps=steps, takes_design=False)
     assert plan.design is not None
     assert plan.design.seeds > 1
     line = design_line(plan, plan.design)
-    assert line.startswith("Of the variance of outcomes 90.0% is within problems, between seeds.")
+    assert line.startswith("Of the variance of outcomes 90.0% or more is within problems, between seeds.")
     assert f"{plan.design.problems:,} problems with {plan.design.seeds} seeds each" in line
-    assert "M tokens). --design auto takes it." in line
-    assert design_line(replace(plan, takes_design=True), plan.design).endswith("This run takes it.")
+    assert line.endswith("It takes 12,000 decodings in all (3.60 M tokens, 1.7 device-hours). --design auto takes it.")
+    assert design_line(replace(plan, takes_design=None), plan.design).endswith("device-hours).")
+    assert design_line(replace(plan, takes_design=True), plan.design).startswith("This run takes the design")
 
 
 @pytest.mark.parametrize(
@@ -147,18 +154,51 @@ def test_a_design_says_how_many_seeds() -> None:
         Calibration("gsm8k", "target", "draft", Goal(min_acc=0.9), config=RunConfig(design="auto", seeds=4))
 
 
-@pytest.mark.slow
-def test_a_calibration_takes_the_design_and_again_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OwnEngine, "costs", lambda *_: CostModel(0.001, 0.003, 0.0))
-    run: dict[str, Any] = {
-        "out": tmp_path / "out", "cache": tmp_path, "state": tmp_path, "timing": "none", "trials": 2, "design": "auto",
+def calibration(folder: Path, **run: Any) -> Calibration:
+    settings: dict[str, Any] = {
+        "out": folder / "out", "cache": folder, "state": folder, "timing": "none", "trials": 2, "design": "auto", **run,
     }  # fmt: skip
-    asked = Calibration(
+    return Calibration(
         tiny_calibration.task(300), *far_apart(), Goal(min_acc=0.7, serve_batch=8),
-        SearchSpace(divergence="js", draft_length=4, temperature=1.0), RunConfig(**run), word_tokenizer(),
+        SearchSpace(divergence="js", draft_length=4, temperature=1.0), RunConfig(**settings), word_tokenizer(),
     )  # fmt: skip
-    proposed = asked.plan().design
-    assert isinstance(proposed, Design)
-    made = asked.run()
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of no clock."""
+    monkeypatch.setattr(OwnEngine, "costs", lambda *_: CostModel(0.001, 0.003, 0.0))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("costs")
+def test_a_calibration_takes_the_design_and_again_the_same_wherever(tmp_path: Path) -> None:
+    """Also once all its problems are tuned on, which leaves none for another."""
+    proposed = calibration(tmp_path).plan().design
+    assert proposed is not None
+    made = calibration(tmp_path).run()
     assert (made.certificate.looks[-1], made.certificate.seeds) == (proposed.problems, proposed.seeds)
-    assert asked.run().certificate == made.certificate
+    with AttemptLedger(tmp_path / LEDGER) as ledger:
+        ledger.tuned_on(family_id(far_apart()[0]), tiny_calibration.task(300).problems)
+    for folder in ("out", "elsewhere"):
+        assert calibration(tmp_path, out=tmp_path / folder).run().certificate == made.certificate
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("costs")
+def test_the_design_is_of_problems_that_can_be_used(tmp_path: Path) -> None:
+    task = tiny_calibration.task(300)
+    with AttemptLedger(tmp_path / LEDGER) as ledger:
+        ledger.tuned_on(family_id(far_apart()[0]), parts_of(task).certification[:60])
+    proposed = calibration(tmp_path).plan().design
+    assert proposed is not None
+    assert calibration(tmp_path).run().certificate.looks[-1] == proposed.problems
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("costs")
+def test_a_design_after_an_attempt_is_of_the_next_one(tmp_path: Path) -> None:
+    first = calibration(tmp_path, out=tmp_path / "all", design="all").run()
+    later = calibration(tmp_path).plan()
+    assert (first.certificate.attempt, later.attempt) == (1, 2)
+    assert later.delta == attempt_level(0.95, 2)
