@@ -165,7 +165,7 @@ def _decoded(problems: int, seeds: int, folder: str) -> Paired:
 
 def main() -> None:
     options, machine = options_of(__doc__, "seeds.json").parse_args(), machine_facts()
-    runs, problems, seeds, sizes = (2, 40, 3, (60,)) if options.quick else (100, 800, 8, (300, 600))
+    runs, problems, seeds, sizes = (2, 40, 3, (60,)) if options.quick else (60, 800, 8, (300, 600))
     populations = _SIMULATED[: 1 if options.quick else None]
     rng = np.random.default_rng(_SEED)
     found: dict[str, Any] = {"chance": CHANCE, "runs": runs, "simulated": simulated(populations, runs, rng)}
