@@ -276,7 +276,8 @@ class Calibration:
         UsageError: problems, models' configurations or memory do not suffice, which needs no weights to tell. The
         ledger, which may count more attempts, is read once the target's fingerprint is known.
         """
-        parts, goal = parts_of(task), self.goal
+        trains = self.decoding.predictor is not None or "per-prompt" in self._policies
+        parts, goal = parts_of(task, trains), self.goal
         count = len(parts.certification)
         if not goal.explore:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds

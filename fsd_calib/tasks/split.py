@@ -32,8 +32,11 @@ class Parts(NamedTuple):
     notes: tuple[str, ...]
 
 
-def parts_of(task: Task) -> Parts:
+def parts_of(task: Task, trains: bool = False) -> Parts:
     """Returns both parts of a task; problems with the same content (see `content_key`) count once.
+
+    Args:
+        trains: Whether a model is trained on the tuning part, which takes all that there are, up to a thousand.
 
     Raises:
         UsageError: An id belongs to two problems, problems with the same content have different answers or are in both
@@ -48,7 +51,7 @@ def parts_of(task: Task) -> Parts:
                 f"{len(distinct)} problems{within} leave {len(part)} for {name}, and it needs at least 2; give more "
                 f"{'groups' if groups else 'problems'}"
             )
-    tuning = tuning[: _tuned(len(certification))]
+    tuning = tuning[: _TUNING_PROBLEMS[1] if trains else _tuned(len(certification))]
     notes = (
         *_note_repeats(task, distinct), *_note_alone(distinct), *_note_torn(torn),
         *_note_near_duplicates(tuning, certification), *_note_alike(certification),

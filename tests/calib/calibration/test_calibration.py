@@ -35,7 +35,7 @@ from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
 
-TASK = tiny_calibration.task(300)
+TASK = tiny_calibration.task(400)
 
 
 def planned(cache: Path, spread: float = 0.05, progress: Progress | None = None, **goal: Any) -> Plan:

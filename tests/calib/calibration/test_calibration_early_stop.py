@@ -26,7 +26,7 @@ from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related, saved
 
-_PROBLEMS = 900  # about 270 of them tuning: 128 to forecast with, the others to train on
+_PROBLEMS = 1350  # about 270 of them tuning: 128 to forecast with, the others to train on
 _SETTINGS: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "explore": True}
 
 

@@ -394,6 +394,7 @@ def test_no_more_than_a_fifth_is_tuned_on(certification: int, tuning: int) -> No
     asked = [[f"How {how} are {i}?" for i in range(count)] for how, count in (("many", 1100), ("old", certification))]
     parts = parts_of(task(*given_parts(*asked)))
     assert (len(parts.tuning), len(parts.certification)) == (tuning, certification)
+    assert len(parts_of(task(*given_parts(*asked)), trains=True).tuning) == 1000
 
 
 STORY = (
