@@ -28,7 +28,7 @@ from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
 from support.models.tiny_models import word_tokenizer
 
-TASK = replace(tiny_calibration.task(240), max_new_tokens=12)
+TASK = replace(tiny_calibration.task(360), max_new_tokens=12)
 SETTINGS: dict[str, Any] = {
     "min_acc": 0.5,
     "draft_length": 4,
