@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
 from fsd_calib.certification.attempt_ledger import Entry
@@ -72,7 +72,7 @@ class Frozen:
         cls, identity: str, engines: str, problems: Iterable[Problem], claim: Claim, confidence: float,
         settings: Iterable[Setting] = (), before: Iterable[Before] = (),
     ) -> Self:  # fmt: skip
-        facts = asdict(replace(claim, looks=None))
+        facts = {name: value for name, value in asdict(claim).items() if name != "looks"}
         looks = [] if claim.looks is None else [*claim.looks.problems]
         values = [setting.values for setting in settings]
         return cls(identity, engines, _fingerprint(problems), facts, looks, [[*b] for b in before], confidence, values)

@@ -223,6 +223,13 @@ def test_problems_that_were_tuned_on_since_do_not_go_on() -> None:
             usable.extension_from(2, CLAIM)
 
 
+def test_a_claim_about_a_data_set_is_frozen_as_any_other() -> None:
+    with AttemptLedger(None) as ledger:
+        part = holdout(ledger, FIRST)
+        claim = Claim(0.98, guarantee="dataset", looks=part.looks(4))
+        assert part.open([SAFE], ALONE, claim, 0.95).decide().passed == 0
+
+
 outcomes = st.lists(st.sampled_from([(1, 1), (1, 0), (0, 1), (0, 0)]), min_size=60, max_size=200)
 
 
