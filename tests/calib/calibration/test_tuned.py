@@ -128,7 +128,7 @@ def test_a_tasks_own_tuning_problems_raise_no_alarm(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_problems_that_train_a_predictor_are_marked(tmp_path: Path) -> None:
-    with session(tmp_path, 700) as made:
+    with session(tmp_path, 1050) as made:
         choose("auto", made, SPACE, tmp_path)
         assert marked(made, tmp_path) == [n >= TRACED for n in range(len(made.tuning.problems))]
 
