@@ -31,6 +31,7 @@ from fsd_decoding.model_options import (
 )
 from fsd_decoding.models.fingerprint import tokenizer_difference
 from fsd_decoding.models.forward import unknown_rope_type
+from fsd_decoding.models.lean import lay_side_by_side
 from fsd_decoding.models.weights_digest import CheckpointFiles, remember_checkpoint
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
         model = model.to(device)
     if fetched is not None:
         model.config._commit_hash = fetched.name  # for profiles; transformers 5.23 sets it no more
-    remember_checkpoint(model.eval(), None if options.others else files.key(model, info))
+    lay_side_by_side(model.eval())  # now, as the files' digest holds for the weights where they are
+    remember_checkpoint(model, None if options.others else files.key(model, info))
     return model
 
 

@@ -17,7 +17,7 @@ from fsd_decoding.drafters.eagle import Checkpoint, Eagle, is_eagle3, llama_conf
 from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.loading import as_dtype, is_source, load_config
 from fsd_decoding.model_options import USUAL, ModelOptions
-from fsd_decoding.models.lean import packed_bytes
+from fsd_decoding.models.lean import copied_bytes
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
 
 _FP32 = 4  # bytes; logits are judged in fp32
@@ -41,7 +41,7 @@ class ModelSize:
         logits: width of the vocabulary.
         element: one activation.
         context: the most tokens of a text; None: no limit.
-        copies: weights that the lean forward pass copies.
+        copies: weights that the lean forward pass copies on a CPU.
     """
 
     weights: int
@@ -79,7 +79,7 @@ class ModelSize:
         config = load_config(model, options) if is_source(model) else model.config
         built = skeleton(config, dtype if is_source(model) else model.dtype)
         weights = _weights(model, config, built) if is_source(model) else 0
-        copies = 0 if _is_quantised(config) else packed_bytes(built)
+        copies = 0 if _is_quantised(config) else copied_bytes(built)
         text, element = config.get_text_config(), built.dtype.itemsize
         inner = max(_numbers(text, "intermediate_size", "n_inner", "ffn_dim") or [4 * text.hidden_size])
         activations = (_HIDDEN * text.hidden_size + _INNER * inner) * element
@@ -200,7 +200,8 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
     mask = 2 * target.element * work.longest  # the additive mask of a position, and the condition it is made from
     activations = positions * (widest + mask)
     computing = {"KV caches": caches, "logits of a round": logits, "divergences": chunks, "activations": activations}
-    weights, copies = sum(d.weights for d in drafts), sum(size.copies for size in (target, *drafts))
+    weights = sum(draft.weights for draft in drafts)
+    copies = sum(size.copies for size in (target, *drafts)) if torch.device(device).type == "cpu" else 0
     loaded = dict(zip(LOADED, (target.weights, weights, copies), strict=True))
     return {**loaded, **computing, "reserve": round(_RESERVE * sum(computing.values()))}
 

@@ -23,7 +23,7 @@ from fsd_decoding.engine.cache_pool import Models, PooledCaches
 from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize, UnknownSizeError, Workload, available, need
-from fsd_decoding.models.lean import packed_bytes
+from fsd_decoding.models.lean import copied_bytes
 from fsd_decoding.models.runner import vocabulary_size
 from support.models.tiny_heads import HEADS, LAYERS, eagle1_files, eagle3_files, written
 from support.models.tiny_models import FAMILIES, llama, random_model, word_tokenizer
@@ -52,7 +52,7 @@ def test_weights_and_caches_of_the_bundled_pair_are_exact() -> None:
     found = need(sizes[0], sizes[1:], WORK, 7, "cpu")
     weights = [sum(t.nbytes for t in chain(model.parameters(), model.buffers())) for model in models]
     assert [found["target's weights"], found["drafts' weights"]] == weights
-    assert found["joined weights"] == sum(map(packed_bytes, models))
+    assert found["joined weights"] == sum(map(copied_bytes, models))
     both = Models(models[0], models[1], min(map(vocabulary_size, models)))
     assert found["KV caches"] == allocated(both, 7, EagerCaller().size(WORK.longest))
 

@@ -70,10 +70,10 @@ class Models:
 
     def identity(self) -> Hashable:
         """The models and the addresses of their weights; None where a weight has no address (some quantised ones)."""
+        chosen = [choose(model) if self.lean else "" for model in self._causal_models()]  # which may move weights
         addresses = [weight.data_ptr() for weight in self._tensors() if weight.numel()]
         if not all(addresses):
             return None
-        chosen = [choose(model) if self.lean else "" for model in self._causal_models()]
         run_by = [lean.number if isinstance(lean, LeanModel) else None for lean in chosen]
         draft_length = self.draft_length if layers_read(self.draft) else 0
         return (id(self.target), id(self.draft), draft_length, *run_by, *addresses)

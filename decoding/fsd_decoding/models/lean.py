@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import platform
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from contextlib import suppress
+from functools import partial
 from itertools import chain, count
-from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,141 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as torch_modules
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 from transformers.utils import output_capturing
 
-from fsd_decoding.graphs.callers import in_graph
 from fsd_decoding.models.forward import Forward, ModuleForward, attention_kind
+from fsd_decoding.models.linears import Copied, Joined, Linears, can_join
 from fsd_decoding.models.slot_cache import Masks, SlotCache, attend, fold_mask
-
-_LARGE = 1 << 20
-"""Multiplications from which oneDNN gains more than its call costs, which is about 10 µs above MKL's."""
-
-_CPUINFO = Path("/proc/cpuinfo")
-
-
-class Product:
-    """Multiplies states by one weight.
-
-    Args:
-        weight: (inputs, outputs); it may be written to later, but not replaced.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
-        self._many = _rows_for_onednn(weight)
-
-    def __call__(self, states: Tensor, added: Tensor | None = None) -> Tensor:
-        """Returns `states @ weight`, plus what is added.
-
-        Args:
-            states: (N, inputs).
-            added: (N, outputs) or (outputs,).
-        """
-        if states.shape[0] >= self._many and not in_graph():  # Inductor chooses for itself, and fails on this call
-            outputs: Tensor = torch.ops.mkldnn._linear_pointwise(states, self.weight.t(), None, "none", [], "")
-            return outputs if added is None else outputs.add_(added)
-        return torch.mm(states, self.weight) if added is None else torch.addmm(added, states, self.weight)
-
-
-def _rows_for_onednn(weight: Tensor) -> float:
-    """The number of rows from which oneDNN computes a product."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not mkl_is_slow():
-        return math.inf
-    return max(2, math.ceil(_LARGE / max(weight.numel(), 1)))
-
-
-@cache
-def mkl_is_slow() -> bool:
-    """Whether this is a CPU of AMD's with AVX-512, where MKL, PyTorch's choice in fp32, reaches half of oneDNN's speed.
-
-    It is asked of the processor, not of a clock: which products are taken decides the last bits of logits.
-    """
-    capable = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return capable and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available() and _is_amd()
-
-
-def _is_amd() -> bool:
-    about = _CPUINFO.read_text() if _CPUINFO.exists() else platform.processor()
-    return "AuthenticAMD" in about
-
-
-class Linears:
-    """Linear layers with one input, whose outputs are joined.
-
-    Args:
-        modules: the layers, which are called, whatever they are: quantised ones too.
-    """
-
-    def __init__(self, modules: Sequence[Any]) -> None:
-        self._modules = modules
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """(N, inputs) -> (N, outputs)."""
-        outputs = [module(states) for module in self._modules]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-
-    def plus(self, residual: Tensor, states: Tensor) -> Tensor:
-        """Returns `residual` (N, outputs) plus the outputs."""
-        return residual + self(states)
-
-
-class Packed(Linears):
-    """Copies the weights, transposed and joined, so that there is one product.
-
-    Args:
-        modules: instances of `torch.nn.Linear` of one dtype and device.
-    """
-
-    def __init__(self, modules: Sequence[Any]) -> None:
-        super().__init__(modules)
-        weight, self._bias = self._joined()
-        self._product = Product(weight)
-
-    def refresh(self) -> None:
-        """Copies the weights anew, in place."""
-        weight, bias = self._joined()
-        self._product.weight.copy_(weight)
-        if self._bias is not None and bias is not None:
-            self._bias.copy_(bias)
-
-    def sums(self) -> Iterator[Tensor]:
-        """Yields each output's weighted sum of its weights, and the biases: what a change of the modules' own shows in.
-
-        A change that is lost in the rounding of such a sum is lost in that of a forward pass too.
-        """
-        for module in self._modules:
-            weight = module.weight if module.weight.dtype == torch.float64 else module.weight.float()
-            yield torch.mv(weight, _factors(weight.shape[1], weight.dtype, weight.device))
-            if module.bias is not None:
-                yield module.bias.to(weight.dtype)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        return self._product(states, self._bias)
-
-    def plus(self, residual: Tensor, states: Tensor) -> Tensor:
-        if self._bias is not None:
-            residual = residual + self._bias
-        return self._product(states, residual)
-
-    @torch.inference_mode(False)  # else they could not be written again outside of it
-    @torch.no_grad()
-    def _joined(self) -> tuple[Tensor, Tensor | None]:
-        """The joined weight (inputs, outputs) and bias (outputs,), as new tensors."""
-        weight = torch.cat([module.weight for module in self._modules]).t().contiguous()
-        biases: list[Tensor | None] = [module.bias for module in self._modules]
-        given = [bias for bias in biases if bias is not None]
-        if not given:
-            return weight, None
-        zeros = [module.weight.new_zeros(module.out_features) for module in self._modules]
-        return weight, torch.cat([zero if b is None else b for zero, b in zip(zeros, biases, strict=True)])
-
-
-@cache
-def _factors(number: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Random numbers in [1, 2), all different in practice, so that weights cannot change places unseen."""
-    with torch.inference_mode(False):
-        return (1 + torch.rand(number, generator=torch.Generator().manual_seed(0), dtype=dtype)).to(device)
-
 
 ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "LlamaForCausalLM": (),
@@ -176,23 +47,30 @@ class LeanModel:
     """The weights of a model of `ARCHITECTURES`, ready for forward passes; the model itself is not kept alive.
 
     Args:
-        model: a causal LM whose modules are those of its class.
-        packed: keep copies of the weights in which layers with the same input are one; else the modules' own are used.
+        model: a causal LM whose modules are those of its class. Its weights are laid side by side, or copied where
+            that pays; see `linears.py`.
     """
 
-    def __init__(self, model: Any, packed: bool) -> None:
-        self.packed, self.number = packed, next(_made)
-        norms, decoder, linears = ARCHITECTURES[type(model).__name__], model.model, Packed if packed else Linears
+    def __init__(self, model: Any) -> None:
+        self.number, self._copied = next(_made), list[Copied]()
+        norms, decoder, copies = ARCHITECTURES[type(model).__name__], model.model, _copies(model)
+
+        def linears(modules: Sequence[Any]) -> Linears:
+            if not can_join(modules):
+                return Linears(modules)
+            if not copies:
+                return Joined(modules)
+            self._copied.append(Copied(modules))
+            return self._copied[-1]
+
         self.layers = [_Layer(layer, norms, linears) for layer in decoder.layers]
         self.embeddings, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, _norm(decoder.norm)
         self._head, self._logits = model.lm_head, linears([model.lm_head])
-        weights = [self._logits, *(weights for layer in self.layers for weights in layer.weights)]
-        self._copied = [each for each in weights if isinstance(each, Packed)]
-        self._copied_sums = self._sums() if self._copied else torch.empty(0)
+        self._copied_sums = self._sums()
 
     def refresh(self) -> None:
-        """Copies packed weights anew, in place, where those of the modules have changed since, in whatever way."""
-        if self._copied and not torch.equal(sums := self._sums(), self._copied_sums):
+        """Copies weights anew, in place, where those of the modules have changed since, in whatever way."""
+        if not torch.equal(sums := self._sums(), self._copied_sums):
             for weights in self._copied:
                 weights.refresh()
             self._copied_sums = sums
@@ -200,7 +78,7 @@ class LeanModel:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _sums(self) -> Tensor:
-        return torch.cat([part for weights in self._copied for part in weights.sums()])
+        return torch.cat([torch.empty(0), *(part for weights in self._copied for part in weights.sums())])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits of hidden states (B, n, H) before the last norm: (B, n, V)."""
@@ -265,20 +143,20 @@ class _Pass(NamedTuple):
     cache: SlotCache
 
 
+_Linears = Callable[[Sequence[Any]], Linears]
+"""Makes one product of linear layers with one input, where that can be."""
+
+
 class _Layer:
     """A decoder layer with norms before attention and before the gated MLP."""
 
-    def __init__(self, layer: Any, norms: tuple[str, ...], linears: type[Linears]) -> None:
+    def __init__(self, layer: Any, norms: tuple[str, ...], linears: _Linears) -> None:
         self.attention = _Attention(layer.self_attn, norms, linears)
         self._norm, self._second_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         mlp = layer.mlp
         self._activation = mlp.act_fn.forward  # hooks, which a module's call looks for, keep a model from being lean
         self._gate_up = linears([mlp.gate_proj, mlp.up_proj])
         self._down = linears([mlp.down_proj])
-
-    @property
-    def weights(self) -> Sequence[Linears]:
-        return self.attention.projections, self.attention.output, self._gate_up, self._down
 
     def __call__(self, hidden: Tensor, step: _Pass, number: int) -> Tensor:
         """(B·Q, H) -> (B·Q, H)."""
@@ -290,20 +168,20 @@ class _Layer:
 class _Attention:
     """Grouped-query attention with rotary positions."""
 
-    def __init__(self, attention: Any, norms: tuple[str, ...], linears: type[Linears]) -> None:
+    def __init__(self, attention: Any, norms: tuple[str, ...], linears: _Linears) -> None:
         size = attention.head_dim
         self._size, self._scaling = size, attention.scaling
         self.groups = attention.num_key_value_groups
         self._heads, self._key_heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
         self._kind: str | None = getattr(attention, "layer_type", None)
         self._norms = [_norm(getattr(attention, name)) for name in norms]
-        self.projections = linears([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.output = linears([attention.o_proj])
+        self._projections = linears([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._output = linears([attention.o_proj])
 
     def __call__(self, residual: Tensor, hidden: Tensor, step: _Pass, number: int) -> Tensor:
         """(B·Q, H), (B·Q, H) -> (B·Q, H)."""
         heads, rotated = self._heads, self._heads + self._key_heads
-        states = self.projections(hidden).view(step.rows, step.queries, -1, self._size)  # (B, Q, heads, D)
+        states = self._projections(hidden).view(step.rows, step.queries, -1, self._size)  # (B, Q, heads, D)
         if self._norms:
             query_norm, key_norm = self._norms
             parts = query_norm(states[:, :, :heads]), key_norm(states[:, :, heads:rotated]), states[:, :, rotated:]
@@ -312,7 +190,7 @@ class _Attention:
         keys, values = step.cache.store(states[:, :, heads:], number).chunk(2, 1)
         mask = step.masks[self._kind] if self._kind is not None else next(iter(step.masks.values()))
         attended = attend(states[:, :, :heads].transpose(1, 2), keys, values, mask, self._scaling)
-        return self.output.plus(residual, attended.transpose(1, 2).reshape(step.rows * step.queries, -1))
+        return self._output.plus(residual, attended.transpose(1, 2).reshape(step.rows * step.queries, -1))
 
     def _rotate(self, states: Tensor, step: _Pass) -> None:
         """Rotates queries and keys (B, Q, heads, D) in place."""
@@ -349,11 +227,14 @@ class _ProductNorm:
         return (states * torch.addmm(self._eps, states.square(), self._mean).rsqrt_()).mul_(self._weight)
 
 
-PACKED_BYTES = 256 << 20
-"""The most bytes of weights that are copied for joined products; those of a larger model hardly gain from it."""
+COPIED_BYTES = 256 << 20
+"""The most bytes of weights that are copied; those of a larger model gain little from it."""
 
 _ROTARY = ("default", "linear", "llama3", "yarn")  # encodings of positions that do not depend on the text's length
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 0.002, torch.bfloat16: 0.02}
+"""By dtype, the root mean square that differences of logits may have, over that of the logits."""
+_ROUNDED = (torch.float16, torch.bfloat16)  # whose errors are judged against fp32
+_MORE_ERROR = 1.5  # times that of transformers' own forward pass
 _PROBED = 12  # tokens
 _CALLED = ("_proj", "act_fn")  # ends of names of modules that are called as they are, whatever they are
 _NUMBERS = ("variance_epsilon", "scaling", "head_dim", "num_key_value_groups", "layer_type")  # read from modules
@@ -376,16 +257,23 @@ def forward_of(model: Any, length: int, lean: bool) -> Forward:
 
 
 def choose(model: Any) -> LeanModel | str:
-    """Returns what runs a model as it is now: its weights, up to date, for the lean forward pass, or why none does."""
+    """Returns what runs a model as it is now: its weights, for the lean forward pass, or why that does not."""
     if obstacle := next(_obstacles(model), None):
         return obstacle
-    made_for = _read(model)
     with _lock:
-        if model not in _probed or _probed[model][1] != made_for:
-            _probed[model] = (_probe(model), made_for)
+        if model not in _probed or _probed[model][1] != _read(model):
+            chosen = _probe(model)
+            _probed[model] = (chosen, _read(model))  # after the weights have moved side by side
         elif isinstance(lean := _probed[model][0], LeanModel):
             lean.refresh()
         return _probed[model][0]
+
+
+def lay_side_by_side(model: Any) -> None:
+    """Moves the weights of a model to where the lean forward pass will have them, which are other addresses."""
+    if next(_obstacles(model), None) is None and not _copies(model):
+        with suppress(AttributeError):  # a changed model, which will be run by its modules
+            LeanModel(model)
 
 
 def _read(model: Any) -> tuple[Any, ...]:
@@ -395,35 +283,59 @@ def _read(model: Any) -> tuple[Any, ...]:
     return modules, facts, tuple(weight.data_ptr() for weight in model.parameters())
 
 
-def packed_bytes(model: Any) -> int:
-    """Returns the bytes of weights that the lean forward pass copies, which a model on the meta device tells too."""
-    if next(_unknown_family(model), None) is not None or not _can_pack(model):
-        return 0
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    return sum(weight.nbytes for linear in linears for weight in linear.parameters())
-
-
 @torch.inference_mode(False)
 @torch.no_grad()
 def _probe(model: Any) -> LeanModel | str:
-    """Builds the lean weights and compares logits of two random texts."""
+    """Builds the lean weights and compares logits of two random texts with those of transformers' modules.
+
+    Two ways to compute logits in 16 bits differ by rounding alone, in large models by a tenth of the largest. So both
+    are compared with fp32, from which the lean ones may not differ much more than the others.
+    """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.get_input_embeddings().num_embeddings, (2, _PROBED), generator=generator)
     tokens = tokens.to(model.device)
     theirs = _logits(model, ModuleForward(model), tokens)
     try:
-        lean = LeanModel(model, _can_pack(model))
+        lean = LeanModel(model)
         own = _logits(model, LeanForward(lean, _PROBED), tokens)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a model that was changed, such as by pruning heads, leads to
         return f"its layers do not fit the lean forward pass ({str(error).partition(chr(10))[0]:.80})"
-    difference = float((own - theirs).abs().max() / theirs.abs().max())
+    difference = _error(own, theirs)
     if difference <= _TOLERANCE[model.dtype]:
         return lean
     if math.isnan(difference):
         return "its logits on two short texts are not finite, or all zero"
-    return f"its logits would differ from transformers' by {difference:.2g} of the largest"
+    if model.dtype not in _ROUNDED or not all(can_join([m]) for m in model.modules() if isinstance(m, nn.Linear)):
+        return f"its logits would differ from transformers' by {difference:.2g} of their size"
+    with InFp32():
+        exact = _logits(model, ModuleForward(model), tokens)
+    lean_error, module_error = _error(own, exact), _error(theirs, exact)
+    if lean_error <= _MORE_ERROR * module_error:
+        return lean
+    return f"its logits would differ from fp32 by {lean_error:.2g} of their size, transformers' by {module_error:.2g}"
+
+
+def _error(logits: Tensor, exact: Tensor) -> float:
+    """The root mean square of the difference of logits, over that of the exact ones."""
+    return float((logits - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+class InFp32(TorchFunctionMode):
+    """Inside, operations read 16-bit tensors in fp32: a weight at a time, so that no second model is needed."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        if function is functional.embedding:  # its table is not to be converted for some rows
+            return _widened(function(*args, **keywords or {}))
+        args, keywords = tree_map(_widened, (args, keywords or {}))
+        return function(*args, **keywords)
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in _ROUNDED else value
 
 
 def _logits(model: Any, forward: Forward, tokens: Tensor) -> Tensor:
@@ -499,15 +411,15 @@ def _is_changed(module: nn.Module, hooks: bool) -> bool:
     return hooked or "forward" in vars(module) or module._compiled_call_impl is not None
 
 
-def _can_pack(model: Any) -> bool:
-    """Whether all linear layers are plain ones of one dtype, and small together.
-
-    Their weights must be PyTorch's own kind of tensor: torchao puts quantised ones into unchanged layers.
-    """
-    for name, module in model.named_modules():
-        if name.endswith(("_proj", "lm_head")):
-            weight = module.weight if type(module) is nn.Linear else None
-            if type(weight) is not nn.Parameter or type(weight.data) is not Tensor or weight.dtype != model.dtype:
-                return False
+def _copies(model: Any) -> bool:
+    """Whether the lean forward pass has weights of its own: of a small model, where MKL multiplies by them."""
     size: int = sum(weight.nbytes for weight in model.parameters())
-    return size <= PACKED_BYTES
+    return model.device.type in ("cpu", "meta") and model.dtype.itemsize >= 4 and size <= COPIED_BYTES
+
+
+def copied_bytes(model: Any) -> int:
+    """Returns the bytes of weights that are copied for a model on a CPU, which one on the meta device tells too."""
+    if next(_unknown_family(model), None) is not None or not _copies(model):
+        return 0
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return sum(weight.nbytes for linear in linears if can_join([linear]) for weight in linear.parameters())

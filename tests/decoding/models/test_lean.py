@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -20,9 +21,11 @@ from fsd_collectors.collection.measures import HiddenStates
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
+from fsd_decoding.loading import load_model
 from fsd_decoding.models import lean as lean_module
-from fsd_decoding.models.lean import LeanModel, choose, packed_bytes
+from fsd_decoding.models.lean import LeanModel, choose, copied_bytes
 from fsd_decoding.models.runner import ModelRunner
+from fsd_decoding.models.weights_digest import state_of
 from support.models.tiny_models import FAMILIES, SMALL, VOCABULARY, WINDOW, llama, random_model, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related
 
@@ -231,11 +234,11 @@ def test_weights_that_change_past_torchs_counts_are_used() -> None:
 
 
 def copies(lean: LeanModel) -> list[torch.Tensor]:
-    packed = [(linears._product.weight, linears._bias) for linears in lean._copied]
-    return [tensor for pair in packed for tensor in pair if tensor is not None]
+    copied = [(linears._product.weight, linears._bias) for linears in lean._copied]
+    return [tensor for pair in copied for tensor in pair if tensor is not None]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_single_weights_that_change_past_torchs_counts_are_used(dtype: torch.dtype) -> None:
     """Rows that change places, too, and one element of a bias."""
     target, _ = pair_of("qwen2, biases, tied embeddings", dtype)
@@ -365,8 +368,6 @@ def test_other_linear_layers_are_called() -> None:
     model = llama(seed=1)
     for layer in model.model.layers:
         layer.mlp.down_proj.__class__ = Doubling
-    lean = lean_of(model)
-    assert not lean.packed
     decoders = [SpeculativeDecoder(model, llama(seed=2), word_tokenizer(), lean=way) for way in (True, False)]
     assert (
         tokens(decoders[0]) == tokens(decoders[1]) != tokens(SpeculativeDecoder(llama(1), llama(2), word_tokenizer()))
@@ -378,30 +379,97 @@ def test_wrapped_linear_layers_are_called() -> None:
     model.lm_head = Wrapped(model.lm_head)
     for layer in model.model.layers:
         layer.mlp.down_proj = Wrapped(layer.mlp.down_proj)
-    lean = lean_of(model)
-    assert not lean.packed
+    assert isinstance(choose(model), LeanModel)
+
+
+def storages(model: Any) -> set[int]:
+    return {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+
+def allocated(model: Any) -> int:
+    """Bytes of all memory that the weights keep."""
+    kept = {weight.untyped_storage().data_ptr(): weight.untyped_storage() for weight in model.parameters()}
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 @pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("case", PAIRS)
-def test_weights_of_large_models_are_not_copied(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_large_models_become_parts_of_joined_ones(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which copies nothing, changes no text, and leaves a model that can be saved, written to and copied."""
     pair = pair_of(case)
-    packed = tokens(SpeculativeDecoder(*pair, word_tokenizer()), **SETTINGS[-1])
-    monkeypatch.setattr(lean_module, "PACKED_BYTES", 1000)
+    copied = tokens(SpeculativeDecoder(*pair, word_tokenizer()), **SETTINGS[-1])
+    monkeypatch.setattr(lean_module, "COPIED_BYTES", 1000)
     large = copy.deepcopy(pair)
-    assert not any(lean_of(model).packed for model in large)
-    assert tokens(SpeculativeDecoder(*large, word_tokenizer()), **SETTINGS[-1]) == packed
+    decoder = SpeculativeDecoder(*large, word_tokenizer())
+    assert tokens(decoder, **SETTINGS[-1]) == copied
+    assert [allocated(model) for model in large] == [allocated(model) for model in copy.deepcopy(pair)]
+    assert copied_bytes(large[0]) == 0
+    before = storages(large[0])
+    assert len(before) < len(storages(copy.deepcopy(large[0])))
+    lean = lean_of(large[0])
+    for weight in large[0].parameters():
+        weight.data.mul_(-0.5)
+    assert lean_of(large[0]) is lean
+    assert storages(large[0]) == before
+    changed = tokens(decoder, **SETTINGS[-1])
+    assert changed == tokens(SpeculativeDecoder(*large, word_tokenizer(), lean=False), **SETTINGS[-1]) != copied
+
+
+def test_a_model_with_joined_weights_is_saved_as_it_was(tmp_path: Path) -> None:
+    model = llama(1).to(torch.bfloat16)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert isinstance(choose(model), LeanModel)
+    model.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert loaded.keys() == before.keys()
+    assert all(torch.equal(loaded[name], weight) for name, weight in before.items())
+
+
+def test_weights_of_a_loaded_model_stay_where_they_are(tmp_path: Path) -> None:
+    """So that the digest of its files goes on to hold for it."""
+    llama(1).to(torch.bfloat16).save_pretrained(tmp_path)
+    model = load_model(tmp_path, "cpu", None)
+    before = state_of(model)
+    assert isinstance(choose(model), LeanModel)
+    assert state_of(model) == before
+
+
+def noisy(model: Any, layers: int = 24) -> Any:
+    """A deep model in bf16 in which rounding errors add up."""
+    return random_model(hf.Qwen2Config(**SMALL | {"num_hidden_layers": layers, "initializer_range": 0.6}), 0).to(model)
+
+
+def test_rounding_in_16_bits_is_judged_against_fp32() -> None:
+    """Both forward passes differ from each other by more than fp32 lets pass, and from fp32 by as much."""
+    model = noisy(torch.bfloat16)
+    tokens = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        own = lean_module._logits(model, lean_module.LeanForward(LeanModel(model), 12), tokens)
+        theirs = lean_module._logits(model, lean_module.ModuleForward(model), tokens)
+        with lean_module.InFp32():
+            wide = lean_module._logits(model, lean_module.ModuleForward(model), tokens)
+        exact = lean_module._logits(model.float(), lean_module.ModuleForward(model), tokens)
+    assert lean_module._error(wide, exact) < 1e-5
+    assert lean_module._error(own, theirs) > lean_module._TOLERANCE[torch.bfloat16]
+    assert isinstance(choose(noisy(torch.bfloat16)), LeanModel)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_error_in_16_bits_is_found(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Any = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, *rest: original(1.2 * q, *rest))
+    assert "its logits would differ from fp32 by" in str(choose(llama(1).to(dtype)))
 
 
 def test_copies_are_counted_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama(1)
     lean = lean_of(model)
     copied = sum(tensor.nbytes for tensor in copies(lean))
-    assert packed_bytes(model) == packed_bytes(llama(1).to("meta")) == copied > 0
-    assert packed_bytes(llama(1, tie_word_embeddings=True)) == copied
-    assert packed_bytes(random_model(FAMILIES["gpt2"], 1)) == 0
-    monkeypatch.setattr(lean_module, "PACKED_BYTES", sum(weight.nbytes for weight in model.parameters()) - 1)
-    assert packed_bytes(model) == 0
+    assert copied_bytes(model) == copied_bytes(llama(1).to("meta")) == copied > 0
+    assert copied_bytes(llama(1, tie_word_embeddings=True)) == copied
+    assert copied_bytes(random_model(FAMILIES["gpt2"], 1)) == 0
+    monkeypatch.setattr(lean_module, "COPIED_BYTES", sum(weight.nbytes for weight in model.parameters()) - 1)
+    assert copied_bytes(model) == 0
 
 
 def test_hidden_states_are_those_of_transformers_modules() -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsd_decoding.models import lean
+from fsd_decoding.models import linears
 
 ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
@@ -21,7 +21,7 @@ ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="th
     inputs=st.integers(1, 300),
     outputs=st.integers(1, 300),
     added=st.sampled_from(["nothing", "bias", "residual"]),
-    large=st.sampled_from([1, lean._LARGE]),
+    large=st.sampled_from([1, linears._LARGE]),
 )
 def test_onednn_gives_the_same_product(rows: int, inputs: int, outputs: int, added: str, large: int) -> None:
     generator = torch.Generator().manual_seed(rows + 100 * inputs + 10_000 * outputs)
@@ -30,9 +30,9 @@ def test_onednn_gives_the_same_product(rows: int, inputs: int, outputs: int, add
     )
     addend = {"nothing": None, "bias": residual[0], "residual": residual}[added]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lean, "mkl_is_slow", lambda: True)
-        patch.setattr(lean, "_LARGE", large)
-        found = lean.Product(weight)(states, addend)
+        patch.setattr(linears, "mkl_is_slow", lambda: True)
+        patch.setattr(linears, "_LARGE", large)
+        found = linears.Product(weight)(states, addend)
     exact = states.double() @ weight.double() + (0 if addend is None else addend.double())
     bound = (states.double().abs() @ weight.double().abs() + residual.abs().max() + 1) * inputs * 2**-23
     assert found.dtype == torch.float32
@@ -41,9 +41,9 @@ def test_onednn_gives_the_same_product(rows: int, inputs: int, outputs: int, add
 
 @ONEDNN
 def test_what_is_added_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "mkl_is_slow", lambda: True)
+    monkeypatch.setattr(linears, "mkl_is_slow", lambda: True)
     states, weight, residual = torch.ones(1024, 64), torch.ones(64, 32), torch.ones(1024, 32)
-    assert torch.equal(lean.Product(weight)(states, residual), torch.full((1024, 32), 65.0))
+    assert torch.equal(linears.Product(weight)(states, residual), torch.full((1024, 32), 65.0))
     assert torch.equal(residual, torch.ones(1024, 32))
 
 
@@ -56,25 +56,25 @@ def test_mkl_is_slow_on_cpus_of_amd_with_avx512(
 ) -> None:
     about = tmp_path / "cpuinfo"
     about.write_text(f"processor\t: 0\nvendor_id\t: {maker}\n")
-    monkeypatch.setattr(lean, "_CPUINFO", about)
+    monkeypatch.setattr(linears, "_CPUINFO", about)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     for library in (torch.backends.mkl, torch.backends.mkldnn):
         monkeypatch.setattr(library, "is_available", lambda: True)
-    lean.mkl_is_slow.cache_clear()
-    assert lean.mkl_is_slow() is slow
-    lean.mkl_is_slow.cache_clear()
+    linears.mkl_is_slow.cache_clear()
+    assert linears.mkl_is_slow() is slow
+    linears.mkl_is_slow.cache_clear()
 
 
 def test_float64_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "mkl_is_slow", lambda: True)
+    monkeypatch.setattr(linears, "mkl_is_slow", lambda: True)
     states, weight = torch.randn(1024, 64, dtype=torch.float64), torch.randn(64, 32, dtype=torch.float64)
-    assert torch.equal(lean.Product(weight)(states), states @ weight)
+    assert torch.equal(linears.Product(weight)(states), states @ weight)
 
 
 @pytest.mark.slow
 def test_a_graph_can_hold_a_large_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "mkl_is_slow", lambda: True)
+    monkeypatch.setattr(linears, "mkl_is_slow", lambda: True)
     states, weight, residual = torch.randn(1024, 64), torch.randn(64, 32), torch.randn(1024, 32)
-    product = lean.Product(weight)
+    product = linears.Product(weight)
     compiled = torch.compile(lambda *given: product(*given) * 2, fullgraph=True)
     torch.testing.assert_close(compiled(states, residual), 2 * (residual + states @ weight))
