@@ -39,7 +39,7 @@ class SlotCache(Cache):
         super().__init__(layers=[])  # transformers' own layers would copy on every update
         self.rows, self.slots = rows, slots
         self._numbers = torch.arange(rows, device=device)
-        self._stores: dict[Hashable, tuple[Tensor, Tensor]] = {}  # (rows, heads, slots, size); flat: (all slots, size)
+        self._stores: dict[Hashable, Tensor] = {}  # (rows, heads, slots, size)
         self._kv_length = 0
 
     def aim(self, rows: Tensor | None, slots: Tensor, kv_length: int) -> None:
@@ -51,7 +51,6 @@ class SlotCache(Cache):
             kv_length: number of slots to read.
         """
         self._rows, self._aimed, self._kv_length = rows, slots, kv_length
-        self._written: dict[tuple[int, torch.device], Tensor] = {}  # by number of heads, and where a layer is
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -67,10 +66,11 @@ class SlotCache(Cache):
             name: what they are: the same in every forward pass.
         """
         if name not in self._stores:
-            stored = states.new_zeros((self.rows, states.shape[2], self.slots, states.shape[3]))
-            self._stores[name] = stored, stored.view(-1, stored.shape[-1])
-        stored, flat = self._stores[name]
-        flat[self._places(states.shape[2], stored.device)] = states
+            self._stores[name] = states.new_zeros((self.rows, states.shape[2], self.slots, states.shape[3]))
+        stored = self._stores[name]
+        rows = self._numbers if self._rows is None else self._rows
+        # Not by a flat view: two inputs that share memory make compiled graphs copy the whole cache.
+        stored[rows[:, None].to(stored.device), :, self._aimed.to(stored.device)] = states
         return (
             stored[:, :, : self._kv_length]
             if self._rows is None
@@ -84,50 +84,37 @@ class SlotCache(Cache):
 
     def states(self, rows: Tensor | None, slots: Tensor) -> Tensor:
         """Returns the hidden states that were kept of the tokens in slots (B, n) of rows (B,): (B, n, layers·H)."""
-        _, flat = self._stores[_STATES]
+        stored = self._stores[_STATES]
         rows = self._numbers if rows is None else rows
-        return flat[self._flat(rows, slots, 1).squeeze(2).to(flat.device)]
-
-    def _places(self, heads: int, device: torch.device) -> Tensor:
-        """Where states of so many heads go in a flat store: (B, Q, heads)."""
-        if (heads, device) not in self._written:
-            rows = self._numbers if self._rows is None else self._rows
-            self._written[heads, device] = self._flat(rows, self._aimed, heads).to(device)
-        return self._written[heads, device]
-
-    def _flat(self, rows: Tensor, slots: Tensor, heads: int) -> Tensor:
-        """The places of slots (B, Q) of rows (B,) in a flat store of so many heads: (B, Q, heads)."""
-        firsts = (rows[:, None] * heads + torch.arange(heads, device=rows.device)) * self.slots  # (B, heads)
-        return firsts[:, None] + slots[:, :, None]
+        return stored[rows[:, None].to(stored.device), 0, slots.to(stored.device)]
 
     def move(self, sources: Tensor, slots: Tensor) -> None:
         """Copies what is in the slots `sources` (B, n) of all rows to `slots` (B, n), as if all at once."""
-        both = torch.cat([sources, slots]).to(self._numbers.device)  # (2·B, n)
-        rows = self._numbers.repeat(2)
-        moves: dict[tuple[int, torch.device], Tensor] = {}  # by number of heads, and where a layer is
-        for stored, flat in self._stores.values():
-            kind = stored.shape[1], flat.device
-            if kind not in moves:
-                moves[kind] = self._flat(rows, both, stored.shape[1]).to(flat.device)
-            before, after = moves[kind].chunk(2)
-            flat[after] = flat[before]
+        for stored in self._stores.values():
+            rows = self._numbers[:, None].to(stored.device)
+            stored[rows, :, slots.to(stored.device)] = stored[rows, :, sources.to(stored.device)]
+
+    def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        """Copies the first `count` slots of the rows `sources` to `rows`, as if all at once."""
+        for stored in self._stores.values():
+            source, row = to_device([sources, rows], stored.device)
+            stored[row, :, :count] = stored[source, :, :count]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order; others than the moved ones stay in place."""
         self.rows = len(rows)
         moves = [(new, old) for new, old in enumerate(rows) if new != old]
-        for name, (stored, _) in self._stores.items():
+        for name, stored in self._stores.items():
             if moves:
                 new, old = to_device(moves, stored.device).unbind(1)
                 stored[new] = stored[old]
-            kept = stored[: self.rows]
-            self._stores[name] = kept, kept.view(-1, kept.shape[-1])
+            self._stores[name] = stored[: self.rows]
         self._numbers = self._numbers[: self.rows]
 
     @property
     def nbytes(self) -> int:
         """Bytes that are allocated for keys and values, those of dropped rows included."""
-        return sum(stored.untyped_storage().nbytes() for stored, _ in self._stores.values())
+        return sum(stored.untyped_storage().nbytes() for stored in self._stores.values())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._kv_length
