@@ -60,8 +60,8 @@ class Batch:
         self.lengths.fill_(1)
         self.draft_lengths.zero_()
 
-    def put(self, rows: Tensor, requests: Sequence[Request], seed: int) -> int:
-        """Writes requests into `rows` (R,) and returns the length of the longest prompt."""
+    def put(self, rows: Tensor, requests: Sequence[Request], seed: int) -> None:
+        """Writes requests into `rows` (R,)."""
         device = self.tokens.device
         longest = max(len(r.prompt) for r in requests)
         self.tokens[rows, :longest] = to_device([r.prompt + [0] * (longest - len(r.prompt)) for r in requests], device)
@@ -69,7 +69,6 @@ class Batch:
         self.keys[rows] = noise.problem_keys(seed, [r.key for r in requests]).to(device, non_blocking=True)
         self.thresholds[rows] = to_device([r.threshold for r in requests], device, torch.float64)
         self.draft_lengths[rows] = to_device([r.draft_length for r in requests], device)
-        return longest
 
     def resize(self, lengths: Sequence[int]) -> None:
         """Sets every row's length, whether it grew, was rolled back or was emptied."""

@@ -25,14 +25,21 @@ class Drafter(Protocol):
     def identity(self) -> Hashable:
         """Key of this drafter's graphs: everything that changes its output, apart from tensor values."""
 
-    def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
-        """Reads prompts into `rows` (R,).
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
+        """Reads prompts into `rows` (R,); it may leave what it reads to the next `logits`, or `catch_up`.
 
         Args:
             rows: (R,) row indices.
             tokens: (R, >= until) token ids, padded on the right.
             until: positions from here on, and the last token of every row, are left to the next round.
+            start: the first positions, so many, were read or copied before.
         """
+
+    def catch_up(self) -> None:
+        """Reads now what `prefill` has left."""
+
+    def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        """Gives `rows` what was read of the first `count` tokens of the rows `sources`, which are the same."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order."""

@@ -329,13 +329,19 @@ class EagleDrafter:
     def identity(self) -> Hashable:
         return weakref.ref(self._head), self._fed_again, self._vocabulary
 
-    def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
         """Feeds the pairs of prompts whose states the target has; the last ones are left to the next round."""
-        for start in range(0, until - 1, PREFILL_CHUNK):
-            slots = torch.arange(start, min(start + PREFILL_CHUNK, until - 1), device=tokens.device)
+        for begin in range(max(start - 1, 0), until - 1, PREFILL_CHUNK):
+            slots = torch.arange(begin, min(begin + PREFILL_CHUNK, until - 1), device=tokens.device)
             slots = slots.expand(len(rows), -1)
             features = self._features_of_text(rows, slots)
-            self._run(tokens.gather(1, slots + 1), features, slots, slots, int(slots.shape[1]) + start, rows=rows)
+            self._run(tokens.gather(1, slots + 1), features, slots, slots, int(slots.shape[1]) + begin, rows=rows)
+
+    def catch_up(self) -> None:
+        """Does nothing, as nothing waits."""
+
+    def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        self._cache.copy(sources, rows, count)
 
     def keep(self, rows: Sequence[int]) -> None:
         self._cache.keep(rows)

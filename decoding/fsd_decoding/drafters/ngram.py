@@ -290,8 +290,14 @@ class NGramDrafter:
     def identity(self) -> Hashable:
         return NGramDrafter, self._vocabulary, self._order, self._corpus
 
-    def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
         """Does nothing, as counts are taken from the text at every step."""
+
+    def catch_up(self) -> None:
+        """Does nothing, as nothing waits."""
+
+    def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        """Does nothing, as no state is kept per row."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Does nothing, as no state is kept per row."""

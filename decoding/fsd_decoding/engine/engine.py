@@ -16,8 +16,8 @@ from torch import Tensor
 from fsd_common.errors import NumericalError, ThresholdError, UnfinishedError
 from fsd_decoding.acceptance import Path, Proposal, Verdict, as_chain, walk
 from fsd_decoding.batch import Batch, FinishReason, Request, Row
-from fsd_decoding.drafters.base import ReadsTarget
 from fsd_decoding.engine.cache_pool import PooledCaches
+from fsd_decoding.engine.prompts import Prompts
 from fsd_decoding.engine.rounds import Decided, Draft, EngineSettings, Rounds
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.threshold import (
@@ -105,6 +105,7 @@ class Engine:
         self._drafter = caches.drafter if settings.rule.drafts else None
         self._rows: list[Row | None] = [None] * caches.rows
         self._rounds = Rounds(caches, settings)
+        self._prompts = Prompts(self._target, self._drafter, caches.rows, self._call.can_reshape)
         self._threshold_control = (
             ThresholdControl(settings.threshold_policy, self._batch) if settings.threshold_policy else None
         )
@@ -137,7 +138,7 @@ class Engine:
                     raise error
 
     def _refill(self, waiting: Iterator[Request]) -> bool:
-        """Puts waiting requests into free rows and prefills them. Returns whether any row is occupied."""
+        """Puts waiting requests into free rows. Returns whether any row is occupied."""
         free = [i for i, row in enumerate(self._rows) if row is None]
         new = list(islice(waiting, len(free)))
         free = free[: len(new)]
@@ -146,15 +147,10 @@ class Engine:
         for i, request in zip(free, new, strict=True):
             self._rows[i] = Row(request, *self._initial_interval(request.threshold))
         rows = to_device(free, self._batch.lengths.device)
-        longest = self._batch.put(rows, new, self._settings.seed)
+        self._batch.put(rows, new, self._settings.seed)
         if self._threshold_control is not None:
             self._threshold_control.start(rows, new)
-        prompts = self._batch.tokens[rows]
-        all_new = len(new) == sum(row is not None for row in self._rows)
-        if isinstance(self._drafter, ReadsTarget) or not (all_new and self._rounds.take_prompts(longest)):
-            self._target.prefill(rows, prompts, longest - 1)
-        if self._drafter is not None:
-            self._drafter.prefill(rows, prompts, longest - 1)
+        self._prompts.put(free, [request.prompt for request in new], self._batch.tokens[rows])
         return True
 
     def _initial_interval(self, threshold: float) -> tuple[float, float]:
@@ -182,6 +178,7 @@ class Engine:
         self._target.cache.keep(kept)
         if self._drafter is not None:
             self._drafter.keep(kept)
+        self._prompts.keep(kept)
         if self._threshold_control is not None:
             self._threshold_control.keep(rows)
 

@@ -21,7 +21,7 @@ from fsd_decoding.drafters.base import Drafter, TreeDrafter
 from fsd_decoding.engine.cache_pool import PooledCaches
 from fsd_decoding.engine.draft import Steps, StepsAhead, draft_until
 from fsd_decoding.graphs.callers import EagerCaller, GraphKey
-from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner
+from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.models.slot_cache import Branches, move_path
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, Verified
@@ -83,17 +83,6 @@ class Rounds:
         self._drafter = cast(TreeDrafter | None, caches.drafter) if settings.rule.drafts else None
         models = self._target.identity, self._drafter.identity if self._drafter else None
         self._kind = (*models, caches.rows, caches.slots)
-        # Length of the longest prompt, where the next verification also prefills the prompts.
-        self._pending_prompt_tokens = 0
-
-    def take_prompts(self, longest: int) -> bool:
-        """Asks that the next verification read the prompts of all rows too. Returns whether it will.
-
-        Args:
-            longest: length of the longest prompt.
-        """
-        self._pending_prompt_tokens = longest if longest <= PREFILL_CHUNK and self._settings.tree is None else 0
-        return self._pending_prompt_tokens > 0
 
     def gumbel_noise(self, draft_length: int) -> Tensor | None:
         """Returns the noise by which draft and target draw tokens, for all positions of a round at once.
@@ -143,13 +132,11 @@ class Rounds:
     def verify(self, draft: Draft, kv_length: int) -> Tensor:
         """Returns the target's raw logits after each row's last token and after each drafted one."""
         target, batch, drafts, tree = self._target, self._batch, draft.draft_length, draft.tree
+        call = EagerCaller() if target.waits else self._call  # prompts are of any number and length
         if tree is not None:
             key = GraphKey((self._kind, tree.tokens.shape[1], drafts), kv_length)
-            return self._call(key, verify_tree, target, batch, tree.listed(), drafts, kv_length)
-        if not self._pending_prompt_tokens:
-            return self._call(GraphKey((self._kind, drafts), kv_length), verify, target, batch, drafts, kv_length)
-        pending, self._pending_prompt_tokens = self._pending_prompt_tokens, 0
-        return verify(target, batch, drafts, kv_length, pending)
+            return call(key, verify_tree, target, batch, tree.listed(), drafts, kv_length)
+        return call(GraphKey((self._kind, drafts), kv_length), verify, target, batch, drafts, kv_length)
 
     def propose(self, draft: Draft, logits: Tensor) -> Proposal:
         """Collects a draft and the target's logits for the rule."""
@@ -195,22 +182,19 @@ def draft_step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, kv
     return logits
 
 
-def verify(target: ModelRunner, batch: Batch, drafts: int, kv_length: int, unread: int = 1) -> Tensor:
-    """Runs the target on the drafted tokens.
+def verify(target: ModelRunner, batch: Batch, drafts: int, kv_length: int) -> Tensor:
+    """Runs the target on every row's last token and the drafted ones.
 
     Args:
         target: the target model with its cache.
         batch: rows with the drafted tokens behind their texts.
         drafts: L, the number of drafted tokens.
         kv_length: an upper bound of the rows' lengths + L.
-        unread: number of tokens at the end of every row that the target has not read yet. A shorter row feeds its first
-            token repeatedly instead.
 
     Returns:
         Raw logits (B, L + 1, V) after each row's last token and after each drafted one.
     """
-    span = torch.arange(unread + drafts, device=batch.lengths.device)
-    at = (batch.lengths[:, None] - unread + span).clamp_min(0)
+    at = batch.lengths[:, None] - 1 + torch.arange(1 + drafts, device=batch.lengths.device)
     return target.logits(batch.tokens.gather(1, at), at, kv_length, keep=drafts + 1)
 
 

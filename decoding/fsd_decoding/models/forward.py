@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -181,6 +182,30 @@ def use_grouped_attention(config: Any) -> Iterator[None]:
         config._attn_implementation_internal = "sdpa"
 
 
+@dataclass(frozen=True)
+class Part:
+    """Tokens of a forward pass, all at their places in some rows of a cache.
+
+    Args:
+        tokens, positions: (B, Q).
+        masks: by kind of attention, additive (B, 1, Q, S) over the slots that the cache returns.
+        rows: (B,) rows of the cache; None is all.
+        slots: (B, Q) where the tokens' keys and values go.
+        kv_length: number of slots to attend to.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    masks: Mapping[str, Tensor]
+    rows: Tensor | None
+    slots: Tensor
+    kv_length: int
+
+    def aim(self, cache: SlotCache) -> None:
+        """Sets what this part of a forward pass writes and reads."""
+        cache.aim(self.rows, self.slots, self.kv_length)
+
+
 class Forward(Protocol):
     """Runs a model on tokens at given positions."""
 
@@ -188,23 +213,14 @@ class Forward(Protocol):
     def identity(self) -> Hashable:
         """Key of this forward pass in graphs: what changes its operations, apart from the model."""
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        masks: Mapping[str, Tensor],
-        cache: SlotCache,
-        keep: int,
-        layers: Sequence[int] = (),
-    ) -> Tensor:
-        """Returns logits (B, keep, V) in the model's dtype.
+    def __call__(self, parts: Sequence[Part], cache: SlotCache, keep: int, layers: Sequence[int] = ()) -> Tensor:
+        """Returns logits (B, keep, V) of the last part in the model's dtype.
 
         Args:
-            tokens, positions: (B, Q).
-            masks: by kind of attention, additive (B, 1, Q, S) over the slots that the cache returns.
-            cache: already aimed at the rows and slots of this pass.
+            parts: what is read, in this order: a part sees what those before it have written.
+            cache: where keys and values are.
             keep: number of positions, from the end, to return logits of.
-            layers: the hidden states that the cache keeps of these tokens, see `SlotCache.keep_states`, as indices into
+            layers: the hidden states that the cache keeps of all tokens, see `SlotCache.keep_states`, as indices into
                 transformers' `hidden_states`: what goes into that layer, -1 being what goes into the output layer.
         """
 
@@ -228,20 +244,20 @@ class ModuleForward:
     def identity(self) -> Hashable:
         return self._grouped
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        masks: Mapping[str, Tensor],
-        cache: SlotCache,
-        keep: int,
-        layers: Sequence[int] = (),
-    ) -> Tensor:
-        """See `Forward`; transformers takes a dict of masks where layers differ in kind, and passes 4-D ones on."""
+    def __call__(self, parts: Sequence[Part], cache: SlotCache, keep: int, layers: Sequence[int] = ()) -> Tensor:
+        """See `Forward`. Each part is a pass of its own."""
+        for part in parts[:-1]:
+            self._run(part, cache, 1, layers)
+        return self._run(parts[-1], cache, keep, layers)
+
+    def _run(self, part: Part, cache: SlotCache, keep: int, layers: Sequence[int]) -> Tensor:
+        """transformers takes a dict of masks where layers differ in kind, and passes 4-D ones on."""
+        part.aim(cache)
+        masks = part.masks
         with use_grouped_attention(self._config) if self._grouped else nullcontext():
             out = self._model(
-                input_ids=tokens,
-                position_ids=positions,
+                input_ids=part.tokens,
+                position_ids=part.positions,
                 attention_mask=dict(masks) if len(masks) > 1 else next(iter(masks.values())),
                 use_cache=True,
                 logits_to_keep=keep,

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from transformers.utils import output_capturing
 
-from fsd_decoding.models.forward import Forward, ModuleForward, attention_kind
+from fsd_decoding.models.forward import Forward, ModuleForward, Part, attention_kind
 from fsd_decoding.models.linears import Copied, Joined, Linears, can_join
 from fsd_decoding.models.slot_cache import Masks, SlotCache, attend, fold_mask
 
@@ -103,44 +103,52 @@ class LeanForward:
     def identity(self) -> Hashable:
         return "lean", self._model.number
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        masks: Mapping[str, Tensor],
-        cache: SlotCache,
-        keep: int,
-        layers: Sequence[int] = (),
-    ) -> Tensor:
-        """See `Forward`."""
-        model, (rows, queries) = self._model, tokens.shape
-        groups = model.layers[0].attention.groups
-        step = _Pass(
-            rows, queries, self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2),
-            {kind: fold_mask(mask, groups) for kind, mask in masks.items()}, cache,
-        )  # fmt: skip
-        hidden = functional.embedding(tokens.flatten(), model.embeddings.weight)  # (B·Q, H)
+    def __call__(self, parts: Sequence[Part], cache: SlotCache, keep: int, layers: Sequence[int] = ()) -> Tensor:
+        """See `Forward`. All parts are one pass, but for attention: weights are read once."""
+        model, groups = self._model, self._model.layers[0].attention.groups
+        steps = [
+            _Step(
+                part, self._cos[part.positions].unsqueeze(2), self._sin[part.positions].unsqueeze(2),
+                {kind: fold_mask(mask, groups) for kind, mask in part.masks.items()},
+            )
+            for part in parts
+        ]  # fmt: skip
+        tokens = _cat([part.tokens.flatten() for part in parts])
+        hidden = functional.embedding(tokens, model.embeddings.weight)  # (N, H)
         states = {}
         for number, layer in enumerate(model.layers):
             if number in layers:
-                states[number] = hidden.view(rows, queries, -1).clone()  # layers may write in place
-            hidden = layer(hidden, step, number)
-        hidden = hidden.view(rows, queries, -1)
+                states[number] = hidden.clone()  # layers may write in place
+            hidden = layer(hidden, steps, cache, number)
         if layers:
             states[-1] = model.norm(hidden) if -1 in layers else hidden
-            cache.keep_states([states[layer] for layer in layers])
-        return model.logits(hidden[:, -keep:])
+            self._keep_states([states[layer] for layer in layers], parts, cache)
+        rows, queries = parts[-1].tokens.shape
+        return model.logits(hidden[-rows * queries :].view(rows, queries, -1)[:, -keep:])
+
+    def _keep_states(self, states: Sequence[Tensor], parts: Sequence[Part], cache: SlotCache) -> None:
+        """Keeps states (N, H) of all parts."""
+        for part, own in zip(parts, zip(*(_split(each, parts) for each in states), strict=True), strict=True):
+            part.aim(cache)
+            cache.keep_states([each.view(*part.tokens.shape, -1) for each in own])
 
 
-class _Pass(NamedTuple):
-    """What the layers of one forward pass share."""
+def _cat(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
-    rows: int  # B
-    queries: int  # Q
+
+def _split(states: Tensor, parts: Sequence[Part]) -> Sequence[Tensor]:
+    """The states (N, …) of each part."""
+    return [states] if len(parts) == 1 else states.split([part.tokens.numel() for part in parts])
+
+
+class _Step(NamedTuple):
+    """What the layers of one forward pass share of a part."""
+
+    part: Part
     cos: Tensor  # (B, Q, 1, D)
     sin: Tensor  # (B, Q, 1, D), negated in the first half, for `roll`
     masks: Mapping[str, Tensor]  # folded
-    cache: SlotCache
 
 
 _Linears = Callable[[Sequence[Any]], Linears]
@@ -158,9 +166,9 @@ class _Layer:
         self._gate_up = linears([mlp.gate_proj, mlp.up_proj])
         self._down = linears([mlp.down_proj])
 
-    def __call__(self, hidden: Tensor, step: _Pass, number: int) -> Tensor:
-        """(B·Q, H) -> (B·Q, H)."""
-        hidden = self.attention(hidden, self._norm(hidden), step, number)
+    def __call__(self, hidden: Tensor, steps: Sequence[_Step], cache: SlotCache, number: int) -> Tensor:
+        """(N, H) -> (N, H)."""
+        hidden = self.attention(hidden, self._norm(hidden), steps, cache, number)
         gate, up = self._gate_up(self._second_norm(hidden)).chunk(2, -1)
         return self._down.plus(hidden, self._activation(gate).mul_(up))
 
@@ -178,21 +186,30 @@ class _Attention:
         self._projections = linears([attention.q_proj, attention.k_proj, attention.v_proj])
         self._output = linears([attention.o_proj])
 
-    def __call__(self, residual: Tensor, hidden: Tensor, step: _Pass, number: int) -> Tensor:
-        """(B·Q, H), (B·Q, H) -> (B·Q, H)."""
+    def __call__(
+        self, residual: Tensor, hidden: Tensor, steps: Sequence[_Step], cache: SlotCache, number: int
+    ) -> Tensor:
+        """(N, H), (N, H) -> (N, H)."""
+        projected = _split(self._projections(hidden), [step.part for step in steps])
+        attended = [self._attend(own, step, cache, number) for own, step in zip(projected, steps, strict=True)]
+        return self._output.plus(residual, _cat(attended))
+
+    def _attend(self, projected: Tensor, step: _Step, cache: SlotCache, number: int) -> Tensor:
+        """The attention of one part: (B·Q, heads·D) of queries, keys and values -> (B·Q, heads·D)."""
         heads, rotated = self._heads, self._heads + self._key_heads
-        states = self._projections(hidden).view(step.rows, step.queries, -1, self._size)  # (B, Q, heads, D)
+        states = projected.view(*step.part.tokens.shape, -1, self._size)  # (B, Q, heads, D)
         if self._norms:
             query_norm, key_norm = self._norms
             parts = query_norm(states[:, :, :heads]), key_norm(states[:, :, heads:rotated]), states[:, :, rotated:]
             states = torch.cat(parts, 2)
         self._rotate(states[:, :, :rotated], step)
-        keys, values = step.cache.store(states[:, :, heads:], number).chunk(2, 1)
+        step.part.aim(cache)
+        keys, values = cache.store(states[:, :, heads:], number).chunk(2, 1)
         mask = step.masks[self._kind] if self._kind is not None else next(iter(step.masks.values()))
         attended = attend(states[:, :, :heads].transpose(1, 2), keys, values, mask, self._scaling)
-        return self._output.plus(residual, attended.transpose(1, 2).reshape(step.rows * step.queries, -1))
+        return attended.transpose(1, 2).reshape(len(projected), -1)
 
-    def _rotate(self, states: Tensor, step: _Pass) -> None:
+    def _rotate(self, states: Tensor, step: _Step) -> None:
         """Rotates queries and keys (B, Q, heads, D) in place."""
         turned = states.roll(self._size // 2, -1)
         states.mul_(step.cos).addcmul_(turned, step.sin)
@@ -233,7 +250,7 @@ COPIED_BYTES = 256 << 20
 _ROTARY = ("default", "linear", "llama3", "yarn")  # encodings of positions that do not depend on the text's length
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 0.002, torch.bfloat16: 0.02}
 """By dtype, the root mean square that differences of logits may have, over that of the logits."""
-_ROUNDED = (torch.float16, torch.bfloat16)  # whose errors are judged against fp32
+_ROUNDED = (torch.float16, torch.bfloat16)  # judged against fp32, unless layers are quantised
 _MORE_ERROR = 1.5  # times that of transformers' own forward pass
 _PROBED = 12  # tokens
 _CALLED = ("_proj", "act_fn")  # ends of names of modules that are called as they are, whatever they are
@@ -303,18 +320,18 @@ def _probe(model: Any) -> LeanModel | str:
     except Exception as error:  # whatever a model that was changed, such as by pruning heads, leads to
         return f"its layers do not fit the lean forward pass ({str(error).partition(chr(10))[0]:.80})"
     difference = _error(own, theirs)
-    if difference <= _TOLERANCE[model.dtype]:
-        return lean
     if math.isnan(difference):
         return "its logits on two short texts are not finite, or all zero"
     if model.dtype not in _ROUNDED or not all(can_join([m]) for m in model.modules() if isinstance(m, nn.Linear)):
+        if difference <= _TOLERANCE[model.dtype]:
+            return lean
         return f"its logits would differ from transformers' by {difference:.2g} of their size"
     with InFp32():
         exact = _logits(model, ModuleForward(model), tokens)
     lean_error, module_error = _error(own, exact), _error(theirs, exact)
-    if lean_error <= _MORE_ERROR * module_error:
+    if lean_error <= max(_MORE_ERROR * module_error, torch.finfo(model.dtype).eps):
         return lean
-    return f"its logits would differ from fp32 by {lean_error:.2g} of their size, transformers' by {module_error:.2g}"
+    return f"its logits would differ from fp32's by {lean_error:.2g} of their size, transformers' by {module_error:.2g}"
 
 
 def _error(logits: Tensor, exact: Tensor) -> float:
@@ -345,8 +362,8 @@ def _logits(model: Any, forward: Forward, tokens: Tensor) -> Tensor:
     logits = []
     for begin, end in ((0, length - 2), (length - 2, length)):
         positions = torch.arange(begin, end, device=model.device).expand(rows, -1)
-        cache.aim(None, positions, end)
-        logits.append(forward(tokens[:, begin:end], positions, masks(positions, end), cache, end - begin))
+        part = Part(tokens[:, begin:end], positions, masks(positions, end), None, positions, end)
+        logits.append(forward([part], cache, end - begin))
     return torch.cat(logits, 1).double()
 
 

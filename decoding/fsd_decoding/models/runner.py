@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fsd_decoding.models.forward import check_model
+from fsd_decoding.models.forward import Part, check_model
 from fsd_decoding.models.lean import forward_of
 from fsd_decoding.models.slot_cache import Branches, Masks, SlotCache, move_path
 
 if TYPE_CHECKING:
     from fsd_decoding.drafters.base import Frontier
 
-PREFILL_CHUNK = 256  # positions per forward pass over long prompts, which bounds the memory of activations
+PREFILL_CHUNK = 256  # positions per row and forward pass over prompts, which bounds the memory of activations
 
 
 class ModelRunner:
@@ -45,6 +45,7 @@ class ModelRunner:
         self._last = None if context is None or context >= slots else context - 1
         self._masks = Masks(model, slots)
         self._forward = forward_of(model, slots if self._last is None else self._last + 1, lean)
+        self._waiting: list[Part] = []  # what the next forward pass reads too
 
     @property
     def identity(self) -> Hashable:
@@ -76,32 +77,58 @@ class ModelRunner:
         Returns:
             Logits (B, keep, V) in fp32 (fp64 for fp64 models), on the device of `tokens`.
         """
-        home = tokens.device
+        part = self._part(tokens, positions, kv_length, rows, branches)
+        out = self._forward([*self._taken(), part], self.cache, keep, self._layers)[..., : self.vocabulary]
+        logits: Tensor = (out if out.dtype == torch.float64 else out.float()).to(tokens.device)
+        return logits
+
+    def _part(
+        self, tokens: Tensor, positions: Tensor, kv_length: int, rows: Tensor | None, branches: Branches | None = None
+    ) -> Part:
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         branches = None if branches is None else branches.to(self.device)
         slots = positions if branches is None else branches.slots
-        self.cache.aim(None if rows is None else rows.to(self.device), slots, kv_length)
-        masks = self._masks(positions, kv_length, branches)
         encoded = positions if self._last is None else positions.clamp_max(self._last)
-        out = self._forward(tokens, encoded, masks, self.cache, keep, self._layers)[..., : self.vocabulary]
-        logits: Tensor = (out if out.dtype == torch.float64 else out.float()).to(home)
-        return logits
+        rows = None if rows is None else rows.to(self.device)
+        return Part(tokens, encoded, self._masks(positions, kv_length, branches), rows, slots, kv_length)
 
-    def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
-        """Fills the cache for positions 0 … until-1 of `rows`.
+    def _taken(self) -> list[Part]:
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    @property
+    def waits(self) -> bool:
+        """Whether prompts are to be read with the next tokens."""
+        return bool(self._waiting)
+
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
+        """Fills the cache for positions start … until-1 of `rows`, the last of them with the next tokens, or by `catch_up`.
 
         A shorter row's slots beyond its end receive padding, and are written again before they are read. Position 0 is
         fed even if `until` is 0, so that the cache's memory is allocated before a graph first uses it.
 
         Args:
-            rows: (B,) rows of the cache.
-            tokens: (B, >= until), padded on the right.
-            until: number of positions to fill.
+            rows: (R,) rows of the cache.
+            tokens: (R, >= until), padded on the right.
+            until: number of positions in the cache then.
+            start: number of those that are in it already.
         """
-        for start in range(0, max(until, 1), PREFILL_CHUNK):
-            stop = min(start + PREFILL_CHUNK, max(until, 1))
-            positions = torch.arange(start, stop, device=self.device).expand(len(rows), -1)
-            self.logits(tokens[:, start:stop], positions, stop, keep=1, rows=rows)
+        for begin in range(start, max(until, 1), PREFILL_CHUNK):
+            stop = min(begin + PREFILL_CHUNK, max(until, 1))
+            positions = torch.arange(begin, stop, device=self.device).expand(len(rows), -1)
+            waiting = sum(part.tokens.numel() for part in self._waiting)
+            if waiting + positions.numel() > self.cache.rows * PREFILL_CHUNK:
+                self.catch_up()
+            self._waiting.append(self._part(tokens[:, begin:stop], positions, stop, rows))
+
+    def catch_up(self) -> None:
+        """Reads the prompts that wait, now."""
+        if self._waiting:
+            self._forward(self._taken(), self.cache, 1, self._layers)
+
+    def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        """Gives `rows` the first `count` positions of the rows `sources`."""
+        self.cache.copy(sources, rows, count)
 
 
 def context_length(model: Any) -> int | None:
@@ -127,8 +154,14 @@ class ModelDrafter:
     def identity(self) -> Hashable:
         return self._runner.identity
 
-    def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
-        self._runner.prefill(rows, tokens, until)
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
+        self._runner.prefill(rows, tokens, until, start)
+
+    def catch_up(self) -> None:
+        self._runner.catch_up()
+
+    def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
+        self._runner.copy(sources, rows, count)
 
     def keep(self, rows: Sequence[int]) -> None:
         self._runner.cache.keep(rows)

@@ -1,0 +1,132 @@
+"""How new prompts get into the caches: what a row holds already is copied, and the rest is read with the next tokens.
+
+Prompts of one task share their beginning (a system prompt, worked examples), which may be most of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from torch import Tensor
+
+from fsd_decoding.drafters.base import Drafter, ReadsTarget
+from fsd_decoding.models.runner import ModelRunner
+from fsd_decoding.tensors import to_device
+
+_LEAST = 16  # shared tokens from which copying pays
+
+
+@dataclass
+class _New:
+    """A prompt that is put into a row.
+
+    Args:
+        row, prompt: which.
+        place: its number among the new ones.
+        source: a row that holds its first `held` tokens.
+        followers: new prompts that begin with its first `shared` tokens, more than any row holds.
+    """
+
+    row: int
+    prompt: list[int]
+    place: int
+    source: int
+    held: int
+    shared: int = 0
+    followers: list[_New] = field(default_factory=list)
+
+    def lead(self, other: _New) -> bool:
+        """Whether the other follows this one from now on."""
+        common = _common(self.prompt, other.prompt, min(len(self.prompt), len(other.prompt)) - 1)
+        if common < max(other.held, self.held) + _LEAST:
+            return False
+        self.shared = min(common, self.shared or common)
+        self.followers.append(other)
+        return True
+
+
+class Prompts:
+    """Brings prompts into the caches of target and drafter.
+
+    Args:
+        target: the target's runner.
+        drafter: None: nothing is drafted.
+        rows: number of rows.
+        joins: whether the drafter's next step may read prompts too; a graph's may not.
+    """
+
+    def __init__(self, target: ModelRunner, drafter: Drafter | None, rows: int, joins: bool) -> None:
+        self._target, self._drafter, self._joins = target, drafter, joins
+        self._held: list[list[int]] = [[] for _ in range(rows)]  # by row, tokens whose states the caches have
+
+    def put(self, rows: Sequence[int], prompts: Sequence[list[int]], tokens: Tensor) -> None:
+        """Reads prompts into rows, or leaves them to the next tokens.
+
+        Args:
+            rows: R of them.
+            prompts: one for each.
+            tokens: (R, n) the same on the device, padded on the right.
+        """
+        leaders = self._leaders(rows, prompts)
+        _put(self._target, leaders, tokens)
+        if isinstance(self._drafter, ReadsTarget):
+            self._target.catch_up()
+        if self._drafter is not None:
+            _put(self._drafter, leaders, tokens)
+            if not self._joins:
+                self._drafter.catch_up()
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._held[row] = prompt
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drops all rows except these, which are renumbered in this order."""
+        self._held = [self._held[row] for row in rows]
+
+    def _leaders(self, rows: Sequence[int], prompts: Sequence[list[int]]) -> list[_New]:
+        """The new prompts, those that follow another within it."""
+        leaders: list[_New] = []
+        for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            shared = [_common(held, prompt, min(len(held), len(prompt) - 1)) for held in self._held]
+            source = max(range(len(shared)), key=lambda other: (shared[other], other == row))
+            held = shared[source] if shared[source] >= _LEAST else 0
+            new = _New(row, prompt, place, source if held else row, held)
+            if not any(leader.lead(new) for leader in leaders):
+                leaders.append(new)
+        return leaders
+
+
+def _put(reader: ModelRunner | Drafter, leaders: Sequence[_New], tokens: Tensor) -> None:
+    """Reads new prompts: what some share first, once."""
+    _copy(reader, ((new.source, new.row, new.held) for new in leaders))
+    leading = [leader for leader in leaders if leader.followers]
+    for leader in leading:
+        _read(reader, [leader], leader.held, leader.shared, tokens)
+    if leading:
+        reader.catch_up()
+    _copy(reader, ((leader.row, new.row, leader.shared) for leader in leading for new in leader.followers))
+    begun = [(max(leader.held, leader.shared), new) for leader in leaders for new in (leader, *leader.followers)]
+    for start, group in groupby(sorted(begun, key=lambda each: each[0]), key=lambda each: each[0]):
+        rest = [new for _, new in group]
+        _read(reader, rest, start, max(len(new.prompt) for new in rest) - 1, tokens)
+
+
+def _read(reader: ModelRunner | Drafter, prompts: Sequence[_New], start: int, until: int, tokens: Tensor) -> None:
+    rows, places = to_device([[new.row for new in prompts], [new.place for new in prompts]], tokens.device)
+    reader.prefill(rows, tokens[places], until, start)
+
+
+def _copy(reader: ModelRunner | Drafter, copies: Iterable[tuple[int, int, int]]) -> None:
+    """Copies the first tokens of rows: (source, row, how many)."""
+    moved = [copy for copy in copies if copy[0] != copy[1]]
+    if moved:
+        sources, rows, counts = zip(*moved, strict=True)
+        reader.copy(sources, rows, max(counts))  # what is copied beyond a row's own is read anew
+
+
+def _common(a: Sequence[int], b: Sequence[int], most: int) -> int:
+    """The number of first tokens, at most so many, that two texts have in common."""
+    if a[:most] == b[:most]:
+        return most
+    return next(i for i in range(most) if a[i] != b[i])
