@@ -40,7 +40,7 @@ def main() -> None:
         from lib.gpu.tape import Tape
 
         tensors.INTERPRETED = True
-        cache_pool.CAPTURES["cpu"] = lambda device: Tape()
+        cache_pool.CAPTURES["cpu"] = Tape
     elif not torch.cuda.is_available():
         parser.error("torch finds no GPU on this machine; use --dry-run to try every part on a CPU")
     run(DRY if options.dry_run else FULL, options.parts, options.out)

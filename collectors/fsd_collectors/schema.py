@@ -107,8 +107,8 @@ ROUNDS: tuple[Column, ...] = (
     Column("proposed", pa.int16(), "tokens", "tokens drafted"),
     Column("accepted", pa.int16(), "tokens", "of them, up to the first rejection"),
     Column("batch", pa.int16(), "rows", "completions decoded in this round at once; times are of all of them"),
-    Column("draft_seconds", pa.float64(), "s", "draft phase on the host's clock: on CUDA what it took to launch"),
-    Column("verify_seconds", pa.float64(), "s", "verification, likewise; where all rows are new, with their prompts"),
+    Column("draft_seconds", pa.float64(), "s", "draft phase, with new prompts that the draft reads in it"),
+    Column("verify_seconds", pa.float64(), "s", "verification, likewise"),
 )
 
 

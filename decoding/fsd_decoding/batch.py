@@ -27,6 +27,7 @@ class Request:
         threshold: T.
         draft_length: the most tokens drafted per round.
         max_new_tokens: the most tokens to generate.
+        reach: the draft's context, in tokens, beyond which nothing is drafted; None: no limit.
     """
 
     index: int
@@ -35,6 +36,13 @@ class Request:
     threshold: float
     draft_length: int
     max_new_tokens: int
+    reach: int | None = None
+
+    def drafts(self, tokens: int) -> int:
+        """Returns the most tokens that are drafted after so many new ones: no more than the text may still get, nor
+        than the draft's context holds."""
+        most = min(self.draft_length, self.max_new_tokens - tokens)
+        return most if self.reach is None else max(min(most, self.reach - len(self.prompt) - tokens), 0)
 
 
 class Batch:
@@ -68,11 +76,14 @@ class Batch:
         self.lengths[rows] = to_device([len(r.prompt) for r in requests], device)
         self.keys[rows] = noise.problem_keys(seed, [r.key for r in requests]).to(device, non_blocking=True)
         self.thresholds[rows] = to_device([r.threshold for r in requests], device, torch.float64)
-        self.draft_lengths[rows] = to_device([r.draft_length for r in requests], device)
+        self.draft_lengths[rows] = to_device([r.drafts(0) for r in requests], device)
 
-    def resize(self, lengths: Sequence[int]) -> None:
-        """Sets every row's length, whether it grew, was rolled back or was emptied."""
-        self.lengths.copy_(to_device(lengths, self.lengths.device))
+    def resize(self, rows: Sequence[Row | None]) -> None:
+        """Sets every row's length, whether it grew, was rolled back or was emptied, and how much it may draft."""
+        sizes = [(row.length, row.draft_length) if row else (1, 0) for row in rows]
+        lengths, draft_lengths = to_device(sizes, self.lengths.device).unbind(1)
+        self.lengths.copy_(lengths)
+        self.draft_lengths.copy_(draft_lengths)
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows except these (R,), which are renumbered in this order."""
@@ -103,3 +114,8 @@ class Row:
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def draft_length(self) -> int:
+        """The most tokens that the next round drafts."""
+        return self.request.drafts(len(self.tokens))

@@ -394,11 +394,11 @@ class SpeculativeDecoder:
         draft_length: Sequence[int] | None = None,
     ) -> list[Request]:
         """Returns the requests that `generate` makes from its prompts; None: T or L is the decoder's."""
-        lengths = [length for m in self._models() if (length := context_length(m)) is not None]
+        reach = None if isinstance(self.draft, DraftSource) else context_length(self.draft)
         return requests_for(
-            self.tokenizer, min(lengths, default=None), self._vocabulary, prompts, ids,
+            self.tokenizer, context_length(self.target), self._vocabulary, prompts, ids,
             self.threshold if threshold is None else threshold,
-            self.draft_length if draft_length is None else draft_length, max_new_tokens,
+            self.draft_length if draft_length is None else draft_length, max_new_tokens, reach,
         )  # fmt: skip
 
     def settings(self, stop: Sequence[str] = (), observer: Observer | None = None) -> EngineSettings:

@@ -24,12 +24,14 @@ def requests_for(
     thresholds: float | Sequence[float],
     draft_lengths: int | Sequence[int],
     max_new_tokens: int,
+    reach: int | None = None,
 ) -> list[Request]:
     """Makes one request per prompt.
 
     Args:
-        context: maximum length of a text in tokens, including the prompt; None: no limit.
+        context: maximum length of a text in tokens, including the prompt, which is the target's; None: no limit.
         vocabulary: size of the shared vocabulary.
+        reach: the draft's context, see `Request`.
 
     Raises:
         UsageError: an empty prompt or batch, a prompt longer than the context, a token outside the vocabulary, or a bad
@@ -43,12 +45,12 @@ def requests_for(
     each_length = _one_each("draft_length", draft_lengths, prompts)
     check_settings(each_length, each_threshold)
     if context is not None and max(each_length) >= context:
-        raise UsageError(f"draft_length is {max(each_length)}; it must be less than the models' context, {context}")
+        raise UsageError(f"draft_length is {max(each_length)}; it must be less than the target's context, {context}")
     encoded = [_encode(tokenizer, vocabulary, prompt, i) for i, prompt in enumerate(prompts)]
     limits = [_limit(context, prompt, i, max_new_tokens) for i, prompt in enumerate(encoded)]
     each_length = [int(length) for length in each_length]
     rows = zip(encoded, keys, each_threshold, each_length, limits, strict=True)
-    return [Request(i, *row) for i, row in enumerate(rows)]
+    return [Request(i, *row, reach) for i, row in enumerate(rows)]
 
 
 def _keys(ids: Any, prompts: Sequence[Prompt]) -> list[int]:
@@ -102,6 +104,6 @@ def _limit(context: int | None, prompt: list[int], index: int, max_new_tokens: i
     left = max_new_tokens if context is None else context - len(prompt)
     if left < 1:
         raise UsageError(
-            f"prompt {index} has {len(prompt)} tokens, the models' context is {context}; shorten the prompt"
+            f"prompt {index} has {len(prompt)} tokens, the target's context is {context}; shorten the prompt"
         )
     return min(int(max_new_tokens), left)

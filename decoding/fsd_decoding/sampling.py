@@ -17,12 +17,12 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from fsd_common.argument_checks import TRUNCATIONS, check_kind, check_sampling
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
+from fsd_decoding.nucleus import NucleusWarper
 from fsd_decoding.tensors import argmax, kernels_support
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class Sampling:
         warpers = LogitsProcessorList([TemperatureLogitsWarper(float(self.temperature))])
         if self.top_k is not None:
             warpers.append(TopKLogitsWarper(int(self.top_k)))
-        if self.top_p is not None:
-            warpers.append(TopPLogitsWarper(self.top_p))
-        if self.min_p is not None:
+        if self.top_p is not None and self.top_p < 1.0:
+            warpers.append(NucleusWarper(float(self.top_p)))
+        if self.min_p:
             warpers.append(MinPLogitsWarper(self.min_p))
         return warpers
 
@@ -121,7 +121,7 @@ class Sampling:
         self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor, gumbel: Tensor | None = None
     ) -> Tensor:
         """Returns the token at every position from raw logits: (B, N, V) -> (B, N); see `warp` and `draw`."""
-        scan = self.scan(logits, keys, positions)
+        scan = None if self.greedy else self.scan(logits, keys, positions)
         return self.draw(self.warp(logits, tokens, positions), keys, positions, gumbel) if scan is None else scan.choice
 
     def ranked(
@@ -158,8 +158,8 @@ class Sampling:
 
     def scan(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Scan | None:
         """Returns one kernel pass over raw logits (B, N, V), which holds the choices; None where no kernel applies."""
-        others = (self.top_k, self.top_p, self.min_p)
-        if self.repetition_penalty != 1.0 or self.processors or any(other is not None for other in others):
+        truncates = len(self._warpers) > 1  # than by the temperature
+        if self.repetition_penalty != 1.0 or self.processors or truncates:
             return None
         # Below, logits / temperature are so large that fp32 loses the noise; `draw` takes their log-softmax first.
         too_cold = not self.greedy and self.temperature < _COLD and logits.dtype != torch.float64

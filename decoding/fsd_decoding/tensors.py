@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -38,6 +39,11 @@ def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype |
     """Copies numbers to a tensor on the device, without waiting for work that the device has queued."""
     tensor = torch.tensor(numbers, dtype=dtype)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, kernels and graphs are launched on this GPU; nothing changes where the device is none."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def argmax(values: Tensor) -> Tensor:

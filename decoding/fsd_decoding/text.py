@@ -76,14 +76,15 @@ def unsettled_tokens(tokenizer: Any) -> frozenset[int]:
 
 
 class StopStrings:
-    """Finds stop strings in a growing token list.
+    """Finds stop strings in a growing token list, special tokens among them, such as an end of turn.
 
     Only the tail that a newly completed stop string could reach into is decoded; a match is then confirmed on the whole
     text.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        self._tokenizer, self._stops, self._unsettled = tokenizer, tuple(stops), unsettled_tokens(tokenizer)
+        self._tokenizer, self._unsettled = tokenizer, unsettled_tokens(tokenizer)
+        self._stops = tuple((stop, _holds_special(tokenizer, stop)) for stop in stops)
         # Any token with text of its own is at least one byte, so this many of them before the new ones are enough.
         self._reach = max(len(s.encode()) for s in stops)
 
@@ -104,8 +105,36 @@ class StopStrings:
         return next((end for end in ends if self._holds(tokens[:end])), None)
 
     def _holds(self, tokens: list[int]) -> bool:
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return any(s in text for s in self._stops)
+        decode = self._tokenizer.decode
+        return any(stop in decode(tokens, skip_special_tokens=not special) for stop, special in self._stops)
+
+
+def cut_before(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str]) -> str:
+    """Returns the text of tokens, without special ones, up to the first stop string."""
+    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    cuts = [text]
+    for stop in stops:
+        if not _holds_special(tokenizer, stop):
+            cuts.append(text.partition(stop)[0])
+        elif stop in (whole := tokenizer.decode(tokens, skip_special_tokens=False)):
+            cuts.append(_without_special(tokenizer, tokens, whole.partition(stop)[0]))
+    return min(cuts, key=len)
+
+
+def _without_special(tokenizer: Any, tokens: Sequence[int], beginning: str) -> str:
+    """The beginning of a text with special tokens, without them."""
+    before, count = "", 0
+    while count < len(tokens):
+        longer = tokenizer.decode(tokens[: count + 1], skip_special_tokens=False)
+        if not beginning.startswith(longer):
+            break
+        before, count = longer, count + 1
+    text: str = tokenizer.decode(tokens[:count], skip_special_tokens=True)
+    return text + beginning[len(before) :]
+
+
+def _holds_special(tokenizer: Any, stop: str) -> bool:
+    return any(token.special and token.content in stop for token in tokenizer.added_tokens_decoder.values())
 
 
 Table = TypeVar("Table")

@@ -364,7 +364,7 @@ class OwnEngine(Engine):
 
     @cached_property
     def _models(self) -> dict[str, Any]:
-        """The models' part of keys. A draft model that is not used still limits the vocabulary and the context."""
+        """The models' part of keys. A draft model that is not used still limits the vocabulary."""
         target, draft = self.decoder.target, self.decoder.draft
         models = [target] if isinstance(draft, DraftSource) else [target, draft]
         return {
@@ -373,7 +373,7 @@ class OwnEngine(Engine):
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "eos": sorted(self.decoder.eos),
             "vocabulary": min(vocabulary_size(model) for model in models),
-            "context": min((length for m in models if (length := context_length(m)) is not None), default=None),
+            "contexts": [context_length(model) for model in models],
         }
 
 

@@ -15,12 +15,12 @@ from fsd_decoding.batch import Batch
 from fsd_decoding.drafters.base import Drafter, DraftSource, ReadsTarget, layers_read
 from fsd_decoding.engine.draft import SideStream
 from fsd_decoding.graphs.callers import Caller, Compile, EagerCaller, caller
-from fsd_decoding.graphs.capture import Capture, CapturingCaller, CudaSideStream, cuda_graphs
+from fsd_decoding.graphs.capture import Capture, CapturingCaller, CudaGraphs, CudaSideStream
 from fsd_decoding.models.forward import check_model
 from fsd_decoding.models.lean import LeanModel, choose
 from fsd_decoding.models.runner import ModelDrafter, ModelRunner
 
-CAPTURES: dict[str, Callable[[torch.device], Capture | None]] = {"cuda": cuda_graphs}
+CAPTURES: dict[str, Callable[[], Capture]] = {"cuda": CudaGraphs}
 """How steps are captured, by device type. Devices without an entry only have graphs made by `torch.compile`."""
 
 _Key = tuple[int, Hashable]
@@ -218,11 +218,7 @@ class KVCachePool:
 
     def _caller_for(self, models: Models) -> Caller:
         """A caller that captures graphs, where the device can and all weights are on it; else the pool's own."""
-        if not self._compile or models.target.device.type not in CAPTURES or (device := models.device()) is None:
+        if not self._compile or models.target.device.type not in CAPTURES or models.device() is None:
             return self._call
-        capture = CAPTURES[device.type](device)
-        return (
-            self._call
-            if capture is None
-            else CapturingCaller(self._call if self._compile is True else EagerCaller(), capture)
-        )
+        capture = CAPTURES[models.target.device.type]()
+        return CapturingCaller(self._call if self._compile is True else EagerCaller(), capture)

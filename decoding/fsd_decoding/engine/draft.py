@@ -103,7 +103,7 @@ def draft_until(
     Which rows have stopped is kept on the host. A policy that answers with host values costs no synchronisation; for
     any other one the host waits for the device, which `StepsAhead` keeps busy meanwhile.
     """
-    lengths = [row.request.draft_length if row else 0 for row in rows]
+    lengths = [row.draft_length if row else 0 for row in rows]
     counts, going = [0] * len(rows), [True] * len(rows)
 
     def select_active(answer: Answer) -> list[bool]:

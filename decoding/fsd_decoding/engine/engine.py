@@ -6,7 +6,6 @@ This is the host side: rows, and the threshold policy. The device side of a roun
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -20,6 +19,7 @@ from fsd_decoding.engine.cache_pool import PooledCaches
 from fsd_decoding.engine.prompts import Prompts
 from fsd_decoding.engine.rounds import Decided, Draft, EngineSettings, Rounds
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.observers.stopwatch import Stopwatch, stopwatch
 from fsd_decoding.policies.threshold import (
     NewRequests,
     RoundOutcome,
@@ -29,7 +29,7 @@ from fsd_decoding.policies.threshold import (
     ThresholdPolicy,
     check_output,
 )
-from fsd_decoding.tensors import to_device
+from fsd_decoding.tensors import on_device, to_device
 
 
 class ThresholdControl:
@@ -92,7 +92,7 @@ class ThresholdControl:
         self._begins = self._begins[rows]
 
 
-ENGINE_VERSION = 1
+ENGINE_VERSION = 2
 """Incremented when a text, its rounds or its interval may differ from before; part of cache keys."""
 
 
@@ -125,14 +125,17 @@ class Engine:
         """
         waiting = iter(requests)
         with self._caches.used():
-            while self._refill(waiting):
-                self._shrink()
-                decided = self._round()
-                took_part = [row for row in self._rows if row is not None]
-                errors = self._emit(decided)
-                if errors:
-                    self._caches.discard()
-                self._batch.resize([row.length if row else 1 for row in self._rows])
+            while True:
+                with on_device(self._target.device):  # not around what the caller does with the rows
+                    if not self._refill(waiting):
+                        return
+                    self._shrink()
+                    decided = self._round()
+                    took_part = [row for row in self._rows if row is not None]
+                    errors = self._emit(decided)
+                    if errors:
+                        self._caches.discard()
+                    self._batch.resize(self._rows)
                 yield took_part
                 for error in errors:
                     raise error
@@ -175,7 +178,7 @@ class Engine:
         self._rows = [self._rows[i] for i in kept]
         rows = to_device(kept, self._batch.lengths.device)
         self._batch.keep(rows)
-        self._target.cache.keep(kept)
+        self._target.keep(kept)
         if self._drafter is not None:
             self._drafter.keep(kept)
         self._prompts.keep(kept)
@@ -185,18 +188,24 @@ class Engine:
     def _round(self) -> Decided:
         """Drafts, verifies and judges one round for all rows, with one copy to the host at its end."""
         rounds = self._rounds
-        draft_length = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
+        draft_length = self._draft_length()
         kv_length = self._call.size(max(row.length for row in self._rows if row) + self._settings.scratch(draft_length))
-        began = time.perf_counter()
+        clock = stopwatch(self._target.device)
         self._batch.gumbel = rounds.gumbel_noise(draft_length)
         draft = rounds.draft(self._rows, draft_length, kv_length)
-        drafted = time.perf_counter()
+        clock.lap()
         logits = rounds.verify(draft, kv_length)
-        verified = time.perf_counter()
-        packed = self._judge(draft, logits, (drafted - began, verified - drafted))
+        clock.lap()
+        packed = self._judge(draft, logits, clock)
         return Decided.of(packed, draft.draft_length)
 
-    def _judge(self, draft: Draft, logits: Tensor, seconds: tuple[float, float]) -> Tensor:
+    def _draft_length(self) -> int:
+        """The number of tokens to draft in a round, which graphs have few of."""
+        rows = [row for row in self._rows if row is not None]
+        most = max(row.draft_length for row in rows) if self._drafter else 0
+        return most if most == 0 or self._call.can_reshape else max(row.request.draft_length for row in rows)
+
+    def _judge(self, draft: Draft, logits: Tensor, clock: Stopwatch) -> Tensor:
         """Accepts or rejects drafted tokens, for `Decided.of`; observers and the threshold policy get the outcome."""
         settings, control = self._settings, self._threshold_control
         if settings.observer is None and control is None:
@@ -210,18 +219,18 @@ class Engine:
         if control is not None:
             control.keep_verdict(verdict, path.accepted)
         if settings.observer is not None:
-            settings.observer(self._record(proposal, verdict, draft.counts.clone(), path, seconds))
+            settings.observer(self._record(proposal, verdict, draft.counts.clone(), path, clock))
         return self._rounds.emit(draft, proposal, path)
 
     def _record(
-        self, proposal: Proposal, verdict: Verdict, drafted: Tensor, path: Path, seconds: tuple[float, float]
+        self, proposal: Proposal, verdict: Verdict, drafted: Tensor, path: Path, clock: Stopwatch
     ) -> RoundRecord:
         settings, trees = self._settings, None if proposal.tree is None else proposal
         requests = [row.request if row else None for row in self._rows]
         if trees is not None:
             proposal, verdict, drafted = as_chain(proposal, verdict, path)  # the record is of the path alone
         outcome = (proposal, verdict, drafted, path.accepted)
-        return RoundRecord(requests, *outcome, *seconds, settings.rule, settings.threshold_policy, trees, path.nodes)
+        return RoundRecord(requests, *outcome, clock, settings.rule, settings.threshold_policy, trees, path.nodes)
 
     def _emit(self, decided: Decided) -> list[UnfinishedError]:
         """Emits every row's tokens and frees finished rows. Returns the errors of rows that failed."""
@@ -236,7 +245,6 @@ class Engine:
             kept[i] = self._append(row, decided, i)
             if row.finish_reason is not None:
                 self._rows[i] = None
-                self._batch.draft_lengths[i] = 0
         if self._threshold_control is not None:
             self._threshold_control.observe(kept)
         return errors

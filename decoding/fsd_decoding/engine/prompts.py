@@ -59,6 +59,7 @@ class Prompts:
 
     def __init__(self, target: ModelRunner, drafter: Drafter | None, rows: int, joins: bool) -> None:
         self._target, self._drafter, self._joins = target, drafter, joins
+        self._target_first = isinstance(drafter, ReadsTarget)
         self._held: list[list[int]] = [[] for _ in range(rows)]  # by row, tokens whose states the caches have
 
     def put(self, rows: Sequence[int], prompts: Sequence[list[int]], tokens: Tensor) -> None:
@@ -71,7 +72,7 @@ class Prompts:
         """
         leaders = self._leaders(rows, prompts)
         _put(self._target, leaders, tokens)
-        if isinstance(self._drafter, ReadsTarget):
+        if self._target_first:
             self._target.catch_up()
         if self._drafter is not None:
             _put(self._drafter, leaders, tokens)

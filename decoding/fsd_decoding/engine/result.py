@@ -11,6 +11,7 @@ import torch
 
 from fsd_common.errors import OutOfMemoryError, UnfinishedError
 from fsd_decoding.batch import FinishReason, Row
+from fsd_decoding.text import cut_before
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class Result:
             tokenizer: decodes its tokens.
             stop: stop strings; where one ended the row, the text is cut before the first of them.
         """
-        text = tokenizer.decode(row.tokens, skip_special_tokens=True)
-        if row.finish_reason == "stop":
-            text = text[: min((at for s in stop if (at := text.find(s)) >= 0), default=None)]
+        text = cut_before(tokenizer, row.tokens, stop if row.finish_reason == "stop" else ())
         assert row.finish_reason is not None
         counts = (row.rounds, row.drafted, row.accepted, row.bonus)
         return cls(text, row.tokens, *counts, (row.lo, row.hi), row.finish_reason)

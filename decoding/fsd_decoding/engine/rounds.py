@@ -106,7 +106,7 @@ class Rounds:
         """
         settings, batch, drafter = self._settings, self._batch, self._drafter
         sampling, policy = settings.sampling, settings.stop_policy
-        if drafter is None:
+        if drafter is None or draft_length == 0:
             return Draft([], torch.zeros_like(batch.lengths))
         if settings.tree is not None:
             growth = settings.tree, draft_length, settings.rule.fixes_trees(sampling)

@@ -100,9 +100,9 @@ class CapturingCaller:
         return self if self._uncompiled is None else self._uncompiled
 
     def size(self, needed: int) -> int:
-        """Rounds up by at most an eighth of the size, which limits both unused slots and the number of graphs."""
-        eighth = max(64, power_of_two(needed) // 16)
-        return max(self._inner.size(needed), -(-needed // eighth) * eighth)
+        """Rounds up by 256 slots, or a quarter of long texts: each size that occurs is a graph of its own."""
+        step = max(256, power_of_two(needed) // 8)
+        return max(self._inner.size(needed), -(-needed // step) * step)
 
     def rows(self, requests: int, batch_size: int) -> int:
         return min(batch_size, power_of_two(requests))
@@ -180,7 +180,10 @@ _ONE_AT_A_TIME = Lock()  # a capture first synchronises with the whole GPU, whic
 
 
 class CudaGraphs:
-    """Captures CUDA graphs on the current GPU. They share one memory pool, because they run one after another."""
+    """Captures CUDA graphs on the current GPU, which is the engine's own while it decodes.
+
+    They share one memory pool, because they run one after another.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -209,12 +212,9 @@ class CudaGraphs:
                     torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
                     torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
                 self._pool = torch.cuda.graph_pool_handle()
+                generator = torch.cuda.default_generators[torch.cuda.current_device()]
+                generator.graphsafe_set_state(generator.clone_state())  # else it goes on as in a capture
                 raise
-
-
-def cuda_graphs(device: torch.device) -> CudaGraphs | None:
-    """Returns a capture for the current GPU; None for any other, because kernels are launched on the current one."""
-    return CudaGraphs() if device.index == torch.cuda.current_device() else None
 
 
 @cache

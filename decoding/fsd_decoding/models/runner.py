@@ -102,7 +102,7 @@ class ModelRunner:
         return bool(self._waiting)
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
-        """Fills the cache for positions start … until-1 of `rows`, the last of them with the next tokens, or by `catch_up`.
+        """Fills the cache for positions start … until-1 of `rows`: the last with the next tokens, or by `catch_up`.
 
         A shorter row's slots beyond its end receive padding, and are written again before they are read. Position 0 is
         fed even if `until` is 0, so that the cache's memory is allocated before a graph first uses it.
@@ -125,6 +125,11 @@ class ModelRunner:
         """Reads the prompts that wait, now."""
         if self._waiting:
             self._forward(self._taken(), self.cache, 1, self._layers)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drops all rows except these, which are renumbered in this order."""
+        self.catch_up()  # of the rows by their former numbers
+        self.cache.keep(rows)
 
     def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         """Gives `rows` the first `count` positions of the rows `sources`."""
@@ -164,7 +169,7 @@ class ModelDrafter:
         self._runner.copy(sources, rows, count)
 
     def keep(self, rows: Sequence[int]) -> None:
-        self._runner.cache.keep(rows)
+        self._runner.keep(rows)
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, kv_length: int) -> Tensor:
         # Step 0 feeds the last two tokens, because after a draft accepted whole the model has not read its own last

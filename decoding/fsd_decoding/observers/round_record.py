@@ -14,6 +14,7 @@ from torch import Tensor
 from fsd_decoding.acceptance import RULES, Proposal, Rule, Verdict, emitted_tokens
 from fsd_decoding.batch import Request
 from fsd_decoding.divergence import entropy, log_softmax, unchecked_divergences
+from fsd_decoding.observers.stopwatch import Stopwatch
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.tensors import lazy, to_device
 
@@ -27,12 +28,21 @@ class RoundRecord:
     verdict: Verdict
     drafted: Tensor  # (B,) number of tokens drafted
     accepted: Tensor  # (B,) number of them accepted, up to the first rejection
-    draft_seconds: float  # by the host's clock; on CUDA the time to launch the work
-    verify_seconds: float  # includes prefill if all rows are new
+    clock: Stopwatch  # of the draft phase, then of the verification
     rule: Rule
     adaptive: ThresholdPolicy | None  # the policy that sets T
     trees: Proposal | None = None  # of all drafted nodes, where the rest is of the path alone; None: chains
     nodes: Tensor | None = None  # (B, L + 1) the nodes of each path, see `acceptance.Path`
+
+    @property
+    def draft_seconds(self) -> float:
+        """What the draft phase took, prompts that the draft read in it included."""
+        return self.clock.seconds(0)
+
+    @property
+    def verify_seconds(self) -> float:
+        """What the verification took, prompts that the target read in it included."""
+        return self.clock.seconds(1)
 
     @property
     def thresholds(self) -> Tensor:

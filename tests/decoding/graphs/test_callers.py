@@ -132,7 +132,7 @@ def alone(decoder: SpeculativeDecoder) -> list[list[int]]:
 @pytest.fixture(params=["on tape", "compiled"])
 def graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "on tape":
-        monkeypatch.setitem(cache_pool.CAPTURES, "cpu", lambda device: Tape())
+        monkeypatch.setitem(cache_pool.CAPTURES, "cpu", Tape)
     return str(request.param)
 
 

@@ -27,7 +27,7 @@ from support.models.tiny_pair import tiny_decoder
 
 @pytest.fixture(autouse=True)
 def on_tape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cache_pool.CAPTURES, "cpu", lambda device: Tape())
+    monkeypatch.setitem(cache_pool.CAPTURES, "cpu", Tape)
 
 
 @pytest.fixture(scope="module")
