@@ -89,7 +89,7 @@ class Sampling:
             warpers.append(TopKLogitsWarper(int(self.top_k)))
         if self.top_p is not None and self.top_p < 1.0:
             warpers.append(NucleusWarper(float(self.top_p)))
-        if self.min_p:
+        if self.min_p is not None:
             warpers.append(MinPLogitsWarper(self.min_p))
         return warpers
 

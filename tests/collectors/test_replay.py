@@ -223,7 +223,9 @@ def test_decoding_equals_replay_until_a_substitution(
         assert (real.tokens == own.tokens) == (result.substitutions == 0)
         if result.substitutions == 0:
             untouched += 1
-            assert (real.rounds, real.drafted, real.emitted) == (result.rounds, result.drafted, result.tokens)
+            assert (real.rounds, real.emitted) == (result.rounds, result.tokens)
+            beyond = result.drafted - real.drafted  # a draft is not longer than the text may still be
+            assert beyond == 0 or (real.finish_reason == "length" and 0 < beyond <= length * (length - 1) / 2)
     assert untouched == len(prompts) if rule not in FUZZY else 5 < untouched < len(prompts)
 
 

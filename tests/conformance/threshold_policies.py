@@ -268,7 +268,7 @@ def _decoded_scales(policy: ScalePolicy) -> tuple[Any, dict[str, Any]]:
 
     prompt = [5, 9, 3]
     decoder().generate([prompt], 24, 0.9, threshold=policy, observer=keep)
-    scales = [r.proposal.scales.expand(-1, DRAFTS) for r in records if r.proposal.scales is not None]
+    scales = [r.proposal.scales.expand_as(r.proposal.drafted) for r in records if r.proposal.scales is not None]
     entropies = [r.entropies() for r in records]
     columns = {
         "position": [r.proposal.positions[:, :-1] - len(prompt) for r in records],

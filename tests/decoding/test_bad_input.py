@@ -36,7 +36,7 @@ BAD_CALLS: list[tuple[str, dict[str, object]]] = [
     (r"prompt 'w5 .udcff' holds what is not UTF-8; give it in UTF-8", {"prompts": ["w5 \udcff"]}),
     (r"prompt 1 is \[5.5\]; it must be a text or a list of token ids", {"prompts": [[5], [5.5]]}),
     ("prompt 0 is None", {"prompts": [None]}),
-    ("prompt 1 has 128 tokens, the models' context is 128; shorten the prompt", {"prompts": [[5], [5] * 128]}),
+    ("prompt 1 has 128 tokens, the target's context is 128; shorten the prompt", {"prompts": [[5], [5] * 128]}),
     ("max_new_tokens is 0; it must be a whole number of at least 1", {"max_new_tokens": 0}),
     ("max_new_tokens is 2.5", {"max_new_tokens": 2.5}),
     ("draft_length is 0; it must be a whole number of at least 1", {"draft_length": 0}),

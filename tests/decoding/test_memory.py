@@ -40,6 +40,7 @@ def allocated(models: Models, rows: int, slots: int) -> int:
         every = torch.arange(rows)
         for prefilled in (caches.target, caches.drafter):
             prefilled.prefill(every, torch.zeros((rows, 2), dtype=torch.int64), 2)
+            prefilled.catch_up()
     drafter: Any = caches.drafter
     of_draft = drafter._cache if isinstance(drafter, EagleDrafter) else drafter._runner.cache
     return caches.target.cache.nbytes + int(of_draft.nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.text import StopStrings, TextStream, text_pieces
+from fsd_decoding.text import StopStrings, TextStream, cut_before, text_pieces
 from support.models.scripted_models import TEXT, generating
 from support.models.tiny_models import EOS, VOCABULARY, llama, word_tokenizer
 from support.models.tiny_pair import related
@@ -122,6 +123,26 @@ def first_stop(stops: StopStrings, tokens: list[int], sizes: list[int]) -> int |
         if (actual := stops.completed_at(tokens[:end], new)) is not None:
             return actual
     return None
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "count", "text"),
+    [
+        ("<end>", ["a", "<end>", "b"], 2, "a"),
+        ("b<end>", ["a", "b", "<end>"], 3, "a"),
+        ("<end>b", ["a", "<end>", "c", "<end>", "b", "c"], 5, "ac"),
+        ("c", ["a", "<end>", "b", "c", "a"], 4, "ab"),
+        ("<end>", ["a", "b"], None, "ab"),
+    ],
+)
+def test_a_stop_string_may_be_a_special_token(stop: str, tokens: list[str], count: int | None, text: str) -> None:
+    """Which has no text of its own; the text ends before it."""
+    tokenizer = deepcopy(TOKENIZERS["byte-level"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    for sizes in ([1], [2], [3]):
+        assert first_stop(StopStrings(tokenizer, [stop]), ids, sizes) == count
+    assert cut_before(tokenizer, ids[:count], [stop]) == text
 
 
 def test_a_stop_string_is_found_after_a_run_of_bytes_and_special_tokens() -> None:

@@ -45,7 +45,8 @@ class Replayed:
         divergence, threshold: None for a rule that has none.
         tokens: emitted tokens, which are those of the target's text.
         rounds: number of rounds.
-        drafted: drafted tokens of all rounds, those beyond the end of a text included. With a policy they are an
+        drafted: drafted tokens of all rounds, those beyond the end of a text included, also where it ended by its
+            limit, beyond which decoding drafts nothing. With a policy they are an
             estimate: the traces do not hold what a draft would propose after a rejected token, so the target's text
             stands in, of which the draft is more certain than of its own continuation (for `coupled` on the bundled
             pair up to 8 % too many at L = 10, under 1 % at L = 5).

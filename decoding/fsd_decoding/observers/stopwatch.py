@@ -46,7 +46,7 @@ class CudaStopwatch:
     def seconds(self, lap: int) -> float:
         begin, end = self._events[lap : lap + 2]
         end.synchronize()
-        return begin.elapsed_time(end) / 1000
+        return float(begin.elapsed_time(end)) / 1000
 
 
 def stopwatch(device: torch.device) -> Stopwatch:

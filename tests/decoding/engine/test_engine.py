@@ -61,7 +61,7 @@ def test_model_families_decode_as_in_transformers(family: str, prompts: list[lis
 def test_counts_add_up(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     for r in decoder.generate(prompts, NEW, rule="fsd-coupled", threshold=0.2, draft_length=4):
         assert len(r.tokens) <= NEW
-        assert r.accepted <= r.drafted == 4 * r.rounds
+        assert r.accepted <= r.drafted <= 4 * r.rounds
         assert r.emitted <= r.accepted + r.rounds
         assert (r.finish_reason == "length") == (len(r.tokens) == NEW)
         assert not set(EOS) & set(r.tokens)
@@ -155,7 +155,7 @@ def test_different_draft_lengths_leave_slots_for_every_prompt(prompt: int, new: 
 
 @pytest.mark.parametrize("length", [128, 1000, [3, 128]], ids=str)
 def test_a_draft_longer_than_the_context_is_refused(decoder: SpeculativeDecoder, length: int | list[int]) -> None:
-    with pytest.raises(UsageError, match="must be less than the models' context, 128"):
+    with pytest.raises(UsageError, match="must be less than the target's context, 128"):
         decoder.generate([[5], [6]], NEW, draft_length=length)
 
 

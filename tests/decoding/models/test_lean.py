@@ -23,6 +23,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.loading import load_model
 from fsd_decoding.models import lean as lean_module
+from fsd_decoding.models.forward import ModuleForward
 from fsd_decoding.models.lean import LeanModel, choose, copied_bytes
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.models.weights_digest import state_of
@@ -445,10 +446,10 @@ def test_rounding_in_16_bits_is_judged_against_fp32() -> None:
     tokens = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         own = lean_module._logits(model, lean_module.LeanForward(LeanModel(model), 12), tokens)
-        theirs = lean_module._logits(model, lean_module.ModuleForward(model), tokens)
+        theirs = lean_module._logits(model, ModuleForward(model), tokens)
         with lean_module.InFp32():
-            wide = lean_module._logits(model, lean_module.ModuleForward(model), tokens)
-        exact = lean_module._logits(model.float(), lean_module.ModuleForward(model), tokens)
+            wide = lean_module._logits(model, ModuleForward(model), tokens)
+        exact = lean_module._logits(model.float(), ModuleForward(model), tokens)
     assert lean_module._error(wide, exact) < 1e-5
     assert lean_module._error(own, theirs) > lean_module._TOLERANCE[torch.bfloat16]
     assert isinstance(choose(noisy(torch.bfloat16)), LeanModel)

@@ -232,8 +232,10 @@ def test_decided_tokens_are_the_accepted_ones_and_the_first_rejected() -> None:
     policy = Recording()
     decode(policy, batch_size=7)
     for outcome, decided in zip(policy.observed, policy.decided, strict=True):
-        counts = torch.where(outcome.kept > 0, (outcome.accepted + 1).clamp_max(DRAFTS), 0)
-        assert torch.equal(decided, torch.arange(DRAFTS) < counts[:, None])
+        drafted = outcome.state.drafted
+        counts = torch.where(outcome.kept > 0, torch.minimum(outcome.accepted + 1, drafted), 0)
+        assert drafted.max() == decided.shape[1] <= DRAFTS
+        assert torch.equal(decided, torch.arange(decided.shape[1]) < counts[:, None])
 
 
 def test_substituted_tokens_have_a_divergence_within_the_threshold() -> None:
