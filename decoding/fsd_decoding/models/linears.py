@@ -170,6 +170,8 @@ class Product:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
         self._many = _rows_for_onednn(weight)
+        # In 16 bits on a CPU oneDNN takes a third less if the few rows are the narrow matrix.
+        self._few = 16 if weight.device.type == "cpu" and weight.dtype.itemsize == 2 else 0
 
     def __call__(self, states: Tensor, added: Tensor | None = None) -> Tensor:
         """Returns the states times the weight, plus what is added.
@@ -178,8 +180,12 @@ class Product:
             states: (N, inputs).
             added: (N, outputs) or (outputs,).
         """
-        if states.shape[0] >= self._many and not in_graph():  # Inductor chooses for itself, and fails on this call
-            outputs: Tensor = torch.ops.mkldnn._linear_pointwise(states, self.weight.t(), None, "none", [], "")
+        rows, outputs = states.shape[0], None
+        if rows >= self._many and not in_graph():  # Inductor chooses for itself, and fails on this call
+            outputs = torch.ops.mkldnn._linear_pointwise(states, self.weight.t(), None, "none", [], "")
+        elif 1 < rows <= self._few and not in_graph():
+            outputs = torch.mm(self.weight.t(), states.t()).t().contiguous()
+        if outputs is not None:
             return outputs if added is None else outputs.add_(added)
         return torch.mm(states, self.weight) if added is None else torch.addmm(added, states, self.weight)
 
