@@ -8,7 +8,6 @@ Random weights cost what trained ones do, and tell nothing about quality.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ _DRAFT_LAYERS = 2
 _VOCABULARY, _PROMPT = 8000, 32
 _HEAD_SPREAD = 4.0  # widens the gaps between logits, so that few of the largest two are nearly tied
 _SEED = 424_242
-_ENDLESS: Mapping[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}  # no token ends a text
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,6 @@ class Pair:
 
     def first(self, prompts: int) -> Pair:
         return replace(self, prompts=self.prompts[:prompts])
-
-    def with_prompts(self, context: int, rows: int, new: int) -> Pair:
-        """Returns the same models with random prompts of `context` tokens, one per row."""
-        prompts = torch.randint(self.target.config.vocab_size, (rows, context)).tolist()
-        return replace(self, prompts=prompts, max_new_tokens=new)
 
     def save(self, folder: Path) -> tuple[str, str]:
         """Saves both models with their tokenizer, and returns the paths of their folders."""
@@ -71,7 +64,7 @@ def random_pair(layers: int, hidden: int, echo: float, prompts: int, max_new_tok
         return LlamaConfig(
             vocab_size=_VOCABULARY, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
             num_attention_heads=hidden // 32, num_key_value_heads=hidden // 64, max_position_embeddings=512,
-            initializer_range=0.05, **_ENDLESS,
+            initializer_range=0.05, bos_token_id=None, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
 
     torch.manual_seed(_SEED)
@@ -87,20 +80,6 @@ def random_pair(layers: int, hidden: int, echo: float, prompts: int, max_new_tok
     ids = torch.randint(_VOCABULARY, (prompts, _PROMPT)).tolist()
     name, tokenizer = f"random, {layers} layers", _tokenizer(_VOCABULARY)
     return Pair(name, target, draft, tokenizer, ids, max_new_tokens, (0.003, 0.004, 0.005))
-
-
-def large_pair(target: Mapping[str, Any], draft: Mapping[str, Any], device: str) -> Pair:
-    """Returns random Llamas of these configurations in bf16 on the device; they agree on nothing."""
-    torch.manual_seed(7)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            configs = (LlamaConfig(**shape, **_ENDLESS, dtype=torch.bfloat16) for shape in (target, draft))
-            large, small = [LlamaForCausalLM(config).eval() for config in configs]
-    finally:
-        torch.set_default_dtype(before)
-    return Pair("random", large, small, _tokenizer(target["vocab_size"]), [], 0)
 
 
 def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:

@@ -39,8 +39,13 @@ class Scan:
 
 
 def splits(vocabulary: int) -> tuple[int, int]:
-    """Returns the number of splits of a vocabulary, and the size of each but the last."""
+    """Returns the number of splits of a vocabulary, and the size of each, in whole blocks.
+
+    Kernels get the size as a constant, and mask what lies beyond the vocabulary: the interpreter of Triton 3.6 cannot
+    loop up to a number that a kernel computes where NumPy is 2.4 or later.
+    """
     size = max(_LEAST_SPLIT, triton.cdiv(triton.cdiv(vocabulary, _MOST_SPLITS), BLOCK) * BLOCK)
+    size = min(size, triton.cdiv(vocabulary, BLOCK) * BLOCK)
     return triton.cdiv(vocabulary, size), size
 
 
@@ -86,8 +91,8 @@ def _launch_scan(
     warmth = floats.new_full((1,), temperature)  # a scalar argument would be rounded to fp32
     words = (warmth, warmth) if first is None else (first, second)  # placeholders, not read without noise
     _scan[(rows * places, parts)](
-        logits, *floats.unbind(), *tokens.unbind(), *words, warmth, places, vocabulary, size,
-        *logits.stride()[:2], DRAWS=first is not None, INNER=accumulator(logits), BLOCK=BLOCK,
+        logits, *floats.unbind(), *tokens.unbind(), *words, warmth, places, vocabulary,
+        *logits.stride()[:2], DRAWS=first is not None, INNER=accumulator(logits), SIZE=size, BLOCK=BLOCK,
     )  # fmt: skip
     return floats, tokens
 
@@ -155,8 +160,8 @@ def gumbel(first, second, tokens, INNER: tl.constexpr):
 @triton.jit
 def _scan(
     logits, largest, total, weighted, second_largest, won, top, choice, first, second, temperature,
-    places, vocabulary, size, row_stride, place_stride,
-    DRAWS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
+    places, vocabulary, row_stride, place_stride,
+    DRAWS: tl.constexpr, INNER: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source = logits + (row // places) * row_stride + (row % places) * place_stride
@@ -164,10 +169,11 @@ def _scan(
     nothing = tl.full((), float("-inf"), INNER)
     maximum, next_best, best = nothing, nothing, nothing
     summed, moment = tl.zeros((), INNER), tl.zeros((), INNER)
-    token, winner = part * size, part * size  # the first token, where all logits are -inf
+    token, winner = part * SIZE, part * SIZE  # the first token, where all logits are -inf
     if DRAWS:
         word, other, warmth = tl.load(first + row), tl.load(second + row), tl.load(temperature)
-    for start in range(part * size, tl.minimum((part + 1) * size, vocabulary), BLOCK):
+    for offset in range(0, SIZE, BLOCK):
+        start = part * SIZE + offset
         at = start + tl.arange(0, BLOCK)
         x = tl.load(source + at, mask=at < vocabulary, other=float("-inf")).to(INNER)
         here, place = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
@@ -240,9 +246,9 @@ def _launch_compare(
     requested = names.split(",")
     _compare[(rows * places, parts)](
         target, draft, target_normaliser, draft_normaliser, sums,
-        places, vocabulary, size, *target.stride()[:2], *draft.stride()[:2],
+        places, vocabulary, *target.stride()[:2], *draft.stride()[:2],
         **{name.upper(): name in requested for name in _SUMS},
-        COLUMNS=len(_SUMS), INNER=accumulator(target, draft), BLOCK=BLOCK,
+        COLUMNS=len(_SUMS), INNER=accumulator(target, draft), SIZE=size, BLOCK=BLOCK,
     )  # fmt: skip
     return sums
 
@@ -270,10 +276,10 @@ def _expected(weights, log_ratio):
 @triton.jit
 def _compare(
     target, draft, target_normaliser, draft_normaliser, sums,
-    places, vocabulary, size, target_row, target_place, draft_row, draft_place,
+    places, vocabulary, target_row, target_place, draft_row, draft_place,
     JS: tl.constexpr, AG: tl.constexpr, KL_QP: tl.constexpr, KL_PQ: tl.constexpr, TV: tl.constexpr,
     SQUARES: tl.constexpr,
-    COLUMNS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     parts = tl.num_programs(1)
@@ -282,7 +288,8 @@ def _compare(
     p_normal, q_normal = tl.load(target_normaliser + row).to(INNER), tl.load(draft_normaliser + row).to(INNER)
     zero = tl.zeros((), INNER)
     js, ag, kl_qp, kl_pq, tv, squares = zero, zero, zero, zero, zero, zero
-    for start in range(part * size, tl.minimum((part + 1) * size, vocabulary), BLOCK):
+    for offset in range(0, SIZE, BLOCK):
+        start = part * SIZE + offset
         at = start + tl.arange(0, BLOCK)
         inside = at < vocabulary
         log_p = tl.load(p_source + at, mask=inside, other=float("-inf")).to(INNER) - p_normal

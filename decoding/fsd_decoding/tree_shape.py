@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Self
-
-from pydantic import ConfigDict, Field
+from typing import Any, ClassVar, Final, Literal, Self
 
 from fsd_common.argument_checks import check_count, named
 from fsd_common.errors import UsageError
@@ -16,6 +14,13 @@ CHAIN: Final[Chain] = "chain"
 _MOST = 4096  # nodes: more than any model reads as fast as a few
 
 
+def _complete(schema: dict[str, Any]) -> None:
+    """Adds to the JSON schema of a shape what pydantic does not read from it."""
+    schema["description"] = "A shape of trees, whose depth is the draft length."
+    for bounded in schema["properties"].values():
+        bounded |= {"minimum": 1, "maximum": _MOST}
+
+
 @dataclass(frozen=True)
 class TreeShape:
     """The shape of the trees that a decoder drafts; their depth is the draft length L.
@@ -24,16 +29,17 @@ class TreeShape:
     highest scores get `top_k` children each, and of all of these the `nodes` with the highest scores are drafted.
     """
 
-    # A shape is a part of profiles: these and the bounds are for their files and their JSON schema.
-    __pydantic_config__ = ConfigDict(
-        extra="forbid",
-        use_attribute_docstrings=True,
-        json_schema_extra={"description": "A shape of trees, whose depth is the draft length."},
-    )
+    # A shape is a part of profiles: this is for their files and their JSON schema. The engine, which has shapes too,
+    # runs where pydantic is not installed.
+    __pydantic_config__: ClassVar = {
+        "extra": "forbid",
+        "use_attribute_docstrings": True,
+        "json_schema_extra": _complete,
+    }
 
-    top_k: Annotated[int, Field(ge=1, le=_MOST)]
+    top_k: int
     """Children of a node, and nodes of a level that get children."""
-    nodes: Annotated[int, Field(ge=1, le=_MOST)]
+    nodes: int
     """The most tokens that are drafted in a round, all of which the target reads in one forward pass."""
 
     def __post_init__(self) -> None:

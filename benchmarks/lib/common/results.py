@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fsd_common.files import atomic_write
 from lib.common.claims import Claim, claims_table, reached
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -52,9 +53,10 @@ def conclude(
 
 
 def write_json(results: Mapping[str, Any], out: Path) -> None:
-    """Writes results, which may hold dataclasses; makes the folder if there is none."""
+    """Writes results, which may hold dataclasses, whole or not at all; makes the folder if there is none."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1, default=_as_dict) + "\n")
+    with atomic_write(out) as file:
+        file.write(f"{json.dumps(results, indent=1, default=_as_dict)}\n".encode())
 
 
 def _as_dict(value: object) -> Any:

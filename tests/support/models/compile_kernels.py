@@ -15,7 +15,8 @@ from triton.compiler import ASTSource, compile
 
 from fsd_decoding import kernels
 
-_SIZES = ("places", "vocabulary", "size")
+_SIZES = ("places", "vocabulary")
+_BLOCKS = {"SIZE": 4 * kernels.BLOCK, "BLOCK": kernels.BLOCK}
 _DIVERGENCES = ("JS", "AG", "KL_QP", "KL_PQ", "TV", "SQUARES")
 _TYPES = ("fp16", "bf16", "fp32", "fp64")
 
@@ -39,7 +40,7 @@ def compile_scan(kind: str, draws: bool, sm: int) -> None:
     accumulated = "fp64" if kind == "fp64" else "fp32"
     floats = ("largest", "total", "weighted", "second_largest", "won", "temperature")
     words = dict.fromkeys(("top", "choice", "first", "second"), "i32")
-    constants = {"DRAWS": draws, "INNER": getattr(tl, f"float{accumulated[2:]}"), "BLOCK": kernels.BLOCK}
+    constants = {"DRAWS": draws, "INNER": getattr(tl, f"float{accumulated[2:]}"), **_BLOCKS}
     pointers = {"logits": kind, **dict.fromkeys(floats, accumulated), **words}
     compile_kernel(kernels._scan, pointers, (*_SIZES, "row_stride", "place_stride"), constants, sm)
 
@@ -48,7 +49,7 @@ def compile_compare(kind: str, sm: int) -> None:
     accumulated = "fp64" if kind == "fp64" else "fp32"
     outputs = dict.fromkeys(("target_normaliser", "draft_normaliser", "sums"), accumulated)
     strides = ("target_row", "target_place", "draft_row", "draft_place")
-    constants = {"COLUMNS": len(_DIVERGENCES), "INNER": getattr(tl, f"float{accumulated[2:]}"), "BLOCK": kernels.BLOCK}
+    constants = {"COLUMNS": len(_DIVERGENCES), "INNER": getattr(tl, f"float{accumulated[2:]}"), **_BLOCKS}
     constants |= dict.fromkeys(_DIVERGENCES, True)
     pointers = {"target": kind, "draft": kind, **outputs}
     compile_kernel(kernels._compare, pointers, (*_SIZES, *strides), constants, sm)
