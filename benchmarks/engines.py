@@ -4,14 +4,18 @@ It runs in the environment that has vLLM (`sh install.sh vllm`). Everything is g
 Each engine is a process of its own, and they decode the same prompts in turns: with the target alone, and with `sd` at
 the L that is each engine's best, at batch 1 and 32, on the bundled pair and on a random one as deep as a small real
 model. transformers, whose assisted generation decodes one text at a time, takes part at batch 1. Our engine takes part
-twice: as it is, and with transformers' modules in place of its lean forward pass. The exit code is 1 if a claim is not
-reached.
+twice: as it is, and with transformers' modules in place of its lean forward pass.
+
+With `--pair` a real pair is measured instead (`lib/peers.py`), in bf16 where the processor multiplies in it: decoding
+at batch 1 and 16 on one pinned core and on two, prefill beside another revision's (`--present`), and memory against
+what is planned. What needs vLLM is left out where it is not installed. The exit code is 1 if a claim is not reached.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +24,16 @@ from typing import Any
 
 from fsd_calib.tasks.registry import load_task
 from fsd_data import pair_paths
+from lib import peers
 from lib.common.claims import Claim
-from lib.common.results import conclude, machine_facts, options_of
+from lib.common.results import RESULTS, conclude, machine_facts, options_of
 from lib.common.timing import speed_up
 from lib.engines import (
+    OURS,
+    SD,
+    TARGET,
+    TRANSFORMERS,
+    VLLM,
     VLLM_SETTINGS,
     Decode,
     Engine,
@@ -40,8 +50,7 @@ from lib.engines import (
     speed_line,
 )
 
-OURS, NOT_LEAN, VLLM, TRANSFORMERS = "ours", "ours, lean=False", "vLLM", "transformers"
-TARGET, SD = "target", "sd"
+NOT_LEAN = "ours, lean=False"
 _OVER_VLLM = {1: 2.0, 32: 1.1}  # wanted, by batch size
 _OVER_ASSISTED = 2.0
 _SEED = 72_004
@@ -212,13 +221,34 @@ def table(pair: str, found: Mapping[str, Any]) -> str:
 def main() -> int:
     parser = options_of(__doc__, "engines.json")
     parser.add_argument("--core", type=int, help="default: the last one")
+    parser.add_argument(
+        "--pair", type=Path, nargs="+", metavar="MODEL",
+        help="folders of a target and a draft, or one folder that holds both: then the larger one is the target; "
+        "results then go to engines_pair.json",
+    )  # fmt: skip
+    parser.add_argument("--problems", type=Path, help="with --pair: a file of GSM8K; default: the bundled arithmetic")
+    parser.add_argument("--present", type=Path, help="with --pair: a checkout of the revision that prefill is to beat")
+    parser.set_defaults(out=None)
     options = parser.parse_args()
+    options.out = options.out or RESULTS / ("engines_pair.json" if options.pair else "engines.json")
+    if options.pair:
+        return _on_pair(parser, options)
     machine = pin(options.core)
     machine = machine_facts() | machine
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
         measured = measure(_QUICK if options.quick else _FULL, Path(folder))
     results = {"vllm_settings": VLLM_SETTINGS, "pairs": measured}
     return conclude(options, machine, results, engine_claims(measured[0]["batches"]))
+
+
+def _on_pair(parser: ArgumentParser, options: Namespace) -> int:
+    try:
+        pair = peers.RealPair.of(options.pair, options.problems)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    machine = machine_facts()
+    found = peers.measure(pair, peers.QUICK if options.quick else peers.FULL, options.core, options.present)
+    return conclude(options, machine, found, peers.peer_claims(found), peers.table(found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Engines in processes of their own, all on one core, that decode the same work in turns: ours, vLLM, transformers."""
+"""Engines in processes of their own, on the same cores, that take turns at the same work: ours, vLLM, transformers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fsd_calib.tasks.base import Problem, Task
 from lib.common.timing import Run, Spread, rates, take_turns
 
+if TYPE_CHECKING:  # an engine of another checkout imports all of fsd-calib from there
+    from fsd_calib.tasks.base import Problem, Task
+
+OURS, VLLM, TRANSFORMERS = "ours", "vLLM", "transformers"
+TARGET, SD = "target", "sd"
 LARGEST_BATCH = 32
 VLLM_SETTINGS: Mapping[str, Any] = {
     "dtype": "float32", "enforce_eager": True, "max_model_len": 400, "max_num_seqs": LARGEST_BATCH,
@@ -26,22 +30,28 @@ VLLM_SETTINGS: Mapping[str, Any] = {
 }  # fmt: skip
 """vLLM's settings that all of its contestants have in common."""
 _ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's work is this process's, whose CPU seconds are counted
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it stays on the core that it is started on
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it stays on the cores that it is started on
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
 }  # fmt: skip
+_SOURCES = ("", "collectors", "predictors", "decoding", "data")  # folders of a checkout that packages are in
 
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts that an engine decodes greedily, `batch` of them at a time; each that ends makes room for the next."""
+    """Prompts that an engine decodes greedily, `batch` of them at a time; each that ends makes room for the next.
+
+    Attributes:
+        endless: Whether no token ends a text, so that all engines decode as many.
+    """
 
     prompts: tuple[str, ...]
     ids: tuple[int, ...]
     max_new_tokens: int
     stop: tuple[str, ...]
     batch: int
+    endless: bool = False
 
     @classmethod
     def of(cls, task: Task, problems: Sequence[Problem], batch: int) -> Work:
@@ -120,40 +130,54 @@ class Served:
         return answer
 
 
-def pin(core: int | None) -> dict[str, Any]:
-    """Leaves this process, and those that it starts, one core and one thread each; returns facts for results.
+def pin(core: int | None, threads: int = 1) -> dict[str, Any]:
+    """Leaves this process, and those that it starts, as many cores as threads; returns facts for results.
 
     Intel's OpenMP, which vLLM recommends on x86, is loaded by all engines where the environment has it.
+
+    Args:
+        core: The first of them; None: the last that this process may run on. Others follow from the last on.
     """
-    chosen, openmp = max(os.sched_getaffinity(0)) if core is None else core, Path(sys.prefix, "lib", "libiomp5.so")
-    os.sched_setaffinity(0, {chosen})
-    os.environ.update(_ENVIRONMENT)
+    allowed, openmp = sorted(os.sched_getaffinity(0), reverse=True), Path(sys.prefix, "lib", "libiomp5.so")
+    first = allowed[0] if core is None else core
+    chosen = [first, *(other for other in allowed if other != first)][:threads]
+    os.sched_setaffinity(0, chosen)
+    os.environ.update(_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)})
     if openmp.exists():
         os.environ["LD_PRELOAD"] = str(openmp)
-    return {"core": chosen, "threads": 1, "intel_openmp": openmp.exists()}
+    return {"core": first, "threads": threads, "intel_openmp": openmp.exists()}
 
 
 @contextmanager
-def serve(engines: Mapping[str, Callable[[], Engine]]) -> Iterator[dict[str, Served]]:
+def serve(
+    engines: Mapping[str, Callable[[], Engine]], checkouts: Mapping[str, Path] | None = None
+) -> Iterator[dict[str, Served]]:
     """Builds engines, each in a process of its own, one after the other, and ends these at the end.
 
     Args:
         engines: What builds each of them, which is sent to its process.
+        checkouts: Folders with another revision of fsd-calib, for the engines that are to be of one.
     """
     with ExitStack() as running:
         served: dict[str, Served] = {}
         for name, build in engines.items():
             print(f"starting {name}", flush=True)
-            served[name] = running.enter_context(_started(build))
+            served[name] = running.enter_context(_started(build, (checkouts or {}).get(name)))
         yield served
 
 
 @contextmanager
-def _started(build: Callable[[], Engine]) -> Iterator[Served]:
+def _started(build: Callable[[], Engine], checkout: Path | None) -> Iterator[Served]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, build), daemon=True)
-    process.start()
+    process = context.Process(target=_serve, args=(theirs, build, checkout), daemon=True)
+    before = list(sys.path)
+    if checkout is not None:
+        sys.path[:0] = [str(checkout / part) for part in _SOURCES]
+    try:
+        process.start()  # with this process's path
+    finally:
+        sys.path[:] = before
     theirs.close()  # so that the end of the process ends the pipe
     try:
         yield Served(ours)
@@ -163,10 +187,13 @@ def _started(build: Callable[[], Engine]) -> Iterator[Served]:
         process.kill()
 
 
-def _serve(pipe: Any, build: Callable[[], Engine]) -> None:
+def _serve(pipe: Any, build: Callable[[], Engine], checkout: Path | None) -> None:
     """Builds an engine, says so by None, and answers work until the pipe ends; an error's traceback is an answer."""
     try:
         engine = build()
+        found = sys.modules.get("fsd_decoding")
+        if checkout is not None and not (found and Path(str(found.__file__)).is_relative_to(checkout.absolute())):
+            raise ImportError(f"fsd-calib was not imported from {checkout}")
         pipe.send(None)
         while True:
             pipe.send(engine.decode(*pipe.recv()))
@@ -188,6 +215,10 @@ class Lengths:
     best: int
     tokens_per_cpu_second: Mapping[int, Spread]
 
+    @classmethod
+    def of(cls, speeds: Mapping[int, Spread]) -> Lengths:
+        return cls(max(speeds, key=lambda length: speeds[length].median), speeds)
+
 
 def decode_in_turns(contestants: Mapping[str, Decode], work: Sequence[Work], repeats: int) -> dict[str, list[Decoded]]:
     """Returns what each contestant's repeats took, as `take_turns` does, after all have decoded the first piece."""
@@ -199,7 +230,7 @@ def best_length(exact: Mapping[int, Decode], work: Sequence[Work], repeats: int)
     """Times an engine's `sd` at all L."""
     taken = decode_in_turns({str(length): decode for length, decode in exact.items()}, work, repeats)
     speeds = {length: rates([each.on_cpu for each in taken[str(length)]]) for length in exact}
-    return Lengths(max(speeds, key=lambda length: speeds[length].median), speeds)
+    return Lengths.of(speeds)
 
 
 def about(decoded: Sequence[Decoded]) -> dict[str, Any]:
@@ -228,20 +259,21 @@ class OwnEngine:
     Args:
         models: Paths of the target and the draft.
         lean: Whether its own forward pass runs the models, or transformers' modules.
+        dtype: Of weights and activations.
     """
 
-    def __init__(self, models: tuple[str, str], lean: bool = True) -> None:
-        import torch
-
+    def __init__(self, models: tuple[str, str], lean: bool = True, dtype: str = "float32") -> None:
         from fsd_calib import SpeculativeDecoder
 
-        self._decoder = SpeculativeDecoder.from_pretrained(*models, device="cpu", dtype=torch.float32, lean=lean)
+        self.decoder = SpeculativeDecoder.from_pretrained(*models, device="cpu", dtype=dtype, lean=lean)
+        self._eos = self.decoder.target.generation_config.eos_token_id
 
     def decode(self, work: Work, way: str) -> Decoded:
+        self.decoder.target.generation_config.eos_token_id = None if work.endless else self._eos
         rule, _, length = way.partition(" ")
         lengths: dict[str, Any] = {"draft_length": int(length)} if length else {}
         cpu, wall = time.process_time(), time.perf_counter()
-        results = self._decoder.generate(
+        results = self.decoder.generate(
             list(work.prompts), work.max_new_tokens, ids=list(work.ids), stop=work.stop, batch_size=work.batch,
             rule=rule, **lengths,
         )  # fmt: skip
@@ -262,7 +294,7 @@ def assisted(target: Any, draft: Any, draft_length: int, prompt: list[int], max_
     ids = torch.tensor([prompt], device=target.device)
     out = target.generate(
         ids, attention_mask=torch.ones_like(ids), assistant_model=draft, do_sample=False,
-        max_new_tokens=max_new_tokens, pad_token_id=target.config.pad_token_id,
+        max_new_tokens=max_new_tokens, pad_token_id=target.config.pad_token_id, repetition_penalty=1.0,
     )  # fmt: skip
     return list(out[0, len(prompt) :].tolist())
 
@@ -270,17 +302,19 @@ def assisted(target: Any, draft: Any, draft_length: int, prompt: list[int], max_
 class TransformersEngine:
     """transformers in this process. Its ways are "target" and "sd L"; work has a batch of 1 and no stop strings."""
 
-    def __init__(self, models: tuple[str, str]) -> None:
-        import torch
+    def __init__(self, models: tuple[str, str], dtype: str = "float32") -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
         logging.set_verbosity_error()
-        self._target, self._draft = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in models)
+        self._target, self._draft = (AutoModelForCausalLM.from_pretrained(path, dtype=dtype) for path in models)
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
+        self._eos = self._target.generation_config.eos_token_id
 
     def decode(self, work: Work, way: str) -> Decoded:
         assert (work.batch, work.stop) == (1, ()), "transformers assists one text at a time, up to EOS"
+        for model in (self._target, self._draft):
+            model.generation_config.eos_token_id = None if work.endless else self._eos
         length = way.partition(" ")[2]
         draft = self._draft if length else None
         cpu, wall = time.process_time(), time.perf_counter()
@@ -304,9 +338,16 @@ class VllmEngine:
         models: Paths of the target and the draft.
         length: L; None: the target alone.
         profile: The profile that the plugin follows; None: there is no plugin in the engine.
+        settings: vLLM's, in place of those of `VLLM_SETTINGS`.
     """
 
-    def __init__(self, models: tuple[str, str], length: int | None = None, profile: Path | None = None) -> None:
+    def __init__(
+        self,
+        models: tuple[str, str],
+        length: int | None = None,
+        profile: Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         from vllm import LLM
 
         target, draft = models
@@ -315,14 +356,15 @@ class VllmEngine:
             own["speculative_config"] = {"model": draft, "num_speculative_tokens": length, "method": "draft_model"}
         if profile is not None:  # one at a T of the benchmark's own is an edited one
             own["additional_config"] = {"fsd": {"profile": str(profile), "allow_edited": True}}
-        self._engine = LLM(target, **VLLM_SETTINGS, **own).llm_engine
+        self._engine = LLM(target, **{**VLLM_SETTINGS, **(settings or {}), **own}).llm_engine
 
     def decode(self, work: Work, way: str) -> Decoded:
         from vllm import SamplingParams
 
         least = int("at least" in way)
         sampling = SamplingParams(
-            temperature=0, max_tokens=work.max_new_tokens, stop=list(work.stop), min_tokens=least
+            temperature=0, max_tokens=work.max_new_tokens, stop=list(work.stop), min_tokens=least,
+            ignore_eos=work.endless,
         )  # fmt: skip
         engine, waiting = self._engine, deque(enumerate(work.prompts))
         finished: dict[str, Any] = {}

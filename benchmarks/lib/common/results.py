@@ -78,7 +78,7 @@ def machine_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "load_before": os.getloadavg()[0],  # of other work on the machine
-        "revision": _revision(),
+        "revision": revision_of(RESULTS),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     }
 
@@ -90,11 +90,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _revision() -> str:
-    """Returns the checked-out commit, followed by + if files differ from it."""
+def revision_of(folder: Path) -> str:
+    """Returns the commit that is checked out there, followed by + if files differ from it."""
     command = ["git", "describe", "--always", "--dirty=+"]
     try:
-        revision = subprocess.run(command, cwd=RESULTS, capture_output=True, text=True, check=False).stdout
+        revision = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:  # git is not installed
         revision = ""
     return revision.strip() or "unknown"
