@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,8 +198,20 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     if fetched is not None:
         model.config._commit_hash = fetched.name  # for profiles; transformers 5.23 sets it no more
     lay_side_by_side(model.eval())  # now, as the files' digest holds for the weights where they are
+    _read_mapped(model)
     remember_checkpoint(model, None if options.others else files.key(model, info))
     return model
+
+
+def _read_mapped(model: Any) -> None:
+    """Reads the weights that transformers has mapped from their files on a CPU, before they are first used.
+
+    Files may then be replaced or written to, and their pages are not kept beside those weights that have moved.
+    """
+    for weight in chain(model.parameters(), model.buffers()):
+        plain = type(weight.data) is torch.Tensor and weight.device.type == "cpu"
+        if plain and weight.untyped_storage().nbytes() == weight.nbytes:  # it is no part of joined ones
+            weight.data = weight.data.clone()
 
 
 def _keywords(source: ModelSource, config: Any, device: str, options: ModelOptions) -> dict[str, Any]:
