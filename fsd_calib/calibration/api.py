@@ -20,7 +20,7 @@ from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm
 from fsd_calib.calibration.going_on import check_extends
 from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
-from fsd_calib.calibration.plan import Plan, check_enough
+from fsd_calib.calibration.plan import Plan, check_enough, check_worth
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
 from fsd_calib.calibration.prepare import Prepared, Request, designed
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
@@ -92,6 +92,7 @@ def calibrate(
     Raises:
         UsageError: bad input, models that cannot be used together, a target that solves no problem, or too few
             problems to certify the goal.
+        NotWorthItError: not even accepting every drafted token gains `min_gain` over the best lossless setting.
     """
     given = {
         name: value for name, value in keywords.items() if value is not None or name not in SearchSpace.model_fields
@@ -204,6 +205,7 @@ class Calibration:
             if out is not None:
                 output_folder.claim(out, self)
             show_plan(ready.plan)
+            check_worth(ready.plan)
             findings = find(ready, outlook)
             if broken := broken_texts() - before:
                 self.config.reporter.note(f"texts that broke the grader, and count as wrong: {broken}")
@@ -233,6 +235,8 @@ class Calibration:
                 ready.plan, memory=memory, compile=ready.facts.timings.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,
                 attempt=None if self.goal.explore else ready.facts.attempt,
+                min_gain=None if ready.fixed or self.goal.min_speed is not None else config.min_gain,
+                price_per_hour=config.price_per_hour,
             )  # fmt: skip
             yield replace(ready, plan=plan, seconds=time.monotonic() - began)
 

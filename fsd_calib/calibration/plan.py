@@ -12,6 +12,7 @@ from fsd_calib.calibration.design import Design, design_of
 from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.calibration.odds import CHANCE, GoesOn, Prospect, odds_of, truths_of, unlost
 from fsd_calib.calibration.pilot import Pilot
+from fsd_calib.calibration.worth import Ceiling, Expected
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import NOTHING, Looks
 from fsd_calib.certification.power import fewest
@@ -73,6 +74,10 @@ class Plan:
     design_steps: tuple[PlannedStep, ...] = ()  # of a run that takes it
     takes_design: bool | None = None  # whether a run takes it; None: it cannot be asked to
     tokens: float = 0.0  # of a decoding, on average
+    ceiling: Ceiling | None = None  # None: not known
+    expected: Expected | None = None  # None: nothing is searched, or no accuracy is to be kept
+    min_gain: float | None = None  # a run ends here where the ceiling is below it; None: it goes on anyway
+    price_per_hour: float | None = None  # of a device; None: not known
 
     @property
     def decoded(self) -> float:
@@ -99,6 +104,33 @@ class Plan:
     def worst_case_extra(self) -> float:
         """Seconds in the worst case, beyond the expected ones."""
         return sum(step.worst_case_extra for step in self.steps)
+
+    @property
+    def price(self) -> float | None:
+        """Of the devices' time; None: that of an hour is not known."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.device_seconds / 3600
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether a run goes on from here."""
+        return self.min_gain is None or self.ceiling is None or self.ceiling.gain >= self.min_gain
+
+
+class NotWorthItError(UsageError):
+    """No rule can gain as much as is asked for, so a run ends with its plan."""
+
+
+def check_worth(plan: Plan) -> None:
+    """Raises NotWorthItError where not even accepting everything gains as much as a setting has to."""
+    if plan.worth_it:
+        return
+    ceiling, option = plan.ceiling, named("min_gain")
+    assert ceiling is not None
+    raise NotWorthItError(
+        f"a calibration is not worth it: accepting every drafted token makes {ceiling.gain:.2f} times the tokens/s of "
+        f"{ceiling.lossless}, and {option} is {plan.min_gain:g}; decode by {ceiling.lossless}, which is lossless "
+        f"(about {ceiling.lossless_speed:.3g} tokens/s a stream), or give {option} 1 to go on"
+    )
 
 
 def claim_of(goal: Goal, looks: Looks) -> Claim:

@@ -23,6 +23,7 @@ from fsd_calib.calibration.design import Design, check_enough_by
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.going_on import extension_of, goes_on_from, going_on
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
+from fsd_calib.calibration.odds import odds_of
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.calibration.plan import (
     Paces,
@@ -39,6 +40,7 @@ from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_re
 from fsd_calib.calibration.run_name import RunName
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
+from fsd_calib.calibration.worth import expected_gain
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.extension import TESTS_VERSION
 from fsd_calib.certification.holdout import EngineSequence
@@ -248,7 +250,10 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
         drafts = TracedDrafts(session, space, traces, costs)
         forecast = drafts.forecast(early, shaped)
-        sds = drafts.fastest_for_sd(forecast, 1 if config.timing == "none" else 2)
+        sd_speeds = drafts.sd_speeds(forecast)
+        ceiling = drafts.ceiling(sd_speeds)
+    # Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
+    sds = tuple(sd_speeds)[: 1 if config.timing == "none" else 2]
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     if early is not None:
         session = session.stopping_early(early.policies, stops)
@@ -270,7 +275,11 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
         plan = replace(
             plan, design_steps=efforts(*timer.effort(served), design=plan.design), takes_design=_takes(config, taken),
         )  # fmt: skip
-    plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size)
+    expected = None if fixed else expected_gain(
+        forecast, space, sd_speeds[sds[0]], fuzzy.setting, pilot, odds_of(claim, pilot, level, seeds),
+        session.holdout.problems,
+    )  # fmt: skip
+    plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size, ceiling=ceiling, expected=expected)
     info = early.info if early else None
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
 

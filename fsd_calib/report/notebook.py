@@ -14,6 +14,7 @@ from fsd_calib.report.plan import (
     prospect_cells,
     prospect_headings,
     rounds_line,
+    worth_lines,
 )
 from fsd_calib.report.run_folder import Run
 from fsd_common.formatting import duration
@@ -40,7 +41,7 @@ def plan_html(plan: Plan) -> str:
         cells = tuple(tuple(prospect_cells(prospect)) for prospect in plan.prospects)
         blocks.append(Sheet("What can be shown", tuple(prospect_headings(plan)), cells))
     design = () if plan.design is None else (Paragraph(design_line(plan, plan.design)),)
-    blocks += [Paragraph(outlook(plan)), *design, Paragraph(attempt_line(plan))]
+    blocks += [Paragraph(outlook(plan)), *design, Paragraph(attempt_line(plan)), *map(Paragraph, worth_lines(plan))]
     if plan.steps:
         steps = [(step.name, f"{step.decodings:,}", duration(step.seconds)) for step in plan.steps]
         total = ("total", f"{sum(step.decodings for step in plan.steps):,}", duration(plan.seconds))
