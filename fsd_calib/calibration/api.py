@@ -17,6 +17,7 @@ from fsd_calib.calibration.design import check_design
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
+from fsd_calib.calibration.first_estimate import first_estimate
 from fsd_calib.calibration.going_on import check_extends
 from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
@@ -190,7 +191,8 @@ class Calibration:
         """
         out = self.config.path("out")
         kept = out if out is not None and output_folder.is_own(out, self) else None
-        with showing_whole(self.config.reporter, ProgressEstimate()), self._prepared(kept, plan_only=True) as ready:
+        outlook = ProgressEstimate()
+        with showing_whole(self.config.reporter, outlook), self._prepared(kept, outlook, plan_only=True) as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
@@ -201,7 +203,7 @@ class Calibration:
         """
         outlook, before, out = ProgressEstimate(), broken_texts(), self.config.path("out")
         made = nullcontext() if out is None else output_folder.made(out)
-        with made, showing_whole(self.config.reporter, outlook), self._prepared(out) as ready:
+        with made, showing_whole(self.config.reporter, outlook), self._prepared(out, outlook) as ready:
             if out is not None:
                 output_folder.claim(out, self)
             show_plan(ready.plan)
@@ -215,28 +217,31 @@ class Calibration:
         return profile
 
     @contextmanager
-    def _prepared(self, out: Path | None, plan_only: bool = False) -> Iterator[Prepared]:
+    def _prepared(self, out: Path | None, outlook: ProgressEstimate, plan_only: bool = False) -> Iterator[Prepared]:
         """What is ready for the long work, which writes to `out`, or what its plan needs alone."""
         began, asked = time.monotonic(), self.config
         if (folder := asked.path("out")) is not None:
             output_folder.check_own(folder, self)
         check_storage(asked.study_storage)
         config = asked.changed(out=out, cache=asked.cache or default_cache(), state=asked.state or default_state())
-        with self.opened(config) as (session, engines, memory), session.threads_for(session.batch_size):
+        with self.opened(config) as (session, engines, memory):
             for line in other_models(self.fixed, session.engine.pair) if self.fixed else ():
                 config.reporter.note(line)
             fixed = () if self.fixed is None else (setting_of(self.fixed),)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
             request = Request(
                 self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed, plan_only,
+                outlook,
             )  # fmt: skip
-            ready = designed(session, request)
+            first = first_estimate(session, request)  # before threads are chosen, which takes rounds of a whole batch
+            with session.threads_for(session.batch_size):
+                ready = designed(session, request)
             plan = replace(
                 ready.plan, memory=memory, compile=ready.facts.timings.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,
                 attempt=None if self.goal.explore else ready.facts.attempt,
                 min_gain=None if ready.fixed or self.goal.min_speed is not None else config.min_gain,
-                price_per_hour=config.price_per_hour,
+                price_per_hour=config.price_per_hour, first=first,
             )  # fmt: skip
             yield replace(ready, plan=plan, seconds=time.monotonic() - began)
 

@@ -5,7 +5,8 @@ A plan is a forecast; the test itself uses none of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.design import Design, design_of
@@ -19,6 +20,7 @@ from fsd_calib.certification.power import fewest
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level
+from fsd_common.progress.base import Stage
 from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EngineInfo
 
@@ -53,6 +55,29 @@ class Paces:
 
 
 @dataclass(frozen=True)
+class FirstEstimate:
+    """What some rounds of the first problems told, before the plan: times in seconds, of all steps together.
+
+    Attributes:
+        low, high: the ends of an interval that follows from the texts seen, about 80 %.
+        preparation: until the plan.
+        longest: the longest step, which takes `share` of all.
+        tokens_per_round: of lossless rounds at `draft_length`.
+        took: to find this.
+    """
+
+    low: float
+    seconds: float
+    high: float
+    preparation: float
+    longest: str
+    share: float
+    tokens_per_round: float
+    draft_length: int
+    took: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """What can be shown of a claim, and the steps to it."""
 
@@ -78,6 +103,7 @@ class Plan:
     expected: Expected | None = None  # None: nothing is searched, or no accuracy is to be kept
     min_gain: float | None = None  # a run ends here where the ceiling is below it; None: it goes on anyway
     price_per_hour: float | None = None  # of a device; None: not known
+    first: FirstEstimate | None = None  # None: none was made
 
     @property
     def decoded(self) -> float:
@@ -131,6 +157,25 @@ def check_worth(plan: Plan) -> None:
         f"{ceiling.lossless}, and {option} is {plan.min_gain:g}; decode by {ceiling.lossless}, which is lossless "
         f"(about {ceiling.lossless_speed:.3g} tokens/s a stream), or give {option} 1 to go on"
     )
+
+
+GRAPHS, SEARCH, TIMING = "graphs", "search", "timing"
+"""Names of steps that are more than decodings."""
+
+
+def stages_of(steps: Sequence[PlannedStep]) -> list[Stage]:
+    """Returns the stages of these steps, in their order.
+
+    Graphs are made whenever a shape of rounds comes up, mostly while searching. Timing is told by the clock, since its
+    decodings are no results that are counted.
+    """
+    graphs = sum(step.seconds for step in steps if step.name == GRAPHS)
+    stages = [
+        Stage(step.name, step.seconds, 0 if step.name == TIMING else step.decodings)
+        for step in steps
+        if step.name != GRAPHS
+    ]
+    return [replace(one, seconds=one.seconds + graphs) if one.name == SEARCH else one for one in stages]
 
 
 def claim_of(goal: Goal, looks: Looks) -> Claim:
@@ -189,16 +234,16 @@ def planned_steps(
     baseline = (tuning * paces.target + lossless * paces.lossless) / (tuning + lossless)
     timing = (timed * timed_seconds + counted * paces.lossless) / max(timed + counted, 1)
     each = (paces.target + likely * paces.fuzzy) / (1 + likely)
-    made = (PlannedStep("graphs", 0, 0.0, once=graphs),) if graphs else ()
+    made = (PlannedStep(GRAPHS, 0, 0.0, once=graphs),) if graphs else ()
     guards = (PlannedStep("guards", 2 * guarded, (paces.target + paces.fuzzy) / 2),) if guarded else ()
     return (
         *made,
         PlannedStep("baseline", tuning + lossless, baseline),
-        PlannedStep("search", searched, few_rows * paces.fuzzy),
+        PlannedStep(SEARCH, searched, few_rows * paces.fuzzy),
         PlannedStep(
             "certification", round((1 + likely) * share * certification), each, (1 + candidates) * certification
         ),
-        PlannedStep("timing", timed + counted, timing),
+        PlannedStep(TIMING, timed + counted, timing),
         *guards,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_common.digests import facts_digest
-from fsd_common.progress.base import Progress
+from fsd_common.progress.base import Progress, ProgressEstimate
 from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
@@ -64,14 +64,14 @@ from fsd_decoding.workers.model_workers import Sources
 if TYPE_CHECKING:
     from fsd_calib.calibration.predictor import Chosen
 
-_PILOT = 64  # problems
+PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
 _PASSES = 3  # over the tuning part, of a search
 _FEW_ROWS = 1.8  # times as long a decoding takes in a search: what is not reused fills few rows (measured: 1.3 to 2.2)
 _CANDIDATES = 6  # frozen at most
 _LIKELY = 1  # of them, the median in benchmarks/results/regret.json; a front's points are all tested
-_USUAL_LENGTH = 5  # tokens drafted when a batch is timed
+USUAL_LENGTH = 5  # tokens drafted when a batch is timed
 _NEW_LENGTH = 6  # another, which the rule has not had before: its first batch shows what making graphs takes
 _OTHER_SHAPES = 9  # of rounds, beside one for each L: target, lossless rule; at --serve-batch three costs, four timed
 
@@ -153,6 +153,7 @@ class Request:
     sources: Sources
     fixed: tuple[Setting, ...] = ()
     plan_only: bool = False
+    outlook: ProgressEstimate = field(default_factory=ProgressEstimate)
 
     def name(self, session: Session) -> str:
         """Returns the name of a run whose design is still to be chosen."""
@@ -218,7 +219,7 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
             space = replace(space, draft_lengths=tuple(range(1, max(space.draft_lengths) + 1)))
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
-        baseline = measure_baseline(session, _usual(session, space), _PILOT)
+        baseline = measure_baseline(session, _usual(session, space), PILOT)
         check_numerical_floor(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         # Drafts that cannot be traced have a constant T.
         shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
@@ -243,7 +244,7 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
             None if taken is None else (taken.problems, taken.seeds),
         )  # fmt: skip
         session.call_rounds(facts.timings.compile)
-        claim, level = _test(session, goal, facts.attempt)
+        claim, level = test_of(session, goal, facts.attempt)
         _check_enough(goal, session, session.holdout.problems, level)
         costs = dict(zip(space.compared, facts.timings.costs, strict=True))
         chain = costs[Drafting(first)]
@@ -267,13 +268,13 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
     pace = facts.pace_of(session.processes) or _pace(session, space)
     graphs = pace.capture * _shapes(space, config)
     share = expected_share(claim, level, goes_on)
-    efforts = partial(_efforts, session, _paces(pace, served), goal, fixed, share, graphs=graphs)
-    timer = timer.within(served, sum(step.seconds for step in efforts()))
-    steps, seeds = efforts(*timer.effort(served)), session.decode.seeds
+    planned = partial(efforts, session, _paces(pace, served), goal, fixed, share, graphs=graphs)
+    timer = timer.within(served, sum(step.seconds for step in planned()))
+    steps, seeds = planned(*timer.effort(served)), session.decode.seeds
     plan = make_plan(claim, pilot, session.holdout.problems, level, steps, goes_on, seeds)
     if plan.design is not None:
         plan = replace(
-            plan, design_steps=efforts(*timer.effort(served), design=plan.design), takes_design=_takes(config, taken),
+            plan, design_steps=planned(*timer.effort(served), design=plan.design), takes_design=_takes(config, taken),
         )  # fmt: skip
     expected = None if fixed else expected_gain(
         forecast, space, sd_speeds[sds[0]], fuzzy.setting, pilot, odds_of(claim, pilot, level, seeds),
@@ -288,7 +289,7 @@ def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurem
     """Measures the pilot problems under a fuzzy setting that plausibly keeps most of the accuracy."""
     family = space.families[0]
     fuzzy = family[len(family) // 2]
-    return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _PILOT)
+    return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), PILOT)
 
 
 def _takes(config: RunConfig, taken: _Taken | None) -> bool | None:
@@ -324,7 +325,7 @@ def _given(chosen: Chosen | None, fixed: Sequence[Setting], sequence: EngineSequ
     return of_predictor | of_setting | ({} if sequence is None else {"sequence": asdict(sequence)})
 
 
-def _test(session: Session, goal: Goal, attempt: int) -> tuple[Claim, float]:
+def test_of(session: Session, goal: Goal, attempt: int) -> tuple[Claim, float]:
     """Returns what an attempt of this number claims, and the size of its test."""
     levels = session.holdout.levels(goal.confidence, attempt)
     return claim_of(goal, session.holdout.looks(goal.tests).sized(levels)), sum(levels)
@@ -380,8 +381,8 @@ def _what_pays(
     engine = session.engine_of(usual)
     if not isinstance(engine, OwnEngine):
         return "off"
-    share = expected_share(*_test(session, goal, session.holdout.next_attempt))
-    steps = _efforts(session, Paces(each, each, each), goal, fixed, share)
+    share = expected_share(*test_of(session, goal, session.holdout.next_attempt))
+    steps = efforts(session, Paces(each, each, each), goal, fixed, share)
     planned = PlannedWork(sum(step.seconds for step in steps), _shapes(space, config))
     with session.as_one_worker():
         return what_pays(engine.decoder, partial(_decode_some, session, usual), planned, session.progress)
@@ -393,7 +394,7 @@ def _shapes(space: Space, config: RunConfig) -> int:
 
 
 def _usual(session: Session, space: Space) -> Setting:
-    return session.setting(LOSSLESS, _USUAL_LENGTH, space.drafts[0])
+    return session.setting(LOSSLESS, USUAL_LENGTH, space.drafts[0])
 
 
 def _some(session: Session) -> Sequence[Problem]:
@@ -410,7 +411,7 @@ def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
     return session.engine.costs(prompts, goal.serve_batch, session.progress, tree)
 
 
-def _efforts(
+def efforts(
     session: Session, paces: Paces, goal: Goal, fixed: tuple[Setting, ...], share: float, timed: int = 0,
     timed_seconds: float = 0.0, graphs: float = 0.0, design: Design | None = None,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip

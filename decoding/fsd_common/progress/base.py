@@ -137,6 +137,10 @@ class ProgressEstimate:
         """
         self._planned, self._done = tuple(stages), done
 
+    def prepare(self, seconds: float, stages: Sequence[Stage], done: Callable[[], int]) -> None:
+        """Says that the current stage is expected to take so many more seconds, before those stages; see `expect`."""
+        self.expect([Stage(self.stage, self.elapsed + seconds), *stages], done)
+
     def begin(self, stage: str) -> None:
         """Ends the current stage and begins another."""
         self._spent.append((self.stage, self._now() - self._stage_started))

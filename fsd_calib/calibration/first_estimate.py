@@ -1,0 +1,210 @@
+"""The first estimate of a calibration's time: from some rounds of the first tuning problems, before anything else.
+
+It takes less than half a minute, whatever the models. What it decodes to the end is kept, as any decoding is; nothing
+else follows from it but what is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+import torch
+from scipy.stats import chi2
+
+from fsd_calib.calibration.baseline import TRACED
+from fsd_calib.calibration.draft_forecasts import LOSSLESS
+from fsd_calib.calibration.plan import FirstEstimate, Paces, PlannedStep, expected_share, stages_of
+from fsd_calib.calibration.prepare import PILOT, USUAL_LENGTH, Request, efforts, test_of
+from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.timing import Timer
+from fsd_calib.engines.own import OwnEngine, seconds_of_costs, synchronize
+from fsd_calib.measuring.evaluator import EnoughError
+from fsd_common.formatting import clock, duration, percent
+from fsd_decoding.observers.round_record import RoundRecord
+
+_SECONDS = 20.0  # for all rounds
+_TRIED = 3  # rounds with one row, from which the number of rows follows that there is time for
+_FOLLOW = 10  # rounds for which there should be time then
+_INTERVAL = (0.1, 0.9)  # quantiles of the mean length of a text
+
+
+@dataclass
+class Look:
+    """An observer of rounds that ends them when it has seen enough.
+
+    Attributes:
+        until: when that is, by the clock.
+        most: rounds after the first, with all rows, that suffice.
+        first: seconds of the first round with its prefill.
+        seconds: of the rounds after it that had as many rows.
+        drafting: the seconds of these in which the draft ran.
+        tokens: emitted, in `row_rounds` rounds of one row.
+    """
+
+    device: torch.device
+    until: float
+    most: float = float("inf")
+    rows: int = 0
+    first: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    drafting: list[float] = field(default_factory=list)
+    tokens: int = 0
+    row_rounds: int = 0
+    last: float = field(default_factory=time.perf_counter)
+
+    def __call__(self, record: RoundRecord) -> None:
+        synchronize(self.device)
+        now, rows = time.perf_counter(), int(record.active.sum())
+        if not self.rows:
+            self.rows, self.first = rows, now - self.last
+        elif rows == self.rows:
+            self.seconds.append(now - self.last)
+            self.drafting.append(record.draft_seconds)
+        self.tokens += int((record.accepted + 1)[record.active].sum())
+        self.row_rounds += rows
+        self.last = now
+        if now > self.until or len(self.seconds) >= self.most:
+            raise EnoughError
+
+    @property
+    def round(self) -> float:
+        """Seconds of a round."""
+        return median(self.seconds) if self.seconds else self.first
+
+    @property
+    def prefill(self) -> float:
+        """Seconds of a row's prefill."""
+        return max(self.first - self.round, 0.0) / self.rows
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the looks saw of lossless rounds at L = USUAL_LENGTH.
+
+    Attributes:
+        fixed, row: seconds of a round are fixed + rows * row.
+        drafts: share of a round's seconds in which the draft ran.
+        lengths: mean tokens of a text: at the low end, as expected, at the high end.
+    """
+
+    fixed: float
+    row: float
+    prefill: float
+    drafts: float
+    tokens_per_round: float
+    lengths: tuple[float, float, float]
+
+    def paces(self, tokens: float, rows: int, processes: int) -> Paces:
+        """Returns seconds of decodings with texts of so many tokens, so many rows at once."""
+        each = (self.fixed / rows + self.row) / processes
+        prefill, fuzzy = self.prefill / processes, (self.tokens_per_round + USUAL_LENGTH + 1) / 2
+        return Paces(
+            prefill + tokens * (1 - self.drafts) * each, prefill + tokens / self.tokens_per_round * each,
+            prefill + tokens / fuzzy * each,
+        )  # fmt: skip
+
+
+def first_estimate(session: Session, request: Request) -> FirstEstimate | None:
+    """Decodes some rounds, tells what is expected, and returns it.
+
+    None: the engine's rounds cannot be watched, or the pilot's texts are there already, and the plan soon is.
+    """
+    began, progress = time.monotonic(), session.progress
+    with progress.step("first texts", 0):
+        seen = _look(session, request)
+    if seen is None:
+        return None
+    low, middle, high = (_steps(session, request, seen, length) for length in seen.lengths)
+    least, usual, most = (sum(step.seconds for step in steps) for steps in (low, middle, high))
+    longest = max(middle, key=lambda step: step.seconds)
+    preparation = _preparation(session, request, seen)
+    estimate = FirstEstimate(
+        least,
+        usual,
+        most,
+        preparation,
+        longest.name,
+        longest.seconds / usual,
+        seen.tokens_per_round,
+        USUAL_LENGTH,
+        time.monotonic() - began,
+    )
+    progress.note(in_words(estimate))
+    request.outlook.prepare(preparation, [] if request.plan_only else stages_of(middle), session.decode.count)
+    return estimate
+
+
+def in_words(estimate: FirstEstimate) -> str:
+    """Returns the estimate as a line."""
+    free = (estimate.draft_length + 1) / estimate.tokens_per_round
+    return (
+        f"first estimate, after {clock(estimate.took)} of decoding: about {duration(estimate.seconds)} "
+        f"({duration(estimate.low)} to {duration(estimate.high)}), {percent(estimate.share)} of it {estimate.longest}, "
+        f"and before it {duration(estimate.preparation)} until the plan; lossless rounds at L = "
+        f"{estimate.draft_length} make {estimate.tokens_per_round:.2f} tokens, so no rule gains more than {free:.2f}x "
+        "there"
+    )
+
+
+def _look(session: Session, request: Request) -> Seen | None:
+    """Watches rounds with one row, then with as many as there is time for."""
+    engine, setting = session.engine, session.setting(LOSSLESS, USUAL_LENGTH, request.space.drafts[0])
+    if not isinstance(engine, OwnEngine):
+        return None
+    problems, until = session.tuning.problems[:PILOT], time.perf_counter() + _SECONDS
+    alone = Look(engine.decoder.device, until, _TRIED)
+    session.decode.watched(setting, problems[:1], alone)
+    if not alone.rows:
+        return None
+    left = until - alone.last
+    fitting = int(left / (alone.prefill + _FOLLOW * alone.round))
+    rows = min(max(fitting, 1), session.batch_size, len(problems) - 1)
+    several = Look(engine.decoder.device, until)
+    finished = session.decode.watched(setting, problems[1 : 1 + rows], several)
+    if not several.rows:
+        return None
+    looks = (alone, several)
+    tokens, row_rounds = sum(look.tokens for look in looks), sum(look.row_rounds for look in looks)
+    row = max(several.round - alone.round, 0.0) / (several.rows - 1) if several.rows > 1 else 0.0
+    return Seen(
+        max(several.round - several.rows * row, 0.0), row, several.prefill,
+        sum(several.drafting) / sum(several.seconds) if several.seconds else 0.0, tokens / row_rounds,
+        _mean_length(several.tokens, finished, session.task.max_new_tokens),
+    )  # fmt: skip
+
+
+def _mean_length(tokens: int, ended: int, most: int) -> tuple[float, float, float]:
+    """The mean tokens of a text, of which `ended` ended in so many tokens: low end, estimate, high end.
+
+    As of an exponential law (Epstein and Sobel 1953), which varies more than lengths of texts do; at most `most`.
+    """
+    low = 2 * tokens / chi2.ppf(_INTERVAL[1], 2 * ended + 2)
+    high = 2 * tokens / chi2.ppf(_INTERVAL[0], 2 * ended) if ended else most
+    low, high = min(low, most), min(high, most)
+    return low, min(max(tokens / (ended + 0.5), low), high), high
+
+
+def _steps(session: Session, request: Request, seen: Seen, length: float) -> tuple[PlannedStep, ...]:
+    """The steps of the run, with texts of so many tokens."""
+    goal, config, holdout = request.goal, request.config, session.holdout
+    share = expected_share(*test_of(session, goal, holdout.next_attempt))
+    own = seen.paces(length, session.batch_size, session.processes)
+    served = seen.paces(length, goal.serve_batch, 1)
+    planned = partial(efforts, session, own, goal, request.fixed, share)
+    timer = Timer(session, goal, config.timing, request.sources).within(served, sum(s.seconds for s in planned()))
+    return planned(*timer.effort(served))
+
+
+def _preparation(session: Session, request: Request, seen: Seen) -> float:
+    """Seconds until the plan: traces, the pilot, the pace of decoding and the costs of a round."""
+    length, tuning = seen.lengths[1], len(session.tuning.problems)
+    paces = seen.paces(length, session.batch_size, 1)
+    traced, piloted, paced = (min(count, tuning) for count in (TRACED, PILOT, 2 * session.batch_size))
+    served = request.goal.serve_batch
+    return (
+        traced * paces.target + piloted * (paces.lossless + paces.fuzzy) + paced * (paces.target + paces.lossless)
+        + seconds_of_costs(seen.fixed + served * seen.row)
+    )  # fmt: skip
