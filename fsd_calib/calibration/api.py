@@ -17,7 +17,7 @@ from fsd_calib.calibration.design import check_design
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
-from fsd_calib.calibration.first_estimate import first_estimate
+from fsd_calib.calibration.first_estimate import first_look
 from fsd_calib.calibration.going_on import check_extends
 from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
@@ -233,9 +233,10 @@ class Calibration:
                 self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed, plan_only,
                 outlook,
             )  # fmt: skip
-            first = first_estimate(session, request)  # before threads are chosen, which takes rounds of a whole batch
+            look = first_look(session, request)  # before threads are chosen, which takes rounds of a whole batch
+            first = None if look is None else look.estimate()
             with session.threads_for(session.batch_size):
-                ready = designed(session, request)
+                ready = designed(session, request, look)
             plan = replace(
                 ready.plan, memory=memory, compile=ready.facts.timings.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,
@@ -250,23 +251,24 @@ class Calibration:
         """Loads models and task, and opens the folders that `config` names; None stores nothing."""
         drafts = drafts_of(self.draft)
         loaded = models_among(drafts)
-        loading = check_loading(
-            self.target, loaded or drafts, config.device, config.model_kwargs, config.draft_model_kwargs
-        )
-        tokenizer = shared_tokenizer(self.target, drafts[0], self.tokenizer, loading)
-        for draft in drafts[1:]:
-            shared_tokenizer(self.target, draft, tokenizer, loading)
-        models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
-        context = context_of(models, config.dtype)
-        self._check_sizes(len(tokenizer), context)
-        task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
-        guards = self._guards(task, tokenizer, context)
-        for line in _code_of_others((task, *guards), loading):
-            config.reporter.note(line)
-        parts, memory = self._checked(task, guards, tokenizer)  # before the weights: any of it may be refused
-        divided = _divided(task, parts)
-        capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
-        config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
+        with config.reporter.step("reading tokenizers and problems", 0):  # before the weights: it may refuse them
+            loading = check_loading(
+                self.target, loaded or drafts, config.device, config.model_kwargs, config.draft_model_kwargs
+            )
+            tokenizer = shared_tokenizer(self.target, drafts[0], self.tokenizer, loading)
+            for draft in drafts[1:]:
+                shared_tokenizer(self.target, draft, tokenizer, loading)
+            models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
+            context = context_of(models, config.dtype)
+            self._check_sizes(len(tokenizer), context)
+            task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
+            guards = self._guards(task, tokenizer, context)
+            for line in _code_of_others((task, *guards), loading):
+                config.reporter.note(line)
+            parts, memory = self._checked(task, guards, tokenizer)
+            divided = _divided(task, parts)
+            capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
+            config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
             self.sources, self._first, config, divided, guards, tokenizer, self._longest, self.goal.serve_batch,
             capacity,

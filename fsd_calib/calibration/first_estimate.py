@@ -22,6 +22,7 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.engines.own import OwnEngine, seconds_of_costs, synchronize
 from fsd_calib.measuring.evaluator import EnoughError
+from fsd_collectors.store.reading import Traces
 from fsd_common.formatting import clock, duration, percent
 from fsd_decoding.observers.round_record import RoundRecord
 
@@ -80,6 +81,10 @@ class Look:
         return max(self.first - self.round, 0.0) / self.rows
 
 
+Lengths = tuple[float, float, float]
+"""Mean tokens of a text: at the low end, as expected, and at the high end."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """What the looks saw of lossless rounds at L = USUAL_LENGTH.
@@ -87,7 +92,6 @@ class Seen:
     Attributes:
         fixed, row: seconds of a round are fixed + rows * row.
         drafts: share of a round's seconds in which the draft ran.
-        lengths: mean tokens of a text: at the low end, as expected, at the high end.
     """
 
     fixed: float
@@ -95,9 +99,9 @@ class Seen:
     prefill: float
     drafts: float
     tokens_per_round: float
-    lengths: tuple[float, float, float]
+    lengths: Lengths
 
-    def paces(self, tokens: float, rows: int, processes: int) -> Paces:
+    def paces(self, tokens: float, rows: int, processes: int = 1) -> Paces:
         """Returns seconds of decodings with texts of so many tokens, so many rows at once."""
         each = (self.fixed / rows + self.row) / processes
         prefill, fuzzy = self.prefill / processes, (self.tokens_per_round + USUAL_LENGTH + 1) / 2
@@ -107,46 +111,84 @@ class Seen:
         )  # fmt: skip
 
 
-def first_estimate(session: Session, request: Request) -> FirstEstimate | None:
-    """Decodes some rounds, tells what is expected, and returns it.
+@dataclass(frozen=True)
+class FirstLook:
+    """What was seen of a calibration that is to come, and the estimates that follow."""
+
+    session: Session
+    request: Request
+    seen: Seen
+    took: float
+
+    def estimate(self) -> FirstEstimate:
+        """Tells and returns what is expected before anything else is done."""
+        tuning = len(self.session.tuning.problems)
+        traced = min(TRACED, tuning) * self._paces(self.seen.lengths[1]).target
+        estimate = self._estimate(self.seen.lengths, traced)
+        free = (USUAL_LENGTH + 1) / self.seen.tokens_per_round
+        self.session.progress.note(
+            f"first estimate, after {clock(self.took)} of decoding: {in_words(estimate)}, {percent(estimate.share)} of "
+            f"it {estimate.longest}; before it {duration(estimate.preparation)} until the plan. Lossless rounds at "
+            f"L = {USUAL_LENGTH} make {self.seen.tokens_per_round:.2f} tokens, so no rule gains more than {free:.2f}x "
+            "there"
+        )
+        return estimate
+
+    def refine(self, texts: Traces) -> None:
+        """Tells what is expected once the target's texts are known."""
+        tokens = [len(row) for row in texts.completions.to_table(columns=["tokens"])["tokens"].to_pylist()]
+        estimate = self._estimate(_mean_length(sum(tokens), len(tokens), self.session.task.max_new_tokens), 0.0)
+        self.session.progress.note(
+            f"estimate with the lengths of {len(tokens)} texts: {in_words(estimate)}; before it "
+            f"{duration(estimate.preparation)} until the plan"
+        )
+
+    def _estimate(self, lengths: Lengths, traced: float) -> FirstEstimate:
+        """The estimate for texts of these lengths, where traces take so many seconds."""
+        low, middle, high = map(self._steps, lengths)
+        least, usual, most = (sum(step.seconds for step in steps) for steps in (low, middle, high))
+        longest, preparation = max(middle, key=lambda step: step.seconds), traced + self._pilot(lengths[1])
+        stages = [] if self.request.plan_only else stages_of(middle)
+        self.request.outlook.prepare(preparation, stages, self.session.decode.count)
+        return FirstEstimate(
+            least, usual, most, preparation, longest.name, longest.seconds / usual, self.seen.tokens_per_round,
+            USUAL_LENGTH, self.took,
+        )  # fmt: skip
+
+    def _steps(self, length: float) -> tuple[PlannedStep, ...]:
+        """The steps of the run, with texts of so many tokens."""
+        session, goal = self.session, self.request.goal
+        share = expected_share(*test_of(session, goal, session.holdout.next_attempt))
+        own, served = self._paces(length, session.processes), self.seen.paces(length, goal.serve_batch)
+        planned = partial(efforts, session, own, goal, self.request.fixed, share)
+        timer = Timer(session, goal, self.request.config.timing, self.request.sources)
+        return planned(*timer.within(served, sum(step.seconds for step in planned())).effort(served))
+
+    def _pilot(self, length: float) -> float:
+        """Seconds of what follows traces until the plan: the pilot, the pace of decoding and the costs of a round."""
+        paces, tuning, serve = self._paces(length), len(self.session.tuning.problems), self.request.goal.serve_batch
+        piloted, timed = min(PILOT, tuning), min(2 * self.session.batch_size, tuning)
+        decoded = piloted * (paces.lossless + paces.fuzzy) + timed * (paces.target + paces.lossless)
+        return decoded + seconds_of_costs(self.seen.fixed + serve * self.seen.row)
+
+    def _paces(self, length: float, processes: int = 1) -> Paces:
+        return self.seen.paces(length, self.session.batch_size, processes)
+
+
+def first_look(session: Session, request: Request) -> FirstLook | None:
+    """Decodes some rounds of the first tuning problems.
 
     None: the engine's rounds cannot be watched, or the pilot's texts are there already, and the plan soon is.
     """
-    began, progress = time.monotonic(), session.progress
-    with progress.step("first texts", 0):
+    began = time.monotonic()
+    with session.progress.step("first texts", 0):
         seen = _look(session, request)
-    if seen is None:
-        return None
-    low, middle, high = (_steps(session, request, seen, length) for length in seen.lengths)
-    least, usual, most = (sum(step.seconds for step in steps) for steps in (low, middle, high))
-    longest = max(middle, key=lambda step: step.seconds)
-    preparation = _preparation(session, request, seen)
-    estimate = FirstEstimate(
-        least,
-        usual,
-        most,
-        preparation,
-        longest.name,
-        longest.seconds / usual,
-        seen.tokens_per_round,
-        USUAL_LENGTH,
-        time.monotonic() - began,
-    )
-    progress.note(in_words(estimate))
-    request.outlook.prepare(preparation, [] if request.plan_only else stages_of(middle), session.decode.count)
-    return estimate
+    return None if seen is None else FirstLook(session, request, seen, time.monotonic() - began)
 
 
 def in_words(estimate: FirstEstimate) -> str:
-    """Returns the estimate as a line."""
-    free = (estimate.draft_length + 1) / estimate.tokens_per_round
-    return (
-        f"first estimate, after {clock(estimate.took)} of decoding: about {duration(estimate.seconds)} "
-        f"({duration(estimate.low)} to {duration(estimate.high)}), {percent(estimate.share)} of it {estimate.longest}, "
-        f"and before it {duration(estimate.preparation)} until the plan; lossless rounds at L = "
-        f"{estimate.draft_length} make {estimate.tokens_per_round:.2f} tokens, so no rule gains more than {free:.2f}x "
-        "there"
-    )
+    """Returns the time in words, with its interval."""
+    return f"about {duration(estimate.seconds)} ({duration(estimate.low)} to {duration(estimate.high)})"
 
 
 def _look(session: Session, request: Request) -> Seen | None:
@@ -176,7 +218,7 @@ def _look(session: Session, request: Request) -> Seen | None:
     )  # fmt: skip
 
 
-def _mean_length(tokens: int, ended: int, most: int) -> tuple[float, float, float]:
+def _mean_length(tokens: int, ended: int, most: int) -> Lengths:
     """The mean tokens of a text, of which `ended` ended in so many tokens: low end, estimate, high end.
 
     As of an exponential law (Epstein and Sobel 1953), which varies more than lengths of texts do; at most `most`.
@@ -185,26 +227,3 @@ def _mean_length(tokens: int, ended: int, most: int) -> tuple[float, float, floa
     high = 2 * tokens / chi2.ppf(_INTERVAL[0], 2 * ended) if ended else most
     low, high = min(low, most), min(high, most)
     return low, min(max(tokens / (ended + 0.5), low), high), high
-
-
-def _steps(session: Session, request: Request, seen: Seen, length: float) -> tuple[PlannedStep, ...]:
-    """The steps of the run, with texts of so many tokens."""
-    goal, config, holdout = request.goal, request.config, session.holdout
-    share = expected_share(*test_of(session, goal, holdout.next_attempt))
-    own = seen.paces(length, session.batch_size, session.processes)
-    served = seen.paces(length, goal.serve_batch, 1)
-    planned = partial(efforts, session, own, goal, request.fixed, share)
-    timer = Timer(session, goal, config.timing, request.sources).within(served, sum(s.seconds for s in planned()))
-    return planned(*timer.effort(served))
-
-
-def _preparation(session: Session, request: Request, seen: Seen) -> float:
-    """Seconds until the plan: traces, the pilot, the pace of decoding and the costs of a round."""
-    length, tuning = seen.lengths[1], len(session.tuning.problems)
-    paces = seen.paces(length, session.batch_size, 1)
-    traced, piloted, paced = (min(count, tuning) for count in (TRACED, PILOT, 2 * session.batch_size))
-    served = request.goal.serve_batch
-    return (
-        traced * paces.target + piloted * (paces.lossless + paces.fuzzy) + paced * (paces.target + paces.lossless)
-        + seconds_of_costs(seen.fixed + served * seen.row)
-    )  # fmt: skip

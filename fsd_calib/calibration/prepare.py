@@ -62,6 +62,7 @@ from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import Sources
 
 if TYPE_CHECKING:
+    from fsd_calib.calibration.first_estimate import FirstLook
     from fsd_calib.calibration.predictor import Chosen
 
 PILOT = 64  # problems
@@ -168,7 +169,7 @@ class Request:
         return facts_digest(facts)[:16]
 
 
-def designed(session: Session, request: Request) -> Prepared:
+def designed(session: Session, request: Request, look: FirstLook | None = None) -> Prepared:
     """Returns what is prepared of the design that is asked for; `auto` is that of a first plan, or as it is recorded.
 
     Raises:
@@ -176,13 +177,13 @@ def designed(session: Session, request: Request) -> Prepared:
     """
     config, progress = request.config, session.progress
     if config.design == "all":
-        return prepare(session, request)
+        return prepare(session, request, look=look)
     name = request.name(session)
     known = known_facts(config.path("out"), name, session.holdout, progress)
     if known is not None and known.design is not None:
         taken = _Taken(name, *known.design)
     else:
-        first = prepare(session, request, proposes=True)
+        first = prepare(session, request, proposes=True, look=look)
         if request.plan_only:
             return first
         design = first.plan.design
@@ -193,12 +194,16 @@ def designed(session: Session, request: Request) -> Prepared:
     return prepare(session.with_seeds(taken.seeds), request, taken)
 
 
-def prepare(session: Session, request: Request, taken: _Taken | None = None, proposes: bool = False) -> Prepared:
+def prepare(
+    session: Session, request: Request, taken: _Taken | None = None, proposes: bool = False,
+    look: FirstLook | None = None,
+) -> Prepared:  # fmt: skip
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
 
     Args:
         taken: the design of the run; None: all problems certify.
         proposes: whether only a design is to be found: nothing is recorded, and no earlier attempt is gone on from.
+        look: what is refined once traces are there; None: nothing is.
 
     Raises:
         UsageError: there are too few problems for the goal, whatever the outcomes.
@@ -219,6 +224,8 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
             space = replace(space, draft_lengths=tuple(range(1, max(space.draft_lengths) + 1)))
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
+        if look is not None and first in traces:
+            look.refine(traces[first])
         baseline = measure_baseline(session, _usual(session, space), PILOT)
         check_numerical_floor(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         # Drafts that cannot be traced have a constant T.

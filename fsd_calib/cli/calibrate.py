@@ -86,7 +86,7 @@ def command(
     else:
         check_sources({"tokenizer": [asked.target]})
         check_data(asked.kind, asked.run.path("data"))
-    load_libraries(progress)
+    load_libraries(progress, "fsd_calib.cli.in_turn")
 
     from fsd_calib.calibration.plan import NotWorthItError
     from fsd_calib.calibration.run_file import save_run

@@ -9,6 +9,7 @@ from fsd_calib.report.plan import (
     attempt_line,
     design_line,
     device_time,
+    first_line,
     outlook,
     pilot_summary,
     prospect_cells,
@@ -46,5 +47,6 @@ def plan_html(plan: Plan) -> str:
         steps = [(step.name, f"{step.decodings:,}", duration(step.seconds)) for step in plan.steps]
         total = ("total", f"{sum(step.decodings for step in plan.steps):,}", duration(plan.seconds))
         blocks.append(Sheet("Estimated time", ("step", "decodings", "time"), (*steps, total)))
-        blocks += [Paragraph(device_time(plan), "note"), Paragraph(rounds_line(plan), "note")]
+        first = [] if plan.first is None else [first_line(plan.first)]
+        blocks += [Paragraph(line, "note") for line in (device_time(plan), *first, rounds_line(plan))]
     return fragment("Plan of a calibration", [Section("plan", "Plan of a calibration", "", tuple(blocks))])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fsd_calib.calibration.design import Design
     from fsd_calib.calibration.memory import MemoryPlan
     from fsd_calib.calibration.odds import Prospect
-    from fsd_calib.calibration.plan import Plan
+    from fsd_calib.calibration.plan import FirstEstimate, Plan
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -51,6 +51,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         console.print()
         console.print(step_table(plan))
         console.print(literal(device_time(plan)))
+        if plan.first is not None:
+            console.print(literal(first_line(plan.first)))
         console.print(literal(rounds_line(plan)))
     if plan.memory is not None:
         console.print()
@@ -205,6 +207,11 @@ def device_time(plan: Plan) -> str:
     if plan.price is not None:
         text += f". At {plan.price_per_hour:g} an hour: about {plan.price:,.2f}"
     return f"{text}."
+
+
+def first_line(first: FirstEstimate) -> str:
+    """Returns what was estimated before the plan."""
+    return f"The first estimate was {duration(first.seconds)} ({duration(first.low)} to {duration(first.high)})."
 
 
 def rounds_line(plan: Plan) -> str:

@@ -116,7 +116,7 @@ def test_lines_name_the_stages_of_the_whole_and_its_state_now_and_then() -> None
         with lines.step("trying", 100), lines.step("decoding", 25) as advance:
             advance(5)
     assert stream.getvalue().splitlines() == [
-        "preparing: time left not known yet",
+        "preparing: collecting: 0 of 10",
         "search: about 2:30 left",
         "search: 0:10 gone, about 2:30 left; decoding: 5 of 25; best so far: T = 0.5",
         "done in 0:10 (preparing 0:10, search 0:00)",
