@@ -14,7 +14,7 @@ from fsd_common.formatting import clock
 from fsd_common.progress.base import Advance, Progress, ProgressEstimate, RunningStep, Silent
 from fsd_common.terminal import say_on, visible
 
-_SHARE, _SOONEST, _LATEST = 1 / 6, 2.0, 30.0  # of the time gone that may pass without a line, and its ends in seconds
+_SHARE, _SOONEST, _LATEST = 0.1, 2.0, 30.0  # of the time gone that may pass without a line, and its ends in seconds
 _POLL = 1.0  # seconds between looks at the clock
 
 
@@ -87,8 +87,8 @@ class Lines:
         pause = self._seconds
         if pause is None:
             pause = min(max(_SHARE * (now - self._began), _SOONEST), _LATEST)
-        if steps and now - self._printed >= pause:
-            self._say(self._state(steps[-1]))
+        if (steps or self._estimate is not None) and now - self._printed >= pause:
+            self._say(self._state(steps[-1] if steps else None))
 
     def _announce(self) -> None:
         """Names the stage that has begun, if one has and the time left is known."""
@@ -97,14 +97,13 @@ class Lines:
             self._announced = estimate.stage
             self._say(f"{estimate.stage}: {estimate.left_in_words}")
 
-    def _state(self, step: RunningStep) -> str:
+    def _state(self, step: RunningStep | None) -> str:
         estimate = self._estimate
         if estimate is None:
-            return f"{step.state}, {step.seconds:.0f} s"
-        gone = f"{estimate.stage}: {clock(estimate.elapsed)} gone"
-        if estimate.left is None:
-            return "; ".join(filter(None, (gone, step.state_and_left, estimate.best)))
-        return "; ".join(filter(None, (f"{gone}, {estimate.left_in_words}", step.state, estimate.best)))
+            return "" if step is None else f"{step.state}, {step.seconds:.0f} s"
+        gone, known = f"{estimate.stage}: {clock(estimate.elapsed)} gone", estimate.left is not None
+        now = "" if step is None else step.state if known else step.state_and_left
+        return "; ".join(filter(None, (f"{gone}, {estimate.left_in_words}" if known else gone, now, estimate.best)))
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
