@@ -7,6 +7,7 @@ else follows from it but what is shown.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -17,7 +18,7 @@ from scipy.stats import chi2
 from fsd_calib.calibration.baseline import TRACED
 from fsd_calib.calibration.draft_forecasts import LOSSLESS
 from fsd_calib.calibration.plan import FirstEstimate, Paces, PlannedStep, expected_share, stages_of
-from fsd_calib.calibration.prepare import PILOT, USUAL_LENGTH, Request, efforts, test_of
+from fsd_calib.calibration.prepare import PILOT, USUAL_LENGTH, Request, check_best_case, efforts, test_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.engines.own import OwnEngine, seconds_of_costs, synchronize
@@ -26,8 +27,8 @@ from fsd_collectors.store.reading import Traces
 from fsd_common.formatting import clock, duration, percent
 from fsd_decoding.observers.round_record import RoundRecord
 
-_SECONDS = 20.0  # for all rounds
-_TRIED = 3  # rounds with one row, from which the number of rows follows that there is time for
+_SECONDS, _ALONE = 20.0, 8.0  # for all rounds, and for those with one row
+_TRIED = 3  # of these, from which the number of rows follows that there is time for
 _FOLLOW = 10  # rounds for which there should be time then
 _INTERVAL = (0.1, 0.9)  # quantiles of the mean length of a text
 
@@ -137,7 +138,7 @@ class FirstLook:
     def refine(self, texts: Traces) -> None:
         """Tells what is expected once the target's texts are known."""
         tokens = [len(row) for row in texts.completions.to_table(columns=["tokens"])["tokens"].to_pylist()]
-        estimate = self._estimate(_mean_length(sum(tokens), len(tokens), self.session.task.max_new_tokens), 0.0)
+        estimate = self._estimate(_ended_lengths(sum(tokens), len(tokens), self.session.task.max_new_tokens), 0.0)
         self.session.progress.note(
             f"estimate with the lengths of {len(tokens)} texts: {in_words(estimate)}; before it "
             f"{duration(estimate.preparation)} until the plan"
@@ -179,7 +180,11 @@ def first_look(session: Session, request: Request) -> FirstLook | None:
     """Decodes some rounds of the first tuning problems.
 
     None: the engine's rounds cannot be watched, or the pilot's texts are there already, and the plan soon is.
+
+    Raises:
+        UsageError: there are too few problems for the goal, whatever the outcomes.
     """
+    check_best_case(request.goal, session)
     began = time.monotonic()
     with session.progress.step("first texts", 0):
         seen = _look(session, request)
@@ -196,34 +201,43 @@ def _look(session: Session, request: Request) -> Seen | None:
     engine, setting = session.engine, session.setting(LOSSLESS, USUAL_LENGTH, request.space.drafts[0])
     if not isinstance(engine, OwnEngine):
         return None
-    problems, until = session.tuning.problems[:PILOT], time.perf_counter() + _SECONDS
-    alone = Look(engine.decoder.device, until, _TRIED)
-    session.decode.watched(setting, problems[:1], alone)
-    if not alone.rows:
+    problems, began = session.tuning.problems[:PILOT], time.perf_counter()
+    one = Look(engine.decoder.device, began + _ALONE, _TRIED)
+    session.decode.watched(setting, problems[:1], one)
+    if not one.rows:
         return None
-    left = until - alone.last
-    fitting = int(left / (alone.prefill + _FOLLOW * alone.round))
-    rows = min(max(fitting, 1), session.batch_size, len(problems) - 1)
-    several = Look(engine.decoder.device, until)
-    finished = session.decode.watched(setting, problems[1 : 1 + rows], several)
-    if not several.rows:
-        return None
-    looks = (alone, several)
-    tokens, row_rounds = sum(look.tokens for look in looks), sum(look.row_rounds for look in looks)
-    row = max(several.round - alone.round, 0.0) / (several.rows - 1) if several.rows > 1 else 0.0
+    left, ended, looks = began + _SECONDS - one.last, 0, [one]
+    rows = min(int(left / (one.prefill + _FOLLOW * one.round)), session.batch_size, len(problems) - 1)
+    if rows > 1:
+        several = Look(engine.decoder.device, began + _SECONDS)
+        ended = session.decode.watched(setting, problems[1 : 1 + rows], several)
+        looks += [several] if several.rows else []
+    return _seen(looks, ended, session.task.max_new_tokens)
+
+
+def _seen(looks: Sequence[Look], ended: int, most: int) -> Seen:
+    """What looks with one row, and maybe with several, saw: texts, of which `ended` ended."""
+    one, last = looks[0], looks[-1]
+    row = one.round / 2 if last.rows == 1 else max(last.round - one.round, 0.0) / (last.rows - 1)  # 1/2: nobody knows
+    per_row = max(look.tokens / look.rows for look in looks)
+    lengths = _ended_lengths(last.tokens, ended, most) if ended else _cut_lengths(min(per_row, most), most)
     return Seen(
-        max(several.round - several.rows * row, 0.0), row, several.prefill,
-        sum(several.drafting) / sum(several.seconds) if several.seconds else 0.0, tokens / row_rounds,
-        _mean_length(several.tokens, finished, session.task.max_new_tokens),
+        max(last.round - last.rows * row, 0.0), row, last.prefill,
+        sum(last.drafting) / sum(last.seconds) if last.seconds else 0.0,
+        sum(look.tokens for look in looks) / sum(look.row_rounds for look in looks), lengths,
     )  # fmt: skip
 
 
-def _mean_length(tokens: int, ended: int, most: int) -> Lengths:
-    """The mean tokens of a text, of which `ended` ended in so many tokens: low end, estimate, high end.
+def _ended_lengths(tokens: int, ended: int, most: int) -> Lengths:
+    """The mean of texts of which some ended, in so many tokens of all; at most `most`.
 
-    As of an exponential law (Epstein and Sobel 1953), which varies more than lengths of texts do; at most `most`.
+    As of an exponential law (Epstein and Sobel 1953), which varies more than lengths of texts do.
     """
-    low = 2 * tokens / chi2.ppf(_INTERVAL[1], 2 * ended + 2)
-    high = 2 * tokens / chi2.ppf(_INTERVAL[0], 2 * ended) if ended else most
-    low, high = min(low, most), min(high, most)
-    return low, min(max(tokens / (ended + 0.5), low), high), high
+    low, high = (2 * tokens / chi2.ppf(at, 2 * ended) for at in reversed(_INTERVAL))
+    return min(low, most), min(tokens / ended, most), min(high, most)
+
+
+def _cut_lengths(tokens: float, most: int) -> Lengths:
+    """The mean of texts that all went on after so many tokens: as likely within any factor, up to `most`."""
+    low, middle, high = (tokens * (most / tokens) ** at for at in (_INTERVAL[0], 0.5, _INTERVAL[1]))
+    return low, middle, high

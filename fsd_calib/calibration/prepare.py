@@ -211,7 +211,7 @@ def prepare(
     goal, space, policies, config = request.goal, request.space, request.policies, request.config
     predictor, fixed, plan_only = request.predictor, request.fixed, request.plan_only
     folder = config.path("out")
-    _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
+    check_best_case(goal, session)
     chosen = None
     if predictor is not None:
         from fsd_calib.calibration.predictor import choose, stopping_early  # which import what trains predictors
@@ -434,6 +434,11 @@ def efforts(
         timed_seconds=timed_seconds, counted=seeds * (min(COUNTED, problems) + min(COUNTED, holdout.problems)),
         graphs=graphs, guarded=seeds * sum(len(guard.problems) for guard in session.guards),
     )  # fmt: skip
+
+
+def check_best_case(goal: Goal, session: Session) -> None:
+    """UsageError: there are too few problems for the goal, whatever the outcomes, by the attempts of the ledger."""
+    _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
 
 
 def _check_enough(goal: Goal, session: Session, problems: int, level: float, accuracy: float = 1.0) -> None:
