@@ -420,6 +420,20 @@ class RunConfig(PromptOptions):
     seeds: Annotated[
         Count, Option("Noise seeds to decode each problem with when the temperature is above 0.", DECODING)
     ] = 1
+    min_gain: Annotated[
+        float,
+        Field(ge=1, allow_inf_nan=False), Rule("it must be a number of 1 or more, such as 1.05"),
+        Option(
+            "End with the plan, and exit code 3, where not even accepting every drafted token is so many times as fast "
+            "as the best lossless setting: no threshold can gain more. 1 goes on whatever there is to gain. Not with "
+            "--min-speed or --certify.",
+            GOAL,
+        ),
+    ] = 1.05  # fmt: skip
+    price_per_hour: Annotated[
+        Annotated[float, Field(ge=0, allow_inf_nan=False), Rule("it must be a number of 0 or more")] | None,
+        Option("Price of a device for an hour; the plan then says what the work costs.", GOAL),
+    ] = None
     trials: Annotated[Count, Option("The most settings that are tried on the tuning part.", command=False)] = 30
     timing: Annotated[
         Timing,

@@ -111,6 +111,11 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB" if size < 0.9995e9 else f"{size / 1e9:.1f} GB"
 
 
+def megabytes(size: int) -> int:
+    """Returns a size in bytes as whole decimal megabytes, at least one."""
+    return max(round(size / 1e6), 1)
+
+
 def device_hours(seconds: float) -> str:
     """Returns an estimated time in hours, to two digits and at least 0.01."""
     hours = seconds / 3600

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -18,6 +18,8 @@ from transformers.utils import logging
 
 from fsd_common.argument_checks import check_path
 from fsd_common.errors import UsageError, in_one_line
+from fsd_common.formatting import megabytes
+from fsd_common.progress.base import Advance, Progress, Silent
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
@@ -56,6 +58,37 @@ def without_weight_bars() -> Iterator[None]:
             logging.enable_progress_bar()
             if not downloads:
                 disable_progress_bars()
+
+
+_WEIGHTS = "*.safetensors", "*.bin"  # files, of which the first kind that there is counts
+_BAR = "Loading weights"  # what transformers calls its own bar
+
+
+@contextmanager
+def _reading(folder: Path, progress: Progress) -> Iterator[None]:
+    """Inside, the progress of transformers' reading of a checkpoint is told, tensor by tensor."""
+    sizes = next(filter(None, ([file.stat().st_size for file in folder.glob(kind)] for kind in _WEIGHTS)), [])
+    total = megabytes(sum(sizes))
+    with progress.step(f"reading the weights of {folder.name}, MB", total) as advance:
+
+        def counted(bar: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+            shown = bar(*arguments, **keywords)
+            return (
+                _told(shown, len(arguments[0]), total, advance) if arguments and keywords.get("desc") == _BAR else shown
+            )
+
+        before = logging.set_tqdm_hook(counted)
+        try:
+            yield
+        finally:
+            logging.set_tqdm_hook(before)
+
+
+def _told(items: Iterable[Any], count: int, total: int, advance: Advance) -> Iterator[Any]:
+    """Yields items, and advances by each one's share of the total."""
+    for place, item in enumerate(items):
+        yield item
+        advance(total * (place + 1) // count - total * place // count)
 
 
 ModelSource = str | os.PathLike[str]
@@ -167,11 +200,15 @@ def _check_given(role: str, model: Any, given: ModelKwargs | None, options: Mode
         )
 
 
-def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None, options: ModelOptions = USUAL) -> Any:
+def load_model(
+    source: ModelSource, device: str, dtype: str | torch.dtype | None, options: ModelOptions = USUAL,
+    progress: Progress | None = None,
+) -> Any:  # fmt: skip
     """Loads a causal LM in eval mode; dtype None keeps the checkpoint's own.
 
     Args:
         device: where it is put, unless `options` have a device map.
+        progress: receives the megabytes that are read.
 
     Raises:
         UsageError: it cannot be loaded, is quantised already in another way than is requested, or the device map is
@@ -183,7 +220,7 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     config = _from_files(AutoConfig, "configuration", source, fetched, options.for_configuration())
     keywords = _keywords(source, config, device, options)
     try:
-        with without_weight_bars():
+        with without_weight_bars(), _reading(fetched or Path(source), progress or Silent()):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 _resolved(source), dtype=requested, output_loading_info=True, **_pinned(fetched), **keywords
             )

@@ -17,10 +17,11 @@ from fsd_calib.calibration.design import check_design
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, OpenEngines, check_vllm, open_engines
+from fsd_calib.calibration.first_estimate import first_look
 from fsd_calib.calibration.going_on import check_extends
 from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
-from fsd_calib.calibration.plan import Plan, check_enough
+from fsd_calib.calibration.plan import Plan, check_enough, check_worth
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
 from fsd_calib.calibration.prepare import Prepared, Request, designed
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
@@ -92,6 +93,7 @@ def calibrate(
     Raises:
         UsageError: bad input, models that cannot be used together, a target that solves no problem, or too few
             problems to certify the goal.
+        NotWorthItError: not even accepting every drafted token gains `min_gain` over the best lossless setting.
     """
     given = {
         name: value for name, value in keywords.items() if value is not None or name not in SearchSpace.model_fields
@@ -189,7 +191,8 @@ class Calibration:
         """
         out = self.config.path("out")
         kept = out if out is not None and output_folder.is_own(out, self) else None
-        with showing_whole(self.config.reporter, ProgressEstimate()), self._prepared(kept, plan_only=True) as ready:
+        outlook = ProgressEstimate()
+        with showing_whole(self.config.reporter, outlook), self._prepared(kept, outlook, plan_only=True) as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
@@ -200,10 +203,11 @@ class Calibration:
         """
         outlook, before, out = ProgressEstimate(), broken_texts(), self.config.path("out")
         made = nullcontext() if out is None else output_folder.made(out)
-        with made, showing_whole(self.config.reporter, outlook), self._prepared(out) as ready:
+        with made, showing_whole(self.config.reporter, outlook), self._prepared(out, outlook) as ready:
             if out is not None:
                 output_folder.claim(out, self)
             show_plan(ready.plan)
+            check_worth(ready.plan)
             findings = find(ready, outlook)
             if broken := broken_texts() - before:
                 self.config.reporter.note(f"texts that broke the grader, and count as wrong: {broken}")
@@ -213,26 +217,32 @@ class Calibration:
         return profile
 
     @contextmanager
-    def _prepared(self, out: Path | None, plan_only: bool = False) -> Iterator[Prepared]:
+    def _prepared(self, out: Path | None, outlook: ProgressEstimate, plan_only: bool = False) -> Iterator[Prepared]:
         """What is ready for the long work, which writes to `out`, or what its plan needs alone."""
         began, asked = time.monotonic(), self.config
         if (folder := asked.path("out")) is not None:
             output_folder.check_own(folder, self)
         check_storage(asked.study_storage)
         config = asked.changed(out=out, cache=asked.cache or default_cache(), state=asked.state or default_state())
-        with self.opened(config) as (session, engines, memory), session.threads_for(session.batch_size):
+        with self.opened(config) as (session, engines, memory):
             for line in other_models(self.fixed, session.engine.pair) if self.fixed else ():
                 config.reporter.note(line)
             fixed = () if self.fixed is None else (setting_of(self.fixed),)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
             request = Request(
                 self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed, plan_only,
+                outlook,
             )  # fmt: skip
-            ready = designed(session, request)
+            look = first_look(session, request)  # before threads are chosen, which takes rounds of a whole batch
+            first = None if look is None else look.estimate()
+            with session.threads_for(session.batch_size):
+                ready = designed(session, request, look)
             plan = replace(
                 ready.plan, memory=memory, compile=ready.facts.timings.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,
                 attempt=None if self.goal.explore else ready.facts.attempt,
+                min_gain=None if ready.fixed or self.goal.min_speed is not None else config.min_gain,
+                price_per_hour=config.price_per_hour, first=first,
             )  # fmt: skip
             yield replace(ready, plan=plan, seconds=time.monotonic() - began)
 
@@ -241,23 +251,24 @@ class Calibration:
         """Loads models and task, and opens the folders that `config` names; None stores nothing."""
         drafts = drafts_of(self.draft)
         loaded = models_among(drafts)
-        loading = check_loading(
-            self.target, loaded or drafts, config.device, config.model_kwargs, config.draft_model_kwargs
-        )
-        tokenizer = shared_tokenizer(self.target, drafts[0], self.tokenizer, loading)
-        for draft in drafts[1:]:
-            shared_tokenizer(self.target, draft, tokenizer, loading)
-        models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
-        context = context_of(models, config.dtype)
-        self._check_sizes(len(tokenizer), context)
-        task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
-        guards = self._guards(task, tokenizer, context)
-        for line in _code_of_others((task, *guards), loading):
-            config.reporter.note(line)
-        parts, memory = self._checked(task, guards, tokenizer)  # before the weights: any of it may be refused
-        divided = _divided(task, parts)
-        capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
-        config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
+        with config.reporter.step("reading tokenizers and problems", 0):  # before the weights: it may refuse them
+            loading = check_loading(
+                self.target, loaded or drafts, config.device, config.model_kwargs, config.draft_model_kwargs
+            )
+            tokenizer = shared_tokenizer(self.target, drafts[0], self.tokenizer, loading)
+            for draft in drafts[1:]:
+                shared_tokenizer(self.target, draft, tokenizer, loading)
+            models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
+            context = context_of(models, config.dtype)
+            self._check_sizes(len(tokenizer), context)
+            task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
+            guards = self._guards(task, tokenizer, context)
+            for line in _code_of_others((task, *guards), loading):
+                config.reporter.note(line)
+            parts, memory = self._checked(task, guards, tokenizer)
+            divided = _divided(task, parts)
+            capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
+            config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
             self.sources, self._first, config, divided, guards, tokenizer, self._longest, self.goal.serve_batch,
             capacity,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from fsd_calib.calibration.policy_families import Shaped
 from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.worth import Ceiling
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.forecast import DraftForecasts, ReplayForecast, WalkedForecast
@@ -34,6 +36,7 @@ LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where 
 SD_LENGTHS = range(1, 13)
 """Draft lengths of `sd`, whatever is searched."""
 
+_FREE = "fsd-coupled"  # with T infinite it accepts everything, as all fuzzy rules do
 _WALKED = 64  # problems that are drafted for: enough for tokens per round to within about 1.5 per cent
 
 
@@ -62,11 +65,8 @@ class TracedDrafts:
         }
         return DraftForecasts({**chains, **{drafting: self._walked(drafting) for drafting in self._untraced}})
 
-    def fastest_for_sd(self, forecast: DraftForecasts, count: int) -> tuple[Setting, ...]:
-        """Returns the fastest `sd` settings over all drafts, shapes and draft lengths, the fastest first.
-
-        Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
-        """
+    def sd_speeds(self, forecast: DraftForecasts) -> dict[Setting, float]:
+        """Returns the forecast tokens/s of `sd` with all drafts, shapes and draft lengths, the fastest first."""
         speeds: dict[Setting, float] = {}
         longest = self.session.engine.longest_draft
         lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
@@ -78,7 +78,25 @@ class TracedDrafts:
             for length in self.space.lengths(drafting.tree) if drafting.tree else lengths:
                 sd = self._lossless(drafting, length).under("sd")
                 speeds[sd] = forecast.tokens_per_second(sd)
-        return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])
+        return dict(sorted(speeds.items(), key=lambda speed: -speed[1]))
+
+    def ceiling(self, sd_speeds: Mapping[Setting, float]) -> Ceiling | None:
+        """Returns what accepting everything could gain; None: there are drafts that cannot be traced.
+
+        Args:
+            sd_speeds: see `sd_speeds`.
+        """
+        if self._untraced:
+            return None
+        all_accepted: list[tuple[float, int]] = []
+        for draft, seen in self.traces.items():
+            divergences, lengths = self.space.divergences[:1], self.space.draft_lengths
+            frame = sweep(seen, [_FREE], divergences, [math.inf], lengths, costs=self.costs[Drafting(draft)])
+            all_accepted += zip(frame["tokens_per_second"].map(float), frame["draft_length"].map(int), strict=True)
+        alone = max(float(costs.tokens_per_second(1, 1, 0)) for costs in self.costs.values())
+        lossless, speed = max([(self.session.setting("target"), alone), *sd_speeds.items()], key=lambda each: each[1])
+        fastest, length = max(all_accepted)
+        return Ceiling(lossless, speed, length, fastest / speed)
 
     @property
     def _untraced(self) -> list[Drafting]:

@@ -12,18 +12,21 @@ import torch
 from torch.nn import Module
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
-from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
+from fsd_calib.engines.base import Engine, KeyedPrompt, Limits, short_name
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin import RULES
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
+from fsd_common.formatting import megabytes
+from fsd_common.progress.base import Progress
 from fsd_common.settings import listed
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.loading import is_source, keywords_of
-from fsd_decoding.model_options import USUAL_LOADING
+from fsd_decoding.loading import default_device, is_source, keywords_of, load_model
+from fsd_decoding.model_options import USUAL_LOADING, ModelOptions
+from fsd_decoding.models.weights_digest import known_weights_digest
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.requests import requests_for
@@ -84,9 +87,10 @@ def open_engines(request: EngineRequest) -> AbstractContextManager[OpenEngines]:
 def _own(request: EngineRequest) -> Iterator[OpenEngines]:
     config, sources = request.config, request.sources
     with open_workers(config.workers, config.ray, sources, request.capacity, config.reporter.note) as workers:
-        first, *others = sources.drafts
-        decoders = [_decoder(request, sources.target, first)]
-        decoders += [_decoder(request, decoders[0].target, other) for other in others]
+        target, *drafts = _loaded(request)
+        decoders = [_decoder(request, target, draft) for draft in drafts]
+        for model in (target, *drafts):
+            _read(model, config.reporter)
         over = None
         if workers is not None:
             over = EngineWorkers(workers, source_of(decoders[0], request.task, workers.sources))
@@ -95,6 +99,35 @@ def _own(request: EngineRequest) -> Iterator[OpenEngines]:
             [OwnEngine(decoder, request.task) for decoder in decoders], over,
             max(len(devices), workers.gpus if workers else 0), {device.type for device in devices} == {"cpu"},
         )  # fmt: skip
+
+
+def _loaded(request: EngineRequest) -> list[Any]:
+    """The target and the drafts, loaded where they are sources of models."""
+    config, sources, loading = request.config, request.sources, request.config.loading
+    place = config.device or default_device()
+    sides: Sequence[tuple[Any, ModelOptions]] = (
+        (sources.target, loading.target),
+        *((draft, loading.draft) for draft in sources.drafts),
+    )
+    return [
+        load_model(model, place, config.dtype, options, config.reporter) if is_source(model) else model
+        for model, options in sides
+    ]
+
+
+def _read(model: Any, progress: Progress) -> None:
+    """Reads a model's weights for its fingerprint, unless that is known of its files."""
+    if not isinstance(model, Module):  # some other draft
+        return
+    total, read = megabytes(sum(tensor.nbytes for tensor in model.state_dict().values())), 0
+    with progress.step(f"fingerprint of {short_name(model)}, MB", total) as advance:
+
+        def add(more: int) -> None:
+            nonlocal read
+            advance(megabytes(read + more) - megabytes(read))
+            read += more
+
+        known_weights_digest(model, add)
 
 
 def _decoder(request: EngineRequest, target: Any, draft: Any) -> SpeculativeDecoder:

@@ -5,19 +5,22 @@ A plan is a forecast; the test itself uses none of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.design import Design, design_of
 from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.calibration.odds import CHANCE, GoesOn, Prospect, odds_of, truths_of, unlost
 from fsd_calib.calibration.pilot import Pilot
+from fsd_calib.calibration.worth import Ceiling, Expected
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import NOTHING, Looks
 from fsd_calib.certification.power import fewest
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level
+from fsd_common.progress.base import Stage
 from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EngineInfo
 
@@ -52,6 +55,29 @@ class Paces:
 
 
 @dataclass(frozen=True)
+class FirstEstimate:
+    """What some rounds of the first problems told, before the plan: times in seconds, of all steps together.
+
+    Attributes:
+        low, high: the ends of an interval that follows from the texts seen, about 80 %.
+        preparation: until the plan.
+        longest: the longest step, which takes `share` of all.
+        tokens_per_round: of lossless rounds at `draft_length`.
+        took: to find this.
+    """
+
+    low: float
+    seconds: float
+    high: float
+    preparation: float
+    longest: str
+    share: float
+    tokens_per_round: float
+    draft_length: int
+    took: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """What can be shown of a claim, and the steps to it."""
 
@@ -73,6 +99,11 @@ class Plan:
     design_steps: tuple[PlannedStep, ...] = ()  # of a run that takes it
     takes_design: bool | None = None  # whether a run takes it; None: it cannot be asked to
     tokens: float = 0.0  # of a decoding, on average
+    ceiling: Ceiling | None = None  # None: not known
+    expected: Expected | None = None  # None: nothing is searched, or no accuracy is to be kept
+    min_gain: float | None = None  # a run ends here where the ceiling is below it; None: it goes on anyway
+    price_per_hour: float | None = None  # of a device; None: not known
+    first: FirstEstimate | None = None  # None: none was made
 
     @property
     def decoded(self) -> float:
@@ -99,6 +130,52 @@ class Plan:
     def worst_case_extra(self) -> float:
         """Seconds in the worst case, beyond the expected ones."""
         return sum(step.worst_case_extra for step in self.steps)
+
+    @property
+    def price(self) -> float | None:
+        """Of the devices' time; None: that of an hour is not known."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.device_seconds / 3600
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether a run goes on from here."""
+        return self.min_gain is None or self.ceiling is None or self.ceiling.gain >= self.min_gain
+
+
+class NotWorthItError(UsageError):
+    """No rule can gain as much as is asked for, so a run ends with its plan."""
+
+
+def check_worth(plan: Plan) -> None:
+    """Raises NotWorthItError where not even accepting everything gains as much as a setting has to."""
+    if plan.worth_it:
+        return
+    ceiling, option = plan.ceiling, named("min_gain")
+    assert ceiling is not None
+    raise NotWorthItError(
+        f"a calibration is not worth it: accepting every drafted token makes {ceiling.gain:.2f} times the tokens/s of "
+        f"{ceiling.lossless}, and {option} is {plan.min_gain:g}; decode by {ceiling.lossless}, which is lossless "
+        f"(about {ceiling.lossless_speed:.3g} tokens/s a stream), or give {option} 1 to go on"
+    )
+
+
+GRAPHS, SEARCH, TIMING = "graphs", "search", "timing"
+"""Names of steps that are more than decodings."""
+
+
+def stages_of(steps: Sequence[PlannedStep]) -> list[Stage]:
+    """Returns the stages of these steps, in their order.
+
+    Graphs are made whenever a shape of rounds comes up, mostly while searching. Timing is told by the clock, since its
+    decodings are no results that are counted.
+    """
+    graphs = sum(step.seconds for step in steps if step.name == GRAPHS)
+    stages = [
+        Stage(step.name, step.seconds, 0 if step.name == TIMING else step.decodings)
+        for step in steps
+        if step.name != GRAPHS
+    ]
+    return [replace(one, seconds=one.seconds + graphs) if one.name == SEARCH else one for one in stages]
 
 
 def claim_of(goal: Goal, looks: Looks) -> Claim:
@@ -157,16 +234,16 @@ def planned_steps(
     baseline = (tuning * paces.target + lossless * paces.lossless) / (tuning + lossless)
     timing = (timed * timed_seconds + counted * paces.lossless) / max(timed + counted, 1)
     each = (paces.target + likely * paces.fuzzy) / (1 + likely)
-    made = (PlannedStep("graphs", 0, 0.0, once=graphs),) if graphs else ()
+    made = (PlannedStep(GRAPHS, 0, 0.0, once=graphs),) if graphs else ()
     guards = (PlannedStep("guards", 2 * guarded, (paces.target + paces.fuzzy) / 2),) if guarded else ()
     return (
         *made,
         PlannedStep("baseline", tuning + lossless, baseline),
-        PlannedStep("search", searched, few_rows * paces.fuzzy),
+        PlannedStep(SEARCH, searched, few_rows * paces.fuzzy),
         PlannedStep(
             "certification", round((1 + likely) * share * certification), each, (1 + candidates) * certification
         ),
-        PlannedStep("timing", timed + counted, timing),
+        PlannedStep(TIMING, timed + counted, timing),
         *guards,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from fsd_calib.calibration.design import Design, check_enough_by
 from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.going_on import extension_of, goes_on_from, going_on
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
+from fsd_calib.calibration.odds import odds_of
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.calibration.plan import (
     Paces,
@@ -39,6 +40,7 @@ from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_re
 from fsd_calib.calibration.run_name import RunName
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
+from fsd_calib.calibration.worth import expected_gain
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.extension import TESTS_VERSION
 from fsd_calib.certification.holdout import EngineSequence
@@ -52,7 +54,7 @@ from fsd_collectors.collection.measures import Width
 from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_common.digests import facts_digest
-from fsd_common.progress.base import Progress
+from fsd_common.progress.base import Progress, ProgressEstimate
 from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
@@ -60,16 +62,17 @@ from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import Sources
 
 if TYPE_CHECKING:
+    from fsd_calib.calibration.first_estimate import FirstLook
     from fsd_calib.calibration.predictor import Chosen
 
-_PILOT = 64  # problems
+PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
 _PASSES = 3  # over the tuning part, of a search
 _FEW_ROWS = 1.8  # times as long a decoding takes in a search: what is not reused fills few rows (measured: 1.3 to 2.2)
 _CANDIDATES = 6  # frozen at most
 _LIKELY = 1  # of them, the median in benchmarks/results/regret.json; a front's points are all tested
-_USUAL_LENGTH = 5  # tokens drafted when a batch is timed
+USUAL_LENGTH = 5  # tokens drafted when a batch is timed
 _NEW_LENGTH = 6  # another, which the rule has not had before: its first batch shows what making graphs takes
 _OTHER_SHAPES = 9  # of rounds, beside one for each L: target, lossless rule; at --serve-batch three costs, four timed
 
@@ -151,6 +154,7 @@ class Request:
     sources: Sources
     fixed: tuple[Setting, ...] = ()
     plan_only: bool = False
+    outlook: ProgressEstimate = field(default_factory=ProgressEstimate)
 
     def name(self, session: Session) -> str:
         """Returns the name of a run whose design is still to be chosen."""
@@ -165,7 +169,7 @@ class Request:
         return facts_digest(facts)[:16]
 
 
-def designed(session: Session, request: Request) -> Prepared:
+def designed(session: Session, request: Request, look: FirstLook | None = None) -> Prepared:
     """Returns what is prepared of the design that is asked for; `auto` is that of a first plan, or as it is recorded.
 
     Raises:
@@ -173,13 +177,13 @@ def designed(session: Session, request: Request) -> Prepared:
     """
     config, progress = request.config, session.progress
     if config.design == "all":
-        return prepare(session, request)
+        return prepare(session, request, look=look)
     name = request.name(session)
     known = known_facts(config.path("out"), name, session.holdout, progress)
     if known is not None and known.design is not None:
         taken = _Taken(name, *known.design)
     else:
-        first = prepare(session, request, proposes=True)
+        first = prepare(session, request, proposes=True, look=look)
         if request.plan_only:
             return first
         design = first.plan.design
@@ -190,12 +194,16 @@ def designed(session: Session, request: Request) -> Prepared:
     return prepare(session.with_seeds(taken.seeds), request, taken)
 
 
-def prepare(session: Session, request: Request, taken: _Taken | None = None, proposes: bool = False) -> Prepared:
+def prepare(
+    session: Session, request: Request, taken: _Taken | None = None, proposes: bool = False,
+    look: FirstLook | None = None,
+) -> Prepared:  # fmt: skip
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
 
     Args:
         taken: the design of the run; None: all problems certify.
         proposes: whether only a design is to be found: nothing is recorded, and no earlier attempt is gone on from.
+        look: what is refined once traces are there; None: nothing is.
 
     Raises:
         UsageError: there are too few problems for the goal, whatever the outcomes.
@@ -203,7 +211,7 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
     goal, space, policies, config = request.goal, request.space, request.policies, request.config
     predictor, fixed, plan_only = request.predictor, request.fixed, request.plan_only
     folder = config.path("out")
-    _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
+    check_best_case(goal, session)
     chosen = None
     if predictor is not None:
         from fsd_calib.calibration.predictor import choose, stopping_early  # which import what trains predictors
@@ -216,7 +224,9 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
             space = replace(space, draft_lengths=tuple(range(1, max(space.draft_lengths) + 1)))
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
-        baseline = measure_baseline(session, _usual(session, space), _PILOT)
+        if look is not None and first in traces:
+            look.refine(traces[first])
+        baseline = measure_baseline(session, _usual(session, space), PILOT)
         check_numerical_floor(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         # Drafts that cannot be traced have a constant T.
         shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
@@ -241,14 +251,17 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
             None if taken is None else (taken.problems, taken.seeds),
         )  # fmt: skip
         session.call_rounds(facts.timings.compile)
-        claim, level = _test(session, goal, facts.attempt)
+        claim, level = test_of(session, goal, facts.attempt)
         _check_enough(goal, session, session.holdout.problems, level)
         costs = dict(zip(space.compared, facts.timings.costs, strict=True))
         chain = costs[Drafting(first)]
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
         drafts = TracedDrafts(session, space, traces, costs)
         forecast = drafts.forecast(early, shaped)
-        sds = drafts.fastest_for_sd(forecast, 1 if config.timing == "none" else 2)
+        sd_speeds = drafts.sd_speeds(forecast)
+        ceiling = drafts.ceiling(sd_speeds)
+    # Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
+    sds = tuple(sd_speeds)[: 1 if config.timing == "none" else 2]
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     if early is not None:
         session = session.stopping_early(early.policies, stops)
@@ -262,15 +275,19 @@ def prepare(session: Session, request: Request, taken: _Taken | None = None, pro
     pace = facts.pace_of(session.processes) or _pace(session, space)
     graphs = pace.capture * _shapes(space, config)
     share = expected_share(claim, level, goes_on)
-    efforts = partial(_efforts, session, _paces(pace, served), goal, fixed, share, graphs=graphs)
-    timer = timer.within(served, sum(step.seconds for step in efforts()))
-    steps, seeds = efforts(*timer.effort(served)), session.decode.seeds
+    planned = partial(efforts, session, _paces(pace, served), goal, fixed, share, graphs=graphs)
+    timer = timer.within(served, sum(step.seconds for step in planned()))
+    steps, seeds = planned(*timer.effort(served)), session.decode.seeds
     plan = make_plan(claim, pilot, session.holdout.problems, level, steps, goes_on, seeds)
     if plan.design is not None:
         plan = replace(
-            plan, design_steps=efforts(*timer.effort(served), design=plan.design), takes_design=_takes(config, taken),
+            plan, design_steps=planned(*timer.effort(served), design=plan.design), takes_design=_takes(config, taken),
         )  # fmt: skip
-    plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size)
+    expected = None if fixed else expected_gain(
+        forecast, space, sd_speeds[sds[0]], fuzzy.setting, pilot, odds_of(claim, pilot, level, seeds),
+        session.holdout.problems,
+    )  # fmt: skip
+    plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size, ceiling=ceiling, expected=expected)
     info = early.info if early else None
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
 
@@ -279,7 +296,7 @@ def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurem
     """Measures the pilot problems under a fuzzy setting that plausibly keeps most of the accuracy."""
     family = space.families[0]
     fuzzy = family[len(family) // 2]
-    return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _PILOT)
+    return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), PILOT)
 
 
 def _takes(config: RunConfig, taken: _Taken | None) -> bool | None:
@@ -315,7 +332,7 @@ def _given(chosen: Chosen | None, fixed: Sequence[Setting], sequence: EngineSequ
     return of_predictor | of_setting | ({} if sequence is None else {"sequence": asdict(sequence)})
 
 
-def _test(session: Session, goal: Goal, attempt: int) -> tuple[Claim, float]:
+def test_of(session: Session, goal: Goal, attempt: int) -> tuple[Claim, float]:
     """Returns what an attempt of this number claims, and the size of its test."""
     levels = session.holdout.levels(goal.confidence, attempt)
     return claim_of(goal, session.holdout.looks(goal.tests).sized(levels)), sum(levels)
@@ -371,8 +388,8 @@ def _what_pays(
     engine = session.engine_of(usual)
     if not isinstance(engine, OwnEngine):
         return "off"
-    share = expected_share(*_test(session, goal, session.holdout.next_attempt))
-    steps = _efforts(session, Paces(each, each, each), goal, fixed, share)
+    share = expected_share(*test_of(session, goal, session.holdout.next_attempt))
+    steps = efforts(session, Paces(each, each, each), goal, fixed, share)
     planned = PlannedWork(sum(step.seconds for step in steps), _shapes(space, config))
     with session.as_one_worker():
         return what_pays(engine.decoder, partial(_decode_some, session, usual), planned, session.progress)
@@ -384,7 +401,7 @@ def _shapes(space: Space, config: RunConfig) -> int:
 
 
 def _usual(session: Session, space: Space) -> Setting:
-    return session.setting(LOSSLESS, _USUAL_LENGTH, space.drafts[0])
+    return session.setting(LOSSLESS, USUAL_LENGTH, space.drafts[0])
 
 
 def _some(session: Session) -> Sequence[Problem]:
@@ -401,7 +418,7 @@ def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
     return session.engine.costs(prompts, goal.serve_batch, session.progress, tree)
 
 
-def _efforts(
+def efforts(
     session: Session, paces: Paces, goal: Goal, fixed: tuple[Setting, ...], share: float, timed: int = 0,
     timed_seconds: float = 0.0, graphs: float = 0.0, design: Design | None = None,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
@@ -417,6 +434,11 @@ def _efforts(
         timed_seconds=timed_seconds, counted=seeds * (min(COUNTED, problems) + min(COUNTED, holdout.problems)),
         graphs=graphs, guarded=seeds * sum(len(guard.problems) for guard in session.guards),
     )  # fmt: skip
+
+
+def check_best_case(goal: Goal, session: Session) -> None:
+    """UsageError: there are too few problems for the goal, whatever the outcomes, by the attempts of the ledger."""
+    _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
 
 
 def _check_enough(goal: Goal, session: Session, problems: int, level: float, accuracy: float = 1.0) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.baseline import (
@@ -19,7 +19,7 @@ from fsd_calib.calibration.baseline import (
 )
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.guards import Guarded, measure_guards
-from fsd_calib.calibration.plan import Plan
+from fsd_calib.calibration.plan import stages_of
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
@@ -38,26 +38,9 @@ from fsd_calib.search.study_storage import agreed
 from fsd_calib.search.surrogate import PassModel
 from fsd_calib.search.trials import freeze, record_recounts, search
 from fsd_common.formatting import percent
-from fsd_common.progress.base import ProgressEstimate, Stage
+from fsd_common.progress.base import ProgressEstimate
 from fsd_decoding.profile.fields import CERTIFIED, Outcome, Work, follows, timed_outcome
 from fsd_decoding.profile.setting import Setting
-
-_GRAPHS, _SEARCH, _TIMING = "graphs", "search", "timing"
-
-
-def stages_of(plan: Plan) -> list[Stage]:
-    """Returns the stages of a plan, in their order.
-
-    Graphs are made whenever a shape of rounds comes up, mostly while searching. Timing is told by the clock, since its
-    decodings are no results that are counted.
-    """
-    graphs = sum(step.seconds for step in plan.steps if step.name == _GRAPHS)
-    stages = [
-        Stage(step.name, step.seconds, 0 if step.name == _TIMING else step.decodings)
-        for step in plan.steps
-        if step.name != _GRAPHS
-    ]
-    return [replace(one, seconds=one.seconds + graphs) if one.name == _SEARCH else one for one in stages]
 
 
 def best_so_far(trials: Sequence[FinishedTrial], lossless: float, front: bool) -> str:
@@ -150,7 +133,7 @@ class Meter:
 
 def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     """Returns what the long work found. The certification part is decoded only after candidates are frozen."""
-    outlook.expect(stages_of(ready.plan), ready.session.decode.count)
+    outlook.expect(stages_of(ready.plan.steps), ready.session.decode.count)
     outlook.begin("baseline")
     meter = Meter(ready, outlook)
     baseline = measure_baseline(ready.session, ready.lossless, COMPARED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
-from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, reply_json, say
 from fsd_calib.cli.family import Family, Given, Options
 from fsd_calib.cli.options import (
     LoadingOptions,
@@ -36,7 +36,8 @@ _EPILOG = """
 Examples: fsd-calibrate --task arithmetic --min-acc 0.98 · fsd-calibrate --task gsm8k --min-acc 0.98 --plan
 
 Exit codes: 0 goal met, planned or explored · 2 bad input · 3 could not be certified, or the speed was not reached
-(decoders then run losslessly, unless what is too slow is certified and faster than sd) · 130 interrupted
+(decoders then run losslessly, unless what is too slow is certified and faster than sd), or there is less to gain than
+--min-gain · 130 interrupted
 """
 _EARLIER = ("profile.json", "run.yaml", "study.log")  # files of an earlier run, which this one continues
 
@@ -85,8 +86,9 @@ def command(
     else:
         check_sources({"tokenizer": [asked.target]})
         check_data(asked.kind, asked.run.path("data"))
-    load_libraries(progress)
+    load_libraries(progress, "fsd_calib.cli.in_turn")
 
+    from fsd_calib.calibration.plan import NotWorthItError
     from fsd_calib.calibration.run_file import save_run
     from fsd_calib.cli import in_turn
 
@@ -101,7 +103,13 @@ def command(
             if output.as_json:
                 reply_json(NAME, {"plans": plans})
             return
-        profiles, untested = in_turn.run(calibration, asked.engines, plan=not output.quiet, report=not output.as_json)
+        try:
+            profiles, untested = in_turn.run(
+                calibration, asked.engines, plan=not output.quiet, report=not output.as_json
+            )
+        except NotWorthItError as reason:
+            say(NAME, str(reason))
+            raise typer.Exit(NOT_MET) from reason
     save_run(calibration, next(iter(profiles), None), asked.certify, asked.engines)
     result = in_turn.result(profiles, untested)
     if output.as_json:

@@ -19,6 +19,7 @@ import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -79,13 +80,15 @@ def quiet_libraries() -> None:
         set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
-def load_libraries(progress: Progress) -> None:
-    """Imports what takes seconds, so that these seconds are shown; see `quiet_libraries`."""
+def load_libraries(progress: Progress, *more: str) -> None:
+    """Imports what takes seconds, so that these seconds are shown; see `quiet_libraries`. `more`: modules."""
     with progress.step("loading libraries", 0):
         import torch
         import transformers  # noqa: F401
 
         torch.empty(0)
+        for name in more:
+            import_module(name)
         quiet_libraries()
 
 

@@ -69,7 +69,8 @@ def planned(calibration: Calibration, engines: Sequence[str], silent: bool) -> l
             _print_turn(one, made.attempt, console)
             print_plan(made, console)
         facts = asdict(replace(made, goes_on=None)) | {"goes_on": made.goes_on and made.goes_on.facts}
-        found.append({**facts, "seconds": made.seconds, "worst_case_extra": made.worst_case_extra})
+        derived = ("seconds", "worst_case_extra", "price", "worth_it")
+        found.append(facts | {name: getattr(made, name) for name in derived})
         return made.attempt
 
     in_turn(calibration, engines, plan)

@@ -57,6 +57,7 @@ from fsd_decoding.workers.models import decoder_of
 
 _ROUNDS = 200  # timed per draft length
 _FEWER, _SECONDS = 50, 15.0  # rounds that suffice after so many seconds
+COSTED_LENGTHS = 2, 4, 8  # tokens drafted in the rounds that costs are of
 _BATCHES = 100  # batches at most
 _SHORT, _SHORT_DRAFT = 4, 4  # rounds at least, unless texts end, and tokens drafted in each: to compare quickly
 _RULE, _LOSSLESS = "fsd-coupled", -1.0  # accepts little, which gives many rounds and does not change their cost
@@ -131,7 +132,7 @@ def round_seconds(decoder: SpeculativeDecoder, prompts: Sequence[Prompt], ids: S
 
 def measure_costs(
     decoder: SpeculativeDecoder, prompts: Sequence[Prompt], ids: Sequence[int], max_new_tokens: int,
-    stop: Sequence[str] = (), *, batch_size: int, draft_lengths: Sequence[int] = (2, 4, 8),
+    stop: Sequence[str] = (), *, batch_size: int, draft_lengths: Sequence[int] = COSTED_LENGTHS,
     progress: Progress | None = None,
 ) -> Costs:  # fmt: skip
     """Times 200 rounds at each draft length with `batch_size` rows, or 50 once 15 s have passed.
@@ -170,6 +171,12 @@ def measure_costs(
             if done >= (_FEWER if time.perf_counter() - started > _SECONDS else _ROUNDS):
                 break
     return _costs(clocks, batch_size)
+
+
+def seconds_of_costs(of_a_round: float) -> float:
+    """Returns about how long `measure_costs` takes, where a round of its lengths takes so many seconds."""
+    in_time = _SECONDS / (len(COSTED_LENGTHS) * of_a_round)
+    return len(COSTED_LENGTHS) * of_a_round * min(max(in_time, _FEWER), _ROUNDS)
 
 
 def _costs(clocks: Mapping[int, RoundClock], rows: int) -> Costs:

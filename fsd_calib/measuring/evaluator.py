@@ -6,6 +6,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +20,16 @@ from fsd_collectors.split import Part
 from fsd_common.progress.base import Advance, Progress, Silent, Waiting
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
+from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.fields import Work
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Setting
+
+
+class EnoughError(Exception):
+    """Raised by an observer that has seen enough of a decoding."""
+
 
 _POLL = 0.2  # seconds between looks at the cache for what other processes decode
 
@@ -194,6 +201,21 @@ class CachedDecoder:
         request = DecodingRequest(setting, self._seeds[0], prompts, batch_size)
         return self._engines[setting.draft].emitted(request)
 
+    def watched(self, setting: Setting, problems: Sequence[Problem], observer: Observer) -> int:
+        """Decodes problems all at once, in this process, under the first seed, until `observer` raises `EnoughError`;
+        those that the cache holds are left out. What is finished is cached; returns how many that are.
+
+        Args:
+            setting: of our own engine.
+        """
+        prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
+        key, request = self.key(setting), DecodingRequest(setting, self._seeds[0], prompts, len(prompts))
+        known = self._cache.find(key, prompts, setting.threshold)
+        missing, before = [i for i in range(len(prompts)) if i not in known], self.decoded
+        with suppress(EnoughError):
+            self._decode(request, key, missing, lambda done: None, observer)
+        return self.decoded - before
+
     def remember(self, setting: Setting, problem: Problem, result: Result) -> None:
         """Adds a result decoded elsewhere with the first seed, where the cache does not hold it."""
         key, query = self.key(setting), KeyedPrompt(problem.id, problem.prompt)
@@ -220,8 +242,9 @@ class CachedDecoder:
         return done
 
     def _decode(
-        self, request: DecodingRequest, key: CacheKey, indices: Sequence[int], advance: Advance
-    ) -> dict[int, CachedText]:
+        self, request: DecodingRequest, key: CacheKey, indices: Sequence[int], advance: Advance,
+        observer: Observer | None = None,
+    ) -> dict[int, CachedText]:  # fmt: skip
         """Decodes, and returns, those of the problems that this process can claim."""
         done: dict[int, CachedText] = {}
         prompts, threshold = request.prompts, request.setting.threshold
@@ -238,19 +261,24 @@ class CachedDecoder:
         try:
             if any(map(claim, range(len(indices)))):  # up to the first one
                 chosen = request._replace(prompts=[prompts[i] for i in indices])
-                self._decode_claimed(chosen, key, add_to_cache, claim)
+                self._decode_claimed(chosen, key, add_to_cache, claim, observer)
         finally:
             self._cache.drop_claims()
         return done
 
     def _decode_claimed(
         self, request: DecodingRequest, key: CacheKey, on_finish: Callable[[int, Result], None],
-        claim: Callable[[int], bool],
+        claim: Callable[[int], bool], observer: Observer | None,
     ) -> None:  # fmt: skip
-        """Decodes prompts that can be claimed: all of them, or those begun before workers are due to go on."""
+        """Decodes prompts that can be claimed: all of them, or those begun before workers are due to go on.
+
+        Only this process has an observer, of our own engine.
+        """
         engine = self._engines[request.setting.draft]
         here = partial(engine.decode, request, on_finish)
-        if self._workers is None:
+        if observer is not None:
+            engine.decode(request, on_finish, claim, observer=observer)  # type: ignore[call-arg]
+        elif self._workers is None:
             here(claim)
         elif self._workers.due:
             places = filter(claim, range(len(request.prompts)))

@@ -9,11 +9,13 @@ from fsd_calib.report.plan import (
     attempt_line,
     design_line,
     device_time,
+    first_line,
     outlook,
     pilot_summary,
     prospect_cells,
     prospect_headings,
     rounds_line,
+    worth_lines,
 )
 from fsd_calib.report.run_folder import Run
 from fsd_common.formatting import duration
@@ -40,10 +42,11 @@ def plan_html(plan: Plan) -> str:
         cells = tuple(tuple(prospect_cells(prospect)) for prospect in plan.prospects)
         blocks.append(Sheet("What can be shown", tuple(prospect_headings(plan)), cells))
     design = () if plan.design is None else (Paragraph(design_line(plan, plan.design)),)
-    blocks += [Paragraph(outlook(plan)), *design, Paragraph(attempt_line(plan))]
+    blocks += [Paragraph(outlook(plan)), *design, Paragraph(attempt_line(plan)), *map(Paragraph, worth_lines(plan))]
     if plan.steps:
         steps = [(step.name, f"{step.decodings:,}", duration(step.seconds)) for step in plan.steps]
         total = ("total", f"{sum(step.decodings for step in plan.steps):,}", duration(plan.seconds))
         blocks.append(Sheet("Estimated time", ("step", "decodings", "time"), (*steps, total)))
-        blocks += [Paragraph(device_time(plan), "note"), Paragraph(rounds_line(plan), "note")]
+        first = [] if plan.first is None else [first_line(plan.first)]
+        blocks += [Paragraph(line, "note") for line in (device_time(plan), *first, rounds_line(plan))]
     return fragment("Plan of a calibration", [Section("plan", "Plan of a calibration", "", tuple(blocks))])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fsd_calib.calibration.design import Design
     from fsd_calib.calibration.memory import MemoryPlan
     from fsd_calib.calibration.odds import Prospect
-    from fsd_calib.calibration.plan import Plan
+    from fsd_calib.calibration.plan import FirstEstimate, Plan
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -45,10 +45,14 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if plan.design is not None:
         console.print(literal(design_line(plan, plan.design)))
     console.print(literal(attempt_line(plan)))
+    for line in worth_lines(plan):
+        console.print(literal(line))
     if plan.steps:
         console.print()
         console.print(step_table(plan))
         console.print(literal(device_time(plan)))
+        if plan.first is not None:
+            console.print(literal(first_line(plan.first)))
         console.print(literal(rounds_line(plan)))
     if plan.memory is not None:
         console.print()
@@ -127,6 +131,27 @@ def design_line(plan: Plan, design: Design) -> str:
     )
 
 
+def worth_lines(plan: Plan) -> list[str]:
+    """Returns what any rule could gain, and what the goal is expected to leave of it; nothing of what is not known."""
+    lines, ceiling, expected = [], plan.ceiling, plan.expected
+    if ceiling is not None:
+        line = (
+            f"The ceiling: accepting every drafted token makes about {ceiling.gain:.2f}x the tokens/s of the fastest "
+            f"lossless setting ({ceiling.lossless}, about {ceiling.lossless_speed:.3g} tokens/s a stream), at "
+            f"L = {ceiling.draft_length}. No rule gains more."
+        )
+        if not plan.worth_it:
+            line += f" That is not worth it, so a run stops here (--min-gain {plan.min_gain:g}; 1 goes on)."
+        lines.append(line)
+    if expected is not None:
+        between = f"{expected.low:.2f}x to {expected.high:.2f}x by what {plan.pilot.problems} problems tell of losses"
+        lines.append(
+            f"Expected: about {expected.gain:.2f}x sd ({between}) with a true {_measure(plan)} of "
+            f"{percent(expected.truth)}, chance to certify {100 * expected.chance:.0f}%. This is a forecast."
+        )
+    return lines
+
+
 def prospect_table(plan: Plan) -> Table:
     """Returns for each supposed truth the chance to certify, the problems needed, and the bound that can be shown."""
     table = Table(title=literal(_title(plan), TITLE), box=box.SIMPLE_HEAD, title_justify="left")
@@ -179,7 +204,14 @@ def device_time(plan: Plan) -> str:
     text = f"Device-hours on {on}: about {device_hours(plan.device_seconds)} in all"
     if plan.worst_case_extra:
         text += f", at most {device_hours(plan.devices * plan.worst_case_extra)} more if all frozen settings are tested"
+    if plan.price is not None:
+        text += f". At {plan.price_per_hour:g} an hour: about {plan.price:,.2f}"
     return f"{text}."
+
+
+def first_line(first: FirstEstimate) -> str:
+    """Returns what was estimated before the plan."""
+    return f"The first estimate was {duration(first.seconds)} ({duration(first.low)} to {duration(first.high)})."
 
 
 def rounds_line(plan: Plan) -> str:

@@ -97,3 +97,11 @@ def test_the_smoke_run_of_the_default_command_has_a_number_for_every_claim(tmp_p
     for one in found["runs"]:
         assert set(one["seconds"]) == {"preparation", "baseline", "search", "certification", "timing"}
         assert sum(one["seconds"].values()) == pytest.approx(one["total_seconds"], rel=0.5)
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_the_ceiling_compares_it_with_decoding(tmp_path: Path) -> None:
+    found = smoke("ceiling.py", tmp_path)
+    assert found["ceiling"] > 1
+    value, low, high = found["decoded"]
+    assert 0 < low <= value <= high

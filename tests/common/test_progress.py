@@ -13,8 +13,9 @@ from filelock import FileLock
 from rich.console import Console
 
 from fsd_common.progress import base as progress
+from fsd_common.progress import chosen
 from fsd_common.progress.bars import Bars
-from fsd_common.progress.base import ProgressEstimate, Silent, Stage, Waiting, showing_whole
+from fsd_common.progress.base import ProgressEstimate, RunningStep, Silent, Stage, Waiting, showing_whole
 from fsd_common.progress.chosen import Lines
 
 
@@ -55,6 +56,31 @@ def test_lines_of_nested_steps_come_only_with_the_half_minutes() -> None:
                 advance_within(100)
             advance(1)
     assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["training", "training"]
+
+
+def test_a_step_that_tells_of_nothing_is_told_of_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chosen, "_POLL", 0.01)
+    stream, outlook = io.StringIO(), ProgressEstimate(now=lambda: 7.0)
+    lines = Lines(stream, seconds=0.0)
+    with lines.whole(outlook), lines.step("reading tokenizers", 0):
+        while len(stream.getvalue().splitlines()) < 2:
+            time.sleep(0.01)
+    assert set(stream.getvalue().splitlines()[:2]) == {"preparing: 0:00 gone; reading tokenizers"}
+
+
+def test_the_time_left_of_a_step_is_told_where_that_of_the_whole_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = RunningStep("reading weights, MB", 400, done=100, started=time.monotonic() - 10)
+    assert step.state_and_left == "reading weights, MB: 100 of 400, about 0:30 left"
+
+
+def test_preparing_is_a_stage_before_those_of_a_plan() -> None:
+    clock = Clock()
+    outlook = ProgressEstimate(now=clock)
+    clock.time = 20.0
+    outlook.prepare(100.0, [Stage("search", 200.0)], lambda: 0)
+    assert outlook.left == pytest.approx(300)
+    clock.time = 80.0
+    assert outlook.left == pytest.approx(240)
 
 
 class Clock:
@@ -116,7 +142,7 @@ def test_lines_name_the_stages_of_the_whole_and_its_state_now_and_then() -> None
         with lines.step("trying", 100), lines.step("decoding", 25) as advance:
             advance(5)
     assert stream.getvalue().splitlines() == [
-        "preparing: time left not known yet",
+        "preparing: collecting: 0 of 10",
         "search: about 2:30 left",
         "search: 0:10 gone, about 2:30 left; decoding: 5 of 25; best so far: T = 0.5",
         "done in 0:10 (preparing 0:10, search 0:00)",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,29 +14,9 @@ from rich.text import Text
 
 from fsd_common.console import LiteralConsole, literal
 from fsd_common.formatting import clock
-from fsd_common.progress.base import Advance, ProgressEstimate
+from fsd_common.progress.base import Advance, ProgressEstimate, RunningStep
 
 _REFRESHES = 5  # a second
-_COUNTABLE = 10  # parts of a step at least, to tell from those that are done when the rest will be
-
-
-@dataclass
-class _RunningStep:
-    title: str
-    total: int
-    done: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def state(self) -> str:
-        return f"{self.title}: {self.done} of {self.total}" if self.total else self.title
-
-    @property
-    def left_in_words(self) -> str:
-        if self.total < _COUNTABLE or not self.done:
-            return ""
-        gone = time.monotonic() - self.started
-        return f"about {clock(gone / self.done * max(self.total - self.done, 0))} left"
 
 
 class Bars:
@@ -48,7 +27,7 @@ class Bars:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or LiteralConsole(stderr=True)
-        self._steps: list[_RunningStep] = []
+        self._steps: list[RunningStep] = []
         self._estimate: ProgressEstimate | None = None
         self._shown: Live | None = None
 
@@ -64,15 +43,11 @@ class Bars:
 
     @contextmanager
     def step(self, title: str, total: int) -> Iterator[Advance]:
-        step = _RunningStep(title, total)
+        step = RunningStep(title, total)
         self._steps.append(step)
-
-        def advance(more: int) -> None:
-            step.done += more
-
         try:
             with self._display():
-                yield advance
+                yield step.advance
         finally:
             self._steps.remove(step)
 
@@ -92,7 +67,8 @@ class Bars:
             first, *steps = steps
             gone = clock(time.monotonic() - first.started)
             rows.append(_bar(first.title, first.done, first.total or None, gone, first.left_in_words))
-        rows += [_line(one.state, "dim") for one in steps[-1:]]
+        known = estimate is None or estimate.left is not None
+        rows += [_line(one.state if known else one.state_and_left, "dim") for one in steps[-1:]]
         return Group(*rows)
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from filelock import FileLock, Timeout
@@ -92,6 +92,49 @@ class Silent:
         pass
 
 
+_COUNTABLE = 10  # parts of a step at least, to tell from those that are done when the rest will be
+
+
+@dataclass
+class RunningStep:
+    """A step as displays show it.
+
+    Args:
+        total: its parts; 0: nobody knows them.
+    """
+
+    title: str
+    total: int
+    done: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def advance(self, more: int) -> None:
+        """Adds parts that are done."""
+        self.done += more
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.started
+
+    @property
+    def state(self) -> str:
+        """What is done of it."""
+        return f"{self.title}: {self.done} of {self.total}" if self.total else self.title
+
+    @property
+    def left_in_words(self) -> str:
+        """The time left; empty: it cannot be told."""
+        if self.total < _COUNTABLE or not self.done:
+            return ""
+        return f"about {clock(self.seconds / self.done * max(self.total - self.done, 0))} left"
+
+    @property
+    def state_and_left(self) -> str:
+        """Both, where nothing else tells of the time."""
+        return ", ".join(filter(None, (self.state, self.left_in_words)))
+
+
 _MEASURED = 0.25  # of a stage: from here on its own pace says more than the plan
 
 
@@ -136,6 +179,10 @@ class ProgressEstimate:
             done: returns how many decodings there were so far.
         """
         self._planned, self._done = tuple(stages), done
+
+    def prepare(self, seconds: float, stages: Sequence[Stage], done: Callable[[], int]) -> None:
+        """Says that the current stage is expected to take so many more seconds, before those stages; see `expect`."""
+        self.expect([Stage(self.stage, self.elapsed + seconds), *stages], done)
 
     def begin(self, stage: str) -> None:
         """Ends the current stage and begins another."""

@@ -37,11 +37,14 @@ _BLOCKS_ON_DEVICE = 32  # elsewhere; temporaries take about 50 MB
 _WORD = 4  # bytes
 
 
-def weights_digest(model: nn.Module) -> str:
+def weights_digest(model: nn.Module, advance: Callable[[int], None] | None = None) -> str:
     """Returns the SHA-256 (hex) of names, shapes and digests of all tensors of the model's state.
 
     A tensor that has several names is read once; equal tensors have equal digests whether they share memory or not.
     Weights that accelerate has offloaded are loaded one module at a time.
+
+    Args:
+        advance: receives the bytes of each tensor once they are read.
 
     Raises:
         UsageError: a tensor has no values (it is on the meta device), or an entry of the state is not a tensor.
@@ -57,6 +60,8 @@ def weights_digest(model: nn.Module) -> str:
             place = tuple((t.device, t.data_ptr(), t.shape, t.stride(), t.dtype) for t in plain_tensors(values))
             found = (None if tensor.is_meta else done.get(place)) or tensor_digest(values)
             done[place] = found
+            if advance is not None:
+                advance(tensor.nbytes)
             digest.update(json.dumps([name, list(values.shape), found.hex()]).encode())
     return digest.hexdigest()
 
@@ -218,20 +223,20 @@ def _names_other_files(path: Path) -> bool:
 _ELEMENTS = 16  # elements of every tensor
 
 State = tuple[Any, ...]
-_Read = Callable[[nn.Module], str]
+_Read = Callable[..., str]
 
 _known: WeakKeyDictionary[nn.Module, dict[_Read, tuple[State, str]]] = WeakKeyDictionary()
 """By model: its state when something was read of it, and what that was."""
 _checkpoints: WeakKeyDictionary[nn.Module, tuple[State, str]] = WeakKeyDictionary()
 
 
-def known_weights_digest(model: nn.Module) -> str:
-    """Returns `weights_digest(model)`, computed only where it is not known."""
-    return while_unchanged(model, _of_checkpoint)
+def known_weights_digest(model: nn.Module, advance: Callable[[int], None] | None = None) -> str:
+    """Returns `weights_digest(model, advance)`, computed only where it is not known."""
+    return while_unchanged(model, _of_checkpoint, advance)
 
 
-def while_unchanged(model: nn.Module, read: _Read) -> str:
-    """Returns `read(model)`, which depends on the weights alone, computed again only where they changed.
+def while_unchanged(model: nn.Module, read: _Read, *how: Any) -> str:
+    """Returns `read(model, *how)`, which depends on the weights alone, computed again only where they changed.
 
     A model counts as changed if a tensor of its state is another one, was written to, or differs in one of 16 elements.
     Steps of torch's optimizers count as writes, those of fused kernels too, of which torch takes no note. Other writes
@@ -241,10 +246,10 @@ def while_unchanged(model: nn.Module, read: _Read) -> str:
     """
     state = state_of(model)
     if state is None:
-        return read(model)
+        return read(model, *how)
     known = _known.setdefault(model, {})
     if read not in known or known[read][0] != state:
-        known[read] = (state, read(model))
+        known[read] = (state, read(model, *how))
     return known[read][1]
 
 
@@ -255,15 +260,15 @@ def remember_checkpoint(model: nn.Module, key: str | None) -> None:
         _checkpoints[model] = (state, key)
 
 
-def _of_checkpoint(model: nn.Module) -> str:
+def _of_checkpoint(model: nn.Module, advance: Callable[[int], None] | None) -> str:
     """Returns the digest that is kept for the files that the model was loaded from, or reads the weights."""
     loaded = _checkpoints.get(model)
     if loaded is None or loaded[0] != state_of(model):
-        return weights_digest(model)
+        return weights_digest(model, advance)
     name = f"fingerprints/{loaded[1]}"
     digest = kept(name)
     if digest is None:
-        keep(name, digest := weights_digest(model))
+        keep(name, digest := weights_digest(model, advance))
     return digest
 
 

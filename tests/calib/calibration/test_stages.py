@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsd_calib.calibration.plan import Paces, Plan, planned_steps
-from fsd_calib.calibration.run import best_so_far, decided, stages_of
+from fsd_calib.calibration.plan import Paces, PlannedStep, planned_steps, stages_of
+from fsd_calib.calibration.run import best_so_far, decided
 from fsd_calib.search.objective import FinishedTrial
 from fsd_common.progress.base import Stage
 from fsd_decoding.profile.setting import Setting
@@ -14,21 +14,20 @@ SETTING = Setting("fsd-coupled", "js", 5, 0.25)
 TRIAL = FinishedTrial(SETTING, 0.0, 120.0, -0.1, 120.0, 0.992, 0.01, 0.0, 128, 0.01)
 
 
-def plan_of(graphs: float) -> Plan:
-    steps = planned_steps(
+def steps_of(graphs: float) -> tuple[PlannedStep, ...]:
+    return planned_steps(
         Paces(2.0, 1.0, 0.5), tuning=100, lossless=50, searched=300, certification=200, likely=1, candidates=6,
         timed=240, timed_seconds=0.1, graphs=graphs,
     )  # fmt: skip
-    return Plan(None, 0.05, 200, None, (), None, steps)  # type: ignore[arg-type]  # which stages do not depend on
 
 
 def test_stages_take_what_the_plan_says_and_graphs_are_made_while_searching() -> None:
-    stages = stages_of(plan_of(graphs=10.0))
+    stages = stages_of(steps_of(graphs=10.0))
     assert stages == [
         Stage("baseline", 250.0, 150), Stage("search", 160.0, 300), Stage("certification", 500.0, 400),
         Stage("timing", 24.0),
     ]  # fmt: skip
-    assert sum(stage.seconds for stage in stages) == plan_of(graphs=10.0).seconds
+    assert sum(stage.seconds for stage in stages) == sum(step.seconds for step in steps_of(graphs=10.0))
 
 
 def test_the_best_is_the_fastest_that_is_likely_to_meet_the_goal() -> None:

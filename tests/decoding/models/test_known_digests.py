@@ -34,7 +34,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models whose weights were read."""
     seen: list[Any] = []
 
-    def read(one: Any) -> str:
+    def read(one: Any, advance: object) -> str:
         seen.append(type(one).__name__)
         return weights_digest(one)
 

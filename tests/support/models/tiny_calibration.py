@@ -47,7 +47,8 @@ def run(
     torch.set_num_threads(1)
     target, draft = pair or related(seed=1, spread=0.05)
     settings: dict[str, Any] = {
-        "min_acc": 0.7, "draft_length": (2, 4), "divergence": ("js", "tv"), "state": cache, "replace": True, **goal,
+        "min_acc": 0.7, "draft_length": (2, 4), "divergence": ("js", "tv"), "state": cache, "replace": True,
+        "min_gain": 1.0, **goal,
     }  # fmt: skip
     return calibrate(
         task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=out, cache=cache, **settings
