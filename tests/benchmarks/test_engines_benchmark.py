@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engines import NOT_LEAN, OURS, SD, TARGET, TRANSFORMERS, random_models
-from lib.engines import Engine, OwnEngine, TransformersEngine, Work, serve
+from engines import NOT_LEAN, random_models
+from lib.engines import OURS, SD, TARGET, TRANSFORMERS, Engine, OwnEngine, TransformersEngine, Work, serve
 
 
 @pytest.mark.slow

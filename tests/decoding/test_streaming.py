@@ -139,7 +139,7 @@ def test_a_stop_string_may_be_a_special_token(stop: str, tokens: list[str], coun
     """Which has no text of its own; the text ends before it."""
     tokenizer = deepcopy(TOKENIZERS["byte-level"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
-    ids = tokenizer.convert_tokens_to_ids(tokens)
+    ids: Any = tokenizer.convert_tokens_to_ids(tokens)
     for sizes in ([1], [2], [3]):
         assert first_stop(StopStrings(tokenizer, [stop]), ids, sizes) == count
     assert cut_before(tokenizer, ids[:count], [stop]) == text

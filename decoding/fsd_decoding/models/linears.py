@@ -180,14 +180,21 @@ class Product:
             states: (N, inputs).
             added: (N, outputs) or (outputs,).
         """
-        rows, outputs = states.shape[0], None
-        if rows >= self._many and not in_graph():  # Inductor chooses for itself, and fails on this call
-            outputs = torch.ops.mkldnn._linear_pointwise(states, self.weight.t(), None, "none", [], "")
-        elif 1 < rows <= self._few and not in_graph():
+        if in_graph():  # Inductor chooses for itself
+            outputs = None
+        elif states.shape[0] >= self._many:
+            outputs = self._by_onednn(states)
+        elif 1 < states.shape[0] <= self._few:
             outputs = torch.mm(self.weight.t(), states.t()).t().contiguous()
+        else:
+            outputs = None
         if outputs is not None:
             return outputs if added is None else outputs.add_(added)
         return torch.mm(states, self.weight) if added is None else torch.addmm(added, states, self.weight)
+
+    def _by_onednn(self, states: Tensor) -> Tensor:
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(states, self.weight.t(), None, "none", [], "")
+        return outputs
 
 
 def _rows_for_onednn(weight: Tensor) -> float:

@@ -36,7 +36,7 @@ def watched(rows: int, rounds: float, tokens: int, first: float = 1.0) -> Look:
 
 def test_a_round_of_a_batch_follows_from_two_numbers_of_rows() -> None:
     seen = _seen([watched(1, 0.3, 12), watched(5, 0.7, 60)], 0, 512)
-    assert (seen.fixed, seen.row) == (pytest.approx(0.2), pytest.approx(0.1))
+    assert [seen.fixed, seen.row] == pytest.approx([0.2, 0.1])
     assert seen.prefill == pytest.approx((1.0 - 0.7) / 5)
     assert seen.tokens_per_round == 3.0
     one, many = seen.paces(90.0, 1), seen.paces(90.0, 32)

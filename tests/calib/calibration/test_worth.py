@@ -107,7 +107,8 @@ def test_a_plan_shows_the_ceiling_what_it_expects_and_the_price() -> None:
 
 
 def test_what_says_nothing_of_worth_is_refused() -> None:
-    for wrong in ({"min_gain": 0.9}, {"min_gain": float("inf")}, {"price_per_hour": -1.0}):
+    refused: list[dict[str, Any]] = [{"min_gain": 0.9}, {"min_gain": float("inf")}, {"price_per_hour": -1.0}]
+    for wrong in refused:
         with pytest.raises(UsageError, match=next(iter(wrong))):
             RunConfig(**wrong)
 

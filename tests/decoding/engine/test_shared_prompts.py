@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.models.forward import Forward
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
@@ -68,7 +69,7 @@ def counted() -> Iterator[dict[int, list[int]]]:
                     count(runner, parts)
                     return forward(parts, *rest)
 
-            runner._forward = Counting()
+            runner._forward = cast(Forward, Counting())
 
         patch.setattr(ModelRunner, "__init__", counting)
         yield passes
