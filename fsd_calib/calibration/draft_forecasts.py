@@ -17,7 +17,7 @@ import numpy as np
 
 from fsd_calib.calibration.policy_families import Shaped
 from fsd_calib.calibration.session import Session
-from fsd_calib.calibration.worth import Ceiling
+from fsd_calib.calibration.worth import Ceiling, with_prompts
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.search.forecast import DraftForecasts, ReplayForecast, WalkedForecast
@@ -80,11 +80,12 @@ class TracedDrafts:
                 speeds[sd] = forecast.tokens_per_second(sd)
         return dict(sorted(speeds.items(), key=lambda speed: -speed[1]))
 
-    def ceiling(self, sd_speeds: Mapping[Setting, float]) -> Ceiling | None:
+    def ceiling(self, sd_speeds: Mapping[Setting, float], prefill: float) -> Ceiling | None:
         """Returns what accepting everything could gain; None: there are drafts that cannot be traced.
 
         Args:
             sd_speeds: see `sd_speeds`.
+            prefill: seconds of a text's prompt, for each of its tokens.
         """
         if self._untraced:
             return None
@@ -96,6 +97,7 @@ class TracedDrafts:
         alone = max(float(costs.tokens_per_second(1, 1, 0)) for costs in self.costs.values())
         lossless, speed = max([(self.session.setting("target"), alone), *sd_speeds.items()], key=lambda each: each[1])
         fastest, length = max(all_accepted)
+        speed, fastest = (with_prompts(each, prefill) for each in (speed, fastest))
         return Ceiling(lossless, speed, length, fastest / speed)
 
     @property

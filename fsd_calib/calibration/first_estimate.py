@@ -68,7 +68,7 @@ class Look:
         self.tokens += int((record.accepted + 1)[record.active].sum())
         self.row_rounds += rows
         self.last = now
-        if now > self.until or len(self.seconds) >= self.most:
+        if (self.seconds and now > self.until) or len(self.seconds) >= self.most:  # a first round is mostly prefill
             raise EnoughError
 
     @property

@@ -259,7 +259,9 @@ def prepare(
         drafts = TracedDrafts(session, space, traces, costs)
         forecast = drafts.forecast(early, shaped)
         sd_speeds = drafts.sd_speeds(forecast)
-        ceiling = drafts.ceiling(sd_speeds)
+        # Of a token: prompts take as long whatever is accepted, so they lower every gain.
+        prefill = facts.timings.prefill * baseline.alone.correct.size / baseline.alone.tokens
+        ceiling = drafts.ceiling(sd_speeds, prefill)
     # Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
     sds = tuple(sd_speeds)[: 1 if config.timing == "none" else 2]
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
@@ -285,7 +287,7 @@ def prepare(
         )  # fmt: skip
     expected = None if fixed else expected_gain(
         forecast, space, sd_speeds[sds[0]], fuzzy.setting, pilot, odds_of(claim, pilot, level, seeds),
-        session.holdout.problems,
+        session.holdout.problems, prefill,
     )  # fmt: skip
     plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size, ceiling=ceiling, expected=expected)
     info = early.info if early else None
@@ -363,7 +365,8 @@ def _timings(
             pace = _pace(session, space)
     with session.threads_for(goal.serve_batch):
         costs = tuple(_costs(session.with_draft(each.draft), goal, each.tree) for each in space.compared)
-    return Timings(costs, pace, way)
+        prefill = session.engine.prefill(_costed(session), goal.serve_batch, costs[0])
+    return Timings(costs, pace, way, prefill)
 
 
 def _pace(session: Session, space: Space) -> Pace:
@@ -414,8 +417,11 @@ def _decode_some(session: Session, setting: Setting) -> None:
 
 
 def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
-    prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in session.tuning.problems[:_COSTED]]
-    return session.engine.costs(prompts, goal.serve_batch, session.progress, tree)
+    return session.engine.costs(_costed(session), goal.serve_batch, session.progress, tree)
+
+
+def _costed(session: Session) -> list[KeyedPrompt]:
+    return [KeyedPrompt(problem.id, problem.prompt) for problem in session.tuning.problems[:_COSTED]]
 
 
 def efforts(

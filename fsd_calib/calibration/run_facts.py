@@ -58,11 +58,13 @@ class Timings:
     Attributes:
         costs: of a round at --serve-batch, one cost model per draft.
         compile: how rounds are called, in these timings and in the whole run.
+        prefill: seconds of a prompt at --serve-batch; 0: not known.
     """
 
     costs: tuple[CostModel, ...]
     pace: Pace
     compile: Rounds = "off"
+    prefill: Amount = 0.0
 
 
 class RunFacts(Part):

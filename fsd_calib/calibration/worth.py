@@ -42,6 +42,11 @@ class Ceiling:
     gain: float
 
 
+def with_prompts(speed: float, prefill: float) -> float:
+    """Returns tokens/s with the prefill of prompts, which takes so many seconds for each token."""
+    return 1 / (1 / speed + prefill)
+
+
 @dataclass(frozen=True)
 class Expected:
     """The setting that a plan expects most of: the one with the greatest expected certified gain, by forecasts.
@@ -61,7 +66,14 @@ class Expected:
 
 
 def expected_gain(
-    forecast: DraftForecasts, space: Space, sd_speed: float, fuzzy: Setting, pilot: Pilot, odds: Odds, problems: int
+    forecast: DraftForecasts,
+    space: Space,
+    sd_speed: float,
+    fuzzy: Setting,
+    pilot: Pilot,
+    odds: Odds,
+    problems: int,
+    prefill: float = 0.0,
 ) -> Expected | None:
     """Returns what a plan expects of settings with the rule that the pilot decoded; None: no accuracy is to be kept.
 
@@ -71,11 +83,12 @@ def expected_gain(
         sd_speed: tokens/s of the fastest `sd`, by its forecast.
         fuzzy: the pilot's fuzzy setting.
         problems: that there are to certify on.
+        prefill: see `with_prompts`.
     """
     if odds.claim.wanted is None:
         return None
     least, usual, most = _net_losses(pilot)
-    steps = _steps(forecast, space, sd_speed, fuzzy)
+    steps = _steps(forecast, space, with_prompts(sd_speed, prefill), fuzzy, prefill)
     high, middle, low = (_best(steps, loss, pilot, odds, problems) for loss in (least, usual, most))
     return Expected(middle.gain, min(low.gain, middle.gain), max(high.gain, middle.gain), middle.truth, middle.chance)
 
@@ -93,7 +106,7 @@ class _Outcome(NamedTuple):
     chance: float
 
 
-def _steps(forecast: DraftForecasts, space: Space, sd_speed: float, fuzzy: Setting) -> list[_Step]:
+def _steps(forecast: DraftForecasts, space: Space, sd_speed: float, fuzzy: Setting, prefill: float) -> list[_Step]:
     """The steps of every divergence of the search."""
     by_pilot = _saved(forecast, fuzzy)
     steps = []
@@ -103,7 +116,7 @@ def _steps(forecast: DraftForecasts, space: Space, sd_speed: float, fuzzy: Setti
         for share in map(float, _SHARES):
             saved = _saved(forecast, alike.at(forecast.threshold(alike, share)))
             speed = max(forecast.tokens_per_second(arm.at(forecast.threshold(arm, share))) for arm in arms)
-            steps.append(_Step(saved / by_pilot if by_pilot else 1.0, speed / sd_speed))
+            steps.append(_Step(saved / by_pilot if by_pilot else 1.0, with_prompts(speed, prefill) / sd_speed))
     return steps
 
 

@@ -152,6 +152,10 @@ class Engine(ABC):
             UsageError: The engine drafts no trees.
         """
 
+    def prefill(self, prompts: Sequence[KeyedPrompt], batch_size: int, costs: CostModel) -> float:
+        """Returns the seconds of the prefill of so many prompts at once; 0: they are not known. costs: see `costs`."""
+        return 0.0
+
     @abstractmethod
     def manifest(self, wanted: WantedTraces) -> Manifest:
         """Returns the manifest that such traces have."""

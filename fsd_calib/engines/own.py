@@ -58,6 +58,7 @@ from fsd_decoding.workers.models import decoder_of
 _ROUNDS = 200  # timed per draft length
 _FEWER, _SECONDS = 50, 15.0  # rounds that suffice after so many seconds
 COSTED_LENGTHS = 2, 4, 8  # tokens drafted in the rounds that costs are of
+_PREFILLS = 8  # calls
 _BATCHES = 100  # batches at most
 _SHORT, _SHORT_DRAFT = 4, 4  # rounds at least, unless texts end, and tokens drafted in each: to compare quickly
 _RULE, _LOSSLESS = "fsd-coupled", -1.0  # accepts little, which gives many rounds and does not change their cost
@@ -173,6 +174,23 @@ def measure_costs(
     return _costs(clocks, batch_size)
 
 
+def prefill_seconds(
+    decoder: SpeculativeDecoder, prompts: Sequence[Prompt], ids: Sequence[int], rows: int, costs: CostModel
+) -> float:
+    """Returns the median seconds of the prefill of `rows` prompts: of calls of one round, without that round."""
+    clock, length, taken = undisturbed_clock(decoder.device), COSTED_LENGTHS[0], []
+    for batch in range(1 + _PREFILLS):  # the first warms up
+        chosen = [i % len(prompts) for i in range(batch * rows, (batch + 1) * rows)]
+        began = clock()
+        decoder.generate(
+            [prompts[i] for i in chosen], 1, ids=[ids[i] for i in chosen], rule=_RULE, threshold=_LOSSLESS,
+            draft_length=length, batch_size=rows,
+        )  # fmt: skip
+        synchronize(decoder.device)
+        taken.append(clock() - began)
+    return max(median(taken[1:]) - float(costs.seconds(1, length)), 0.0)
+
+
 def seconds_of_costs(of_a_round: float) -> float:
     """Returns about how long `measure_costs` takes, where a round of its lengths takes so many seconds."""
     in_time = _SECONDS / (len(COSTED_LENGTHS) * of_a_round)
@@ -262,6 +280,10 @@ class OwnEngine(Engine):
             drafting, [prompt.prompt for prompt in prompts], [prompt.id for prompt in prompts],
             self.limits.max_new_tokens, self.limits.stop, batch_size=batch_size, progress=progress,
         ).model  # fmt: skip
+
+    def prefill(self, prompts: Sequence[KeyedPrompt], batch_size: int, costs: CostModel) -> float:
+        texts, ids = [prompt.prompt for prompt in prompts], [prompt.id for prompt in prompts]
+        return prefill_seconds(self.decoder, texts, ids, batch_size, costs)
 
     def manifest(self, wanted: WantedTraces) -> Manifest:
         task, decoder = wanted.task, self.decoder

@@ -12,7 +12,7 @@ from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.odds import odds_of
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.calibration.plan import NotWorthItError, Plan, PlannedStep, check_worth, make_plan
-from fsd_calib.calibration.worth import Ceiling, Expected, expected_gain
+from fsd_calib.calibration.worth import Ceiling, Expected, expected_gain, with_prompts
 from fsd_calib.certification.claim import Claim
 from fsd_calib.report.notebook import plan_html
 from fsd_calib.report.plan import print_plan
@@ -66,6 +66,17 @@ def test_the_more_a_pilot_lost_the_less_is_expected() -> None:
 def test_a_looser_goal_leaves_more_to_gain() -> None:
     assert expected(2, claim=Claim(0.9)).gain > expected(2).gain
     assert 0.9 < expected(2, claim=Claim(0.9)).truth < 1
+
+
+def test_prompts_take_their_time_whatever_is_accepted() -> None:
+    assert with_prompts(50.0, 0.0) == pytest.approx(50.0)
+    assert with_prompts(50.0, 0.02) == pytest.approx(25.0)
+    pilot, forecast = Pilot(64, 60 / 64, 0.0, 1 / 64, 59 / 60), Rising()
+    given: Any = (forecast, SPACE, 2.9, FUZZY, pilot, odds_of(CLAIM, pilot, DELTA), PROBLEMS)
+    without, beside = expected_gain(*given), expected_gain(*given, 1.0)
+    assert without is not None
+    assert beside is not None
+    assert 1 < beside.gain < without.gain
 
 
 def test_where_nothing_can_be_certified_nothing_is_expected() -> None:
