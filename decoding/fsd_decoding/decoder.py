@@ -306,7 +306,7 @@ class SpeculativeDecoder:
 
         Args:
             prompts: texts, or lists of token ids, which are used as given.
-            max_new_tokens: maximum length of a text, including EOS; a text also ends when the models' context is full.
+            max_new_tokens: maximum length of a text, including EOS; a text also ends when the target's context is full.
             temperature, top_k, top_p: see `Sampling`. Temperature 0 is greedy, and turns off the decoder's top_k, top_p
                 and min_p; to turn them off at another temperature, give 1.0 as top_p.
             batch_size: prompts decoded at once.

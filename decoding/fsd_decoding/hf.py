@@ -403,7 +403,7 @@ def fsd_generate(
     are called as in `generate`, once per length with all rows (B, n); those of transformers, which judge a row by
     itself, are called with one row. Processors receive one row (1, n) at a time, padded as in `generate`. They are also
     called on drafted tokens that may be rejected, so they must be stateless. Processors other than the usual warpers
-    and a single repetition penalty make rows decode one after another. A text also ends when the models' context is
+    and a single repetition penalty make rows decode one after another. A text also ends when the target's context is
     full.
 
     `generate` does not pass `tokenizer=` on to a custom callable and therefore rejects `stop_strings=`; use

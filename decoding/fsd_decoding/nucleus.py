@@ -44,7 +44,7 @@ class NucleusWarper(LogitsProcessor):
             return None
         likeliest = logits.topk(min(_FEW, logits.shape[-1]), -1).values
         mass = (likeliest - logits.logsumexp(-1, keepdim=True)).exp_().cumsum_(-1)
-        if not (mass[:, -1].numpy() >= self._top_p).all():
+        if not (mass[:, -1].detach().numpy() >= self._top_p).all():
             return None
         last = (mass < self._top_p).sum(-1, keepdim=True).clamp_max(likeliest.shape[-1] - 1)
         return likeliest.gather(-1, last)

@@ -100,7 +100,7 @@ def _encode(tokenizer: Any, vocabulary: int, prompt: Prompt, index: int) -> list
 
 
 def _limit(context: int | None, prompt: list[int], index: int, max_new_tokens: int) -> int:
-    """Limit on new tokens for a prompt: as requested, but at most what the models' context leaves."""
+    """Limit on new tokens for a prompt: as requested, but at most what the target's context leaves."""
     left = max_new_tokens if context is None else context - len(prompt)
     if left < 1:
         raise UsageError(

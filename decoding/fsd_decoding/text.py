@@ -122,15 +122,13 @@ def cut_before(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str]) -> s
 
 
 def _without_special(tokenizer: Any, tokens: Sequence[int], beginning: str) -> str:
-    """The beginning of a text with special tokens, without them."""
-    before, count = "", 0
-    while count < len(tokens):
-        longer = tokenizer.decode(tokens[: count + 1], skip_special_tokens=False)
-        if not beginning.startswith(longer):
-            break
-        before, count = longer, count + 1
-    text: str = tokenizer.decode(tokens[:count], skip_special_tokens=True)
-    return text + beginning[len(before) :]
+    """The beginning of a text with special tokens, without them. It ends in one of the last tokens."""
+    for count in range(len(tokens), -1, -1):
+        whole = tokenizer.decode(tokens[:count], skip_special_tokens=False)
+        if beginning.startswith(whole):
+            text: str = tokenizer.decode(tokens[:count], skip_special_tokens=True)
+            return text + beginning[len(whole) :]
+    return beginning
 
 
 def _holds_special(tokenizer: Any, stop: str) -> bool:

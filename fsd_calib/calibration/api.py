@@ -259,7 +259,7 @@ class Calibration:
             for draft in drafts[1:]:
                 shared_tokenizer(self.target, draft, tokenizer, loading)
             models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
-            context = context_of(models, config.dtype)
+            context = context_of(*models[0], config.dtype)
             self._check_sizes(len(tokenizer), context)
             task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
             guards = self._guards(task, tokenizer, context)

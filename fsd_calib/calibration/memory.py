@@ -108,7 +108,7 @@ def _device(models: Sequence[Any], config: RunConfig) -> str:
 
 def _work(sizes: Sequence[ModelSize], tokenizer: Any, tasks: Sequence[Task], length: int, greedy: bool) -> Workload:
     """UsageError: a prompt is too long for the models, or holds a token that they do not have."""
-    context = min((size.context for size in sizes if size.context is not None), default=None)
+    context = sizes[0].context  # the target's; a draft ends drafting where its own does
     vocabulary = min(size.logits for size in sizes if size.logits)
     requests = [
         request
@@ -152,15 +152,12 @@ _SHOWN = 5  # ids in a line
 _ADDED = 8  # tokens that a tokenizer may add to those of a text, such as its start
 
 
-def context_of(models: Sequence[tuple[Any, ModelOptions]], dtype: str | None) -> int | None:
-    """Returns the most tokens of a prompt and its text together that all models take; None: no limit is known."""
-    found = []
-    for model, options in models:
-        try:
-            found.append(ModelSize.of(model, dtype, options).context)
-        except UnknownSizeError:
-            continue
-    return min((context for context in found if context is not None), default=None)
+def context_of(target: Any, options: ModelOptions, dtype: str | None) -> int | None:
+    """Returns the most tokens of a prompt and its text together that a target takes; None: no limit is known."""
+    try:
+        return ModelSize.of(target, dtype, options).context
+    except UnknownSizeError:
+        return None
 
 
 def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str], None]) -> Task:

@@ -70,7 +70,7 @@ def test_an_id_of_two_problems_is_refused(pair: tuple[Any, Any], tmp_path: Path)
 def test_a_prompt_that_is_too_long_is_refused_before_decoding(pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(3)
     long = TinyTask((*task.problems, type(task.problems[0])(7, "w3 " * 200)))
-    with pytest.raises(UsageError, match="prompt 3 has 200 tokens, the models' context is 128"):
+    with pytest.raises(UsageError, match="prompt 3 has 200 tokens, the target's context is 128"):
         collect(tmp_path / "out", pair, long)
     assert not (tmp_path / "out").exists()
 

@@ -23,7 +23,7 @@ from fsd_data import pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.sampling import Sampling
-from support.models.tiny_models import CONTEXT, EOS, FAMILIES, VOCABULARY, random_model
+from support.models.tiny_models import CONTEXT, EOS, FAMILIES, VOCABULARY, llama, random_model
 from support.models.tiny_pair import related
 from support.models.tiny_task import TinyTask, tiny_task
 from support.traces.collecting import NAMES, TOKENIZER, WAYS, Frame, by_problem, collect, contexts
@@ -283,3 +283,21 @@ def test_hidden_states_need_a_model_in_eager_mode(pair: tuple[Any, Any]) -> None
     decoder = SpeculativeDecoder(*pair, TOKENIZER, compile="capture")
     with HiddenStates(pair[1], "whole", 0, calls=5) as states, pytest.raises(Exception, match="eager drafts only"):
         decoder.generate([[3, 4]], 4, observer=OnPolicy(Measures(["js"], "raw", Sampling()), states))
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_rounds_that_draft_nothing_leave_hidden_states_in_place(lean: bool) -> None:
+    """The second prompt is beyond the draft's context; the others' states are as without it."""
+    draft = llama(seed=2, max_position_embeddings=24)
+    decoder = SpeculativeDecoder(llama(seed=1), draft, TOKENIZER, lean=lean)
+    prompts = [[3, 4, 5, 6], [7] * 30, [8, 9, 3]]
+    kept = []
+    for ids in ((0, 1, 2), (0, 2), (1, 0, 2)):
+        with HiddenStates(draft, "whole", 0, calls=3) as states:
+            observer = OnPolicy(Measures(["js"], "raw", Sampling()), states)
+            asked = [prompts[i] for i in ids]
+            decoder.generate(asked, 8, ids=ids, draft_length=3, batch_size=1, observer=observer)
+        kept.append(observer.collect()[1].states)
+    assert len(kept[0]) > 4
+    for other in kept[1:]:
+        np.testing.assert_array_equal(kept[0], other)

@@ -145,6 +145,15 @@ def test_a_stop_string_may_be_a_special_token(stop: str, tokens: list[str], coun
     assert cut_before(tokenizer, ids[:count], [stop]) == text
 
 
+def test_a_text_is_cut_before_a_stop_string_that_ends_in_a_special_token() -> None:
+    """Also where a character of several tokens and other special ones come before it."""
+    tokenizer = deepcopy(TOKENIZERS["byte-level"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "<end>"]})
+    tokens = tokenizer("é😀x<think>yz<end>", add_special_tokens=False)["input_ids"]
+    assert cut_before(tokenizer, tokens, ["yz<end>"]) == "é😀x"
+    assert cut_before(tokenizer, tokens, ["<end>"]) == "é😀xyz"
+
+
 def test_a_stop_string_is_found_after_a_run_of_bytes_and_special_tokens() -> None:
     """Their tail on its own would decode to something else, or to nothing."""
     tokenizer = TOKENIZERS["byte fallback"]

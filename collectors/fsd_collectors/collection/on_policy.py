@@ -44,7 +44,7 @@ class OnPolicy:
         logits = proposal.target_logits, proposal.draft_logits
         tokens = proposal.drafted, proposal.target_choice, proposal.positions
         self._held.append((*logits, *tokens, keys, round_.drafted, round_.accepted))
-        if self._states is not None:
+        if self._states is not None and length:
             self._held_states.append(self._states.latest(length))
         if sum(draft_logits.numel() for _, draft_logits, *_ in self._held) >= chunk_size(proposal.draft_logits):
             self._measure_held()
@@ -59,7 +59,7 @@ class OnPolicy:
               keys[:, None].expand(-1, length, -1))  # fmt: skip
         self._measured.send(self._measures(Positions(*(values.flatten(0, 1) for values in at))))
         self._counted.send(torch.stack([proposed, accepted, positions[:, 0]], 1))
-        if self._states is not None:
+        if self._held_states:
             self._states_kept.send(_joined(self._held_states).flatten(0, 1))
             self._held_states.clear()
 

@@ -265,7 +265,7 @@ class Engine:
         row.bonus += decided.whole[i] and 0 < accepted < kept
         accepting, rejecting = decided.interval(i, kept)  # other decisions could not have changed the text
         row.lo, row.hi = max(row.lo, accepting), min(row.hi, rejecting)
-        if self._settings.stop_policy is not None:
+        if self._settings.stop_policy is not None and drafted:
             row.memory = self._settings.stop_policy.remember(row.memory, decided.verified(i))
         return kept
 

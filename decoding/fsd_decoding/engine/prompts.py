@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from fsd_decoding.drafters.base import Drafter, ReadsTarget
@@ -16,6 +18,8 @@ from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.tensors import to_device
 
 _LEAST = 16  # shared tokens from which copying pays
+
+Tokens = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -30,7 +34,7 @@ class _New:
     """
 
     row: int
-    prompt: list[int]
+    prompt: Tokens
     place: int
     source: int
     held: int
@@ -60,7 +64,9 @@ class Prompts:
     def __init__(self, target: ModelRunner, drafter: Drafter | None, rows: int, joins: bool) -> None:
         self._target, self._drafter, self._joins = target, drafter, joins
         self._target_first = isinstance(drafter, ReadsTarget)
-        self._held: list[list[int]] = [[] for _ in range(rows)]  # by row, tokens whose states the caches have
+        # By row, tokens whose states the caches have. A row that stays empty over a round, as no request is left, loses
+        # some; there are no further prompts then.
+        self._held: list[Tokens] = [np.empty(0, np.int64)] * rows
 
     def put(self, rows: Sequence[int], prompts: Sequence[list[int]], tokens: Tensor) -> None:
         """Reads prompts into rows, or leaves them to the next tokens.
@@ -70,7 +76,8 @@ class Prompts:
             prompts: one for each.
             tokens: (R, n) the same on the device, padded on the right.
         """
-        leaders = self._leaders(rows, prompts)
+        new = [np.array(prompt, np.int64) for prompt in prompts]
+        leaders = self._leaders(rows, new)
         _put(self._target, leaders, tokens)
         if self._target_first:
             self._target.catch_up()
@@ -78,14 +85,14 @@ class Prompts:
             _put(self._drafter, leaders, tokens)
             if not self._joins:
                 self._drafter.catch_up()
-        for row, prompt in zip(rows, prompts, strict=True):
+        for row, prompt in zip(rows, new, strict=True):
             self._held[row] = prompt
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order."""
         self._held = [self._held[row] for row in rows]
 
-    def _leaders(self, rows: Sequence[int], prompts: Sequence[list[int]]) -> list[_New]:
+    def _leaders(self, rows: Sequence[int], prompts: Sequence[Tokens]) -> list[_New]:
         """The new prompts, those that follow another within it."""
         leaders: list[_New] = []
         for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
@@ -126,8 +133,7 @@ def _copy(reader: ModelRunner | Drafter, copies: Iterable[tuple[int, int, int]])
         reader.copy(sources, rows, max(counts))  # what is copied beyond a row's own is read anew
 
 
-def _common(a: Sequence[int], b: Sequence[int], most: int) -> int:
+def _common(a: Tokens, b: Tokens, most: int) -> int:
     """The number of first tokens, at most so many, that two texts have in common."""
-    if a[:most] == b[:most]:
-        return most
-    return next(i for i in range(most) if a[i] != b[i])
+    differs = a[:most] != b[:most]
+    return int(differs.argmax()) if differs.any() else most

@@ -132,7 +132,7 @@ class Rounds:
     def verify(self, draft: Draft, kv_length: int) -> Tensor:
         """Returns the target's raw logits after each row's last token and after each drafted one."""
         target, batch, drafts, tree = self._target, self._batch, draft.draft_length, draft.tree
-        call = EagerCaller() if target.waits else self._call  # prompts are of any number and length
+        call = self._call.directly if target.waits else self._call  # prompts are of any number and length
         if tree is not None:
             key = GraphKey((self._kind, tree.tokens.shape[1], drafts), kv_length)
             return call(key, verify_tree, target, batch, tree.listed(), drafts, kv_length)

@@ -20,9 +20,9 @@ from fsd_common.errors import UsageError
 Value = TypeVar("Value")
 
 MOST = 256
-"""Graphs kept. One setting needs about three (draft, verify, judge) for each batch size, a power of two, and each
-doubling of the text: 150 cover batches up to 64 of texts up to 8k. Without a bound, a server that receives any number
-of different temperatures would fill its memory."""
+"""Graphs kept. One setting needs about two (draft, verify) for each batch size, a power of two, and each size of the
+text that a caller chooses: 200 cover batches up to 64 of texts up to 4k. Without a bound, a server that receives any
+number of different temperatures would fill its memory."""
 
 
 class RecentlyUsed(Generic[Value]):
@@ -139,6 +139,9 @@ class Caller(Protocol):
     def __call__(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value:
         """Returns `function(*args)`."""
 
+    def directly(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value:
+        """Returns `function(*args)`, called as no graph, with results where a graph's would be."""
+
 
 class EagerCaller:
     """Calls every step directly."""
@@ -157,6 +160,8 @@ class EagerCaller:
 
     def __call__(self, key: Hashable, function: Callable[..., Value], *args: Any) -> Value:
         return function(*args)
+
+    directly = __call__
 
 
 class CompiledCaller:
@@ -188,6 +193,9 @@ class CompiledCaller:
         graph = self._graphs.get((function, key), lambda: _compile(function, self._backend))
         result: Value = graph(*args)
         return result
+
+    def directly(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value:
+        return function(*args)
 
     def __len__(self) -> int:
         return len(self._graphs.values())

@@ -154,7 +154,14 @@ class CapturingCaller:
 
     def _call(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Calls the step directly, and copies its result to the memory that results of its shape share."""
-        result, shape = self._inner(key, function, *args), (function, key.shape)
+        return self._shared(key, function, self._inner(key, function, *args))
+
+    def directly(self, key: GraphKey, function: Callable[..., Any], *args: Any) -> Any:
+        return self._shared(key, function, function(*args))
+
+    def _shared(self, key: GraphKey, function: Callable[..., Any], result: Any) -> Any:
+        """Copies a result to the memory that results of its shape share."""
+        shape = function, key.shape
         if shape not in self._results:
             self._results[shape] = result.clone() if isinstance(result, Tensor) else [one.clone() for one in result]
         else:

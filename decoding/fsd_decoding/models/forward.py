@@ -213,6 +213,10 @@ class Forward(Protocol):
     def identity(self) -> Hashable:
         """Key of this forward pass in graphs: what changes its operations, apart from the model."""
 
+    @property
+    def joins(self) -> bool:
+        """Whether several parts are one pass; else each is a pass of its own, which hooks on the model see."""
+
     def __call__(self, parts: Sequence[Part], cache: SlotCache, keep: int, layers: Sequence[int] = ()) -> Tensor:
         """Returns logits (B, keep, V) of the last part in the model's dtype.
 
@@ -244,8 +248,10 @@ class ModuleForward:
     def identity(self) -> Hashable:
         return self._grouped
 
+    joins = False
+
     def __call__(self, parts: Sequence[Part], cache: SlotCache, keep: int, layers: Sequence[int] = ()) -> Tensor:
-        """See `Forward`. Each part is a pass of its own."""
+        """See `Forward`."""
         for part in parts[:-1]:
             self._run(part, cache, 1, layers)
         return self._run(parts[-1], cache, keep, layers)

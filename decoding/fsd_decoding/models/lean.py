@@ -11,11 +11,13 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
+from weakref import ref as weakref
 
 import torch
 from torch import Tensor, nn
@@ -40,19 +42,17 @@ every head's queries and keys, before they are rotated. Biases are those that th
 configuration names."""
 
 
-_made = count()  # tells apart what was made of a model before its modules were changed, and after
-
-
 class LeanModel:
     """The weights of a model of `ARCHITECTURES`, ready for forward passes; the model itself is not kept alive.
 
     Args:
         model: a causal LM whose modules are those of its class. Its weights are laid side by side, or copied where
             that pays; see `linears.py`.
+        number: tells apart what was made of a model before its modules were changed, and after.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.number, self._copied = next(_made), list[Copied]()
+    def __init__(self, model: Any, number: int = 0) -> None:
+        self.number, self._copied = number, list[Copied]()
         norms, decoder, copies = ARCHITECTURES[type(model).__name__], model.model, _copies(model)
 
         def linears(modules: Sequence[Any]) -> Linears:
@@ -99,12 +99,14 @@ class LeanForward:
         half = cos.shape[-1] // 2
         self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], 1)
 
+    joins = True
+
     @property
     def identity(self) -> Hashable:
         return "lean", self._model.number
 
     def __call__(self, parts: Sequence[Part], cache: SlotCache, keep: int, layers: Sequence[int] = ()) -> Tensor:
-        """See `Forward`. All parts are one pass, but for attention: weights are read once."""
+        """See `Forward`. Weights are read once; each part attends by itself."""
         model, groups = self._model, self._model.layers[0].attention.groups
         steps = [
             _Step(
@@ -258,8 +260,18 @@ _NUMBERS = ("variance_epsilon", "scaling", "head_dim", "num_key_value_groups", "
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.sparse")  # of the layers, and the embeddings
 
 
-_probed: WeakKeyDictionary[Any, tuple[LeanModel | str, tuple[Any, ...]]] = WeakKeyDictionary()
-"""By model: what runs it, and what that was chosen for."""
+@dataclass(frozen=True)
+class _Chosen:
+    """What runs a model, and what that was chosen for. Joined weights, which are the model's own until it is moved, are
+    kept alive by what decodes alone."""
+
+    by: LeanModel | weakref[LeanModel] | str
+    read: tuple[Any, ...]
+    number: int
+
+
+_numbers = count(1)
+_chosen: WeakKeyDictionary[Any, _Chosen] = WeakKeyDictionary()  # by model
 _lock = Lock()
 
 
@@ -278,12 +290,19 @@ def choose(model: Any) -> LeanModel | str:
     if obstacle := next(_obstacles(model), None):
         return obstacle
     with _lock:
-        if model not in _probed or _probed[model][1] != _read(model):
-            chosen = _probe(model)
-            _probed[model] = (chosen, _read(model))  # after the weights have moved side by side
-        elif isinstance(lean := _probed[model][0], LeanModel):
+        known = _chosen.get(model)
+        if known is None or known.read != _read(model):
+            known = _Chosen(_probe(model, number := next(_numbers)), (), number)
+        lean = known.by
+        if isinstance(lean, weakref):
+            lean = lean() or LeanModel(model, known.number)
+        if isinstance(lean, str):
+            by: LeanModel | weakref[LeanModel] | str = lean
+        else:
             lean.refresh()
-        return _probed[model][0]
+            by = lean if _copies(model) else weakref(lean)
+        _chosen[model] = _Chosen(by, _read(model), known.number)  # after the weights have moved side by side
+        return lean
 
 
 def lay_side_by_side(model: Any) -> None:
@@ -302,7 +321,7 @@ def _read(model: Any) -> tuple[Any, ...]:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _probe(model: Any) -> LeanModel | str:
+def _probe(model: Any, number: int) -> LeanModel | str:
     """Builds the lean weights and compares logits of two random texts with those of transformers' modules.
 
     Two ways to compute logits in 16 bits differ by rounding alone, in large models by a tenth of the largest. So both
@@ -313,7 +332,7 @@ def _probe(model: Any) -> LeanModel | str:
     tokens = tokens.to(model.device)
     theirs = _logits(model, ModuleForward(model), tokens)
     try:
-        lean = LeanModel(model)
+        lean = LeanModel(model, number)
         own = _logits(model, LeanForward(lean, _PROBED), tokens)
     except torch.OutOfMemoryError:
         raise
@@ -326,8 +345,13 @@ def _probe(model: Any) -> LeanModel | str:
         if difference <= _TOLERANCE[model.dtype]:
             return lean
         return f"its logits would differ from transformers' by {difference:.2g} of their size"
-    with InFp32():
-        exact = _logits(model, ModuleForward(model), tokens)
+    try:
+        with InFp32():
+            exact = _logits(model, ModuleForward(model), tokens)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model's own code does with another dtype
+        return f"it cannot be compared with fp32 ({str(error).partition(chr(10))[0]:.80})"
     lean_error, module_error = _error(own, exact), _error(theirs, exact)
     if lean_error <= max(_MORE_ERROR * module_error, torch.finfo(model.dtype).eps):
         return lean

@@ -120,6 +120,8 @@ class ModelRunner:
             if waiting + positions.numel() > self.cache.rows * PREFILL_CHUNK:
                 self.catch_up()
             self._waiting.append(self._part(tokens[:, begin:stop], positions, stop, rows))
+            if not self._forward.joins:
+                self.catch_up()
 
     def catch_up(self) -> None:
         """Reads the prompts that wait, now."""
@@ -133,6 +135,7 @@ class ModelRunner:
 
     def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         """Gives `rows` the first `count` positions of the rows `sources`."""
+        self.catch_up()
         self.cache.copy(sources, rows, count)
 
 

@@ -40,7 +40,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(source)
         raise UsageError("weights are loaded")
 
-    monkeypatch.setattr("fsd_decoding.decoder.load_model", record)
+    monkeypatch.setattr("fsd_calib.calibration.engines.load_model", record)
     return found
 
 

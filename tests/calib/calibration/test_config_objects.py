@@ -74,7 +74,7 @@ def test_none_is_the_default_where_it_once_was() -> None:
 
 def test_a_task_that_is_refused_is_refused_before_models_load(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[Any]()
-    monkeypatch.setattr("fsd_decoding.decoder.load_model", loaded.append)
+    monkeypatch.setattr("fsd_calib.calibration.engines.load_model", loaded.append)
     cases: list[tuple[Any, str]] = [
         ({"task": "arithmtic"}, "unknown task"),
         ({"task": "gsm8k", "data": "nope"}, "nope"),

@@ -169,6 +169,22 @@ def test_the_drafts_context_does_not_end_a_text() -> None:
         assert found[-1].drafted == 0
 
 
+def test_a_prompt_that_no_draft_was_made_of_is_still_a_source() -> None:
+    """Both prompts of the first round are beyond the draft's context, so it reads neither before they are copied."""
+    rng = Random(0)
+    first, other = ([rng.randrange(2, VOCABULARY) for _ in range(50)] for _ in range(2))
+    for lean in (True, False):
+        pair = llama(seed=1), llama(seed=2, max_position_embeddings=40)
+        settings: dict[str, Any] = {"rule": "fsd-coupled", "threshold": 0.5, "draft_length": 3}
+        decoder = SpeculativeDecoder(*pair, word_tokenizer(), temperature=0.7, lean=lean, **settings)
+        requests = decoder.requests([first, other, [*first[:24], 7]], 10)
+        requests[1] = replace(requests[1], max_new_tokens=1)
+        together = list(decoder.engine(decoder.settings(), requests, 2).run(requests))
+        for row in together:
+            (one,) = decoder.engine(decoder.settings(), [row.request], 1).run([row.request])
+            assert (one.tokens, one.drafted, one.accepted) == (row.tokens, row.drafted, row.accepted)
+
+
 def test_a_draft_is_not_longer_than_the_text_may_be() -> None:
     decoder = tiny_decoder()
     for most in (1, 2, 5):

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -414,6 +416,15 @@ def test_weights_of_large_models_become_parts_of_joined_ones(case: str, monkeypa
     assert storages(large[0]) == before
     changed = tokens(decoder, **SETTINGS[-1])
     assert changed == tokens(SpeculativeDecoder(*large, word_tokenizer(), lean=False), **SETTINGS[-1]) != copied
+
+
+def test_joined_weights_are_freed_with_the_models_own() -> None:
+    model = llama(1).to(torch.bfloat16)
+    before = weakref.ref(lean_of(model).layers[0].attention)
+    assert isinstance(choose(model), LeanModel)
+    model.to(torch.float32)
+    gc.collect()
+    assert before() is None
 
 
 def test_a_model_with_joined_weights_is_saved_as_it_was(tmp_path: Path) -> None:

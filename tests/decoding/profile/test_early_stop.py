@@ -227,3 +227,17 @@ def test_a_row_keeps_its_history_through_a_batch_that_shrinks(
 
     policy = early(Heuristic(1, MOST))
     assert decoded(4) == decoded(1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=named_by)
+def test_a_row_beyond_the_drafts_context_ends_as_the_target_alone(rule: StoppingRule) -> None:
+    """Nothing is drafted there, of which no rule hears."""
+    target, draft = llama(seed=1), llama(seed=2, max_position_embeddings=24)
+    decoder = SpeculativeDecoder(target, draft, word_tokenizer())
+    prompts = [[5, 9, 3], [7] * 30, [4] * 20]
+    for rows in (1, 3):
+        found = decoder.generate(
+            prompts, 12, rule="coupled", draft_length=MOST, stop_policy=early(rule, None), batch_size=rows
+        )
+        assert [r.tokens for r in found] == [r.tokens for r in decoder.generate(prompts, 12, rule="target")]
+        assert found[1].drafted == 0

@@ -61,7 +61,7 @@ class PlainTrees:
         text = PlainText()
         while True:
             before = Path(prompt + text.tokens)
-            tree = self.grow(before, keys)
+            tree = self.grow(before, keys, min(self.depth, new - len(text.tokens)))
             emitted, decisions, whole = self.walk(before, tree, keys)
             kept = emitted[: new - len(text.tokens)]
             ended = next((n for n, token in enumerate(kept) if token in eos), None)
@@ -80,11 +80,11 @@ class PlainTrees:
             if len(text.tokens) == new:
                 return text
 
-    def grow(self, before: Path, keys: Tensor) -> dict[Path, list[int]]:
+    def grow(self, before: Path, keys: Tensor, depth: int) -> dict[Path, list[int]]:
         """The children of every node, by the tokens that lead to it; x is the first."""
         found: list[tuple[float, bool, Path]] = []
         frontier: list[tuple[float, bool, Path]] = [(0.0, True, ())]
-        for _ in range(self.depth):
+        for _ in range(depth):
             level = [
                 (score + more, valid and possible, (*path, token))
                 for score, valid, path in frontier
