@@ -72,8 +72,11 @@ def test_prompts_take_their_time_whatever_is_accepted() -> None:
     assert with_prompts(50.0, 0.0) == pytest.approx(50.0)
     assert with_prompts(50.0, 0.02) == pytest.approx(25.0)
     pilot, forecast = Pilot(64, 60 / 64, 0.0, 1 / 64, 59 / 60), Rising()
-    given: Any = (forecast, SPACE, 2.9, FUZZY, pilot, odds_of(CLAIM, pilot, DELTA), PROBLEMS)
-    without, beside = expected_gain(*given), expected_gain(*given, prefill=1.0)
+    given: dict[str, Any] = {
+        "forecast": forecast, "space": SPACE, "sd_speed": 2.9, "fuzzy": FUZZY, "pilot": pilot,
+        "odds": odds_of(CLAIM, pilot, DELTA), "problems": PROBLEMS,
+    }  # fmt: skip
+    without, beside = expected_gain(**given), expected_gain(**given, prefill=1.0)
     assert without is not None
     assert beside is not None
     assert 1 < beside.gain < without.gain

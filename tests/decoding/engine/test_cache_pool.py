@@ -58,9 +58,11 @@ def test_weights_that_moved_get_new_caches() -> None:
 
 
 @pytest.mark.slow
-def test_longer_texts_get_larger_caches_and_shorter_ones_reuse_them(captured: SpeculativeDecoder) -> None:
+def test_longer_texts_get_larger_caches_and_shorter_ones_reuse_them(plain: SpeculativeDecoder) -> None:
+    pair = related(seed=1, spread=0.05, max_position_embeddings=512)
+    captured = captured_copy(SpeculativeDecoder(*pair, plain.tokenizer))
     slots = []
-    for new in (8, 200, 8):
+    for new in (8, 260, 8):
         captured.generate(PROMPTS[:4], new, draft_length=3)
         (caches,) = free_caches(captured)
         slots.append(caches.slots)

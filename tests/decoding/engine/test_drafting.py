@@ -237,7 +237,8 @@ def test_each_prompt_may_have_its_own_draft_length(
         for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
     ]
     assert_equal_up_to_rounding(together, alone)
-    assert all(r.drafted == length * r.rounds for r, length in zip(together, lengths, strict=True))
+    for result, length in zip(together, lengths, strict=True):
+        assert result.drafted == length * result.rounds or result.finish_reason == "length"
 
 
 @pytest.mark.parametrize("policy", [never, pseudo_random])

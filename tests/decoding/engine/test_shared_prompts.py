@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
@@ -63,7 +64,7 @@ def counted() -> Iterator[dict[int, list[int]]]:
             forward = runner._forward
 
             class Counting:
-                identity = forward.identity
+                identity, joins = forward.identity, forward.joins
 
                 def __call__(self, parts: Any, *rest: Any) -> Tensor:
                     count(runner, parts)
