@@ -40,9 +40,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not torch.cuda.is_available():  # Triton looks at it when it is first imported
         os.environ["TRITON_INTERPRET"] = "1"
     from fsd_common.progress import chosen
+    from support.calibration.any_gain import go_on_for_any_gain
     from support.calibration.quick_costs import measure_few_rounds
 
     measure_few_rounds()
+    go_on_for_any_gain()
     chosen._SOONEST = chosen._LATEST  # what a log holds does not depend on how busy the machine is
     gc.disable()  # until all tests are collected, which makes millions of objects that stay
 

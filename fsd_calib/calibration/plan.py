@@ -139,7 +139,9 @@ class Plan:
     @property
     def worth_it(self) -> bool:
         """Whether a run goes on from here."""
-        return self.min_gain is None or self.ceiling is None or self.ceiling.gain >= self.min_gain
+        if self.min_gain in (None, 1.0) or self.ceiling is None:  # 1 goes on whatever there is to gain
+            return True
+        return self.ceiling.gain >= self.min_gain
 
 
 class NotWorthItError(UsageError):

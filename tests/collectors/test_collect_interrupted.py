@@ -102,7 +102,7 @@ def test_out_of_memory_errors_name_the_finished_portions(
     way: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, settings = tiny_task(40, max_new_tokens=8), {"batch_size": 2, **WAYS[way]}
-    whole, left = Measures.__call__, iter(range(1 if way == "sd" else 18))
+    whole, left = Measures.__call__, iter(range(12 if way == "sd" else 18))
 
     def measure(self: Measures, at: Any) -> Any:
         if next(left, None) is None:

@@ -53,7 +53,7 @@ from fsd_decoding.loading import load_model
 from fsd_decoding.models import weights_digest as digests
 from fsd_decoding.profile.parts import ModelInfo
 computed, digest = [], digests.weights_digest
-digests.weights_digest = lambda model: computed.append(model) or digest(model)
+digests.weights_digest = lambda model, *rest: computed.append(model) or digest(model, *rest)
 info = ModelInfo.of(load_model(sys.argv[2], "cpu", None))
 print(json.dumps([[info.revision, info.fingerprint, len(computed)], None]))
 """

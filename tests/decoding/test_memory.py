@@ -176,7 +176,7 @@ def estimate_and_growth() -> tuple[int, int]:
     model = llama(seed=1, hidden_size=256, num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=2048)
     decoder = SpeculativeDecoder(model, model, word_tokenizer(), rule="fsd-coupled", threshold=0.5, draft_length=5)
     decoder.generate([[1, 2, 3]], 4)
-    requests = decoder.requests([[1] * 600] * 96, 40)
+    requests = decoder.requests([[2 + i % 30, 2 + i // 30, *[1] * 598] for i in range(96)], 40)  # they share nothing
     size = ModelSize.of(model, None)
     estimate = need(size, [size], Workload(646, 600, 5, True), 96, "cpu")
     before = memory._fields(Path("/proc/self/status"))["VmRSS:"]

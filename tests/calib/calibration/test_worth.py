@@ -20,6 +20,7 @@ from fsd_calib.search.forecast import Counts
 from fsd_calib.search.space import Space
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.setting import Setting
+from support.calibration.any_gain import stop_where_too_little_is_gained
 from support.calibration.reports import paper, text_of
 from support.models import tiny_calibration
 
@@ -27,6 +28,11 @@ SPACE = Space(("fsd-coupled",), ("js",), (4, 8))
 FUZZY = Setting("fsd-coupled", "js", 4, 3.5)
 CLAIM, DELTA, PROBLEMS = Claim(0.98), 0.05, 2000
 CEILING = Ceiling(Setting("sd", "js", 5), 30.0, 12, 1.04)
+
+
+@pytest.fixture(autouse=True)
+def _as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_where_too_little_is_gained(monkeypatch)
 
 
 class Rising:
@@ -118,6 +124,12 @@ def test_a_plan_shows_the_ceiling_what_it_expects_and_the_price() -> None:
         assert "about 1.30x sd (1.10x to 1.50x by what 64 problems tell of losses)" in text
         assert "retention of 98.9%, chance to certify 62%" in text
         assert "At 2.5 an hour: about 10.00." in text  # two devices for two hours
+
+
+def test_1_goes_on_whatever_there_is_to_gain() -> None:
+    less = replace(CEILING, gain=0.7)  # than `sd` at a length that is not searched
+    assert plan(min_gain=1.0, ceiling=less).worth_it
+    assert not plan(min_gain=1.01, ceiling=less).worth_it
 
 
 def test_what_says_nothing_of_worth_is_refused() -> None:
