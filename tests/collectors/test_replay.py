@@ -225,7 +225,7 @@ def test_decoding_equals_replay_until_a_substitution(
         if result.substitutions == 0:
             untouched += 1
             assert (real.rounds, real.emitted) == (result.rounds, result.tokens)
-            assert is_drafted_as_replayed(real, result.drafted, length)
+            assert is_drafted_as_replayed(real, result.drafted, length, NEW)
     assert untouched == len(prompts) if rule not in FUZZY else 5 < untouched < len(prompts)
 
 

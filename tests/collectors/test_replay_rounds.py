@@ -248,5 +248,5 @@ def test_decoding_under_a_policy_with_memory_takes_the_replayed_rounds(decoder: 
         if real.tokens == own.tokens:
             untouched += 1
             assert real.rounds == actual.rounds
-            assert is_drafted_as_replayed(real, actual.drafted, 6)
+            assert is_drafted_as_replayed(real, actual.drafted, 6, NEW)
     assert untouched == 40 if rule == "coupled" else 5 < untouched < 40

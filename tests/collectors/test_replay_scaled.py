@@ -126,5 +126,5 @@ def test_decoding_equals_replay_until_a_substitution(
         if result.substitutions == 0:
             same += 1
             assert (real.tokens, real.rounds) == (own.tokens, result.rounds)
-            assert is_drafted_as_replayed(real, result.drafted, 4)
+            assert is_drafted_as_replayed(real, result.drafted, 4, NEW)
     assert 5 < same < len(prompts)

@@ -99,9 +99,9 @@ def test_a_profile_stops_drafts_as_its_calibration_did(predictor: Path, tmp_path
     early = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
     to_the_end = following.reconfigured(replace(following.decoding, stop_policy=None))
     whole = to_the_end.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
-    most = sum(r.drafted for r in whole)  # less than 6 a round where a text may not get as many
-    assert 5 * sum(r.rounds for r in whole) < most <= 6 * sum(r.rounds for r in whole)
-    assert sum(r.drafted for r in early) < most
+    for result in whole:  # less than 6 a round only where a text may not get as many
+        assert result.drafted == 6 * result.rounds or result.emitted > task.max_new_tokens - 6
+    assert sum(r.drafted for r in early) < sum(r.drafted for r in whole)
     emitted, rounds = sum(r.emitted for r in early), sum(r.rounds for r in early)
     assert point.tokens_per_round == pytest.approx(emitted / rounds, rel=0.1)  # the tuning part's, of all these
 

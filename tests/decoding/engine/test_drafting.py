@@ -238,7 +238,7 @@ def test_each_prompt_may_have_its_own_draft_length(
     ]
     assert_equal_up_to_rounding(together, alone)
     for result, length in zip(together, lengths, strict=True):
-        assert result.drafted == length * result.rounds or result.finish_reason == "length"
+        assert result.drafted == length * result.rounds or result.emitted > NEW - length
 
 
 @pytest.mark.parametrize("policy", [never, pseudo_random])

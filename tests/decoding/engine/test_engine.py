@@ -62,6 +62,7 @@ def test_counts_add_up(decoder: SpeculativeDecoder, prompts: list[list[int]]) ->
     for r in decoder.generate(prompts, NEW, rule="fsd-coupled", threshold=0.2, draft_length=4):
         assert len(r.tokens) <= NEW
         assert r.accepted <= r.drafted <= 4 * r.rounds
+        assert r.drafted == 4 * r.rounds or r.emitted > NEW - 4
         assert r.emitted <= r.accepted + r.rounds
         assert (r.finish_reason == "length") == (len(r.tokens) == NEW)
         assert not set(EOS) & set(r.tokens)
