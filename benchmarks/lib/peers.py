@@ -16,6 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from fsd_calib.tasks.registry import load_task
@@ -47,6 +48,7 @@ _WANTED = {(VLLM, 1): 1.0, (VLLM, 16): 0.9, (TRANSFORMERS, 1): 1.3}  # `sd` over
 _PREFILL, _MEMORY = 3.0, 0.1
 _SEED, _WARM_UP = 74_001, 8  # new tokens of a first, untimed decoding
 _KV_BYTES = 1 << 29
+_WATCHED = 0.01  # seconds between two looks at memory
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Plan:
     prefill_repeats: int
 
 
-FULL = Plan((Amount(1, 3, 2, 5), Amount(16, 16, 16, 5)), 96, (2, 4, 6), 32, 3)
+FULL = Plan((Amount(1, 2, 1, 3), Amount(16, 16, 16, 3)), 32, (2, 4, 6), 32, 2)
 QUICK = Plan((Amount(1, 1, 1, 2), Amount(16, 16, 16, 2)), 12, (2, 4), 4, 2)
 
 
@@ -261,7 +263,8 @@ def _peers(pair: RealPair, plan: Plan, works: Sequence[WorkOf]) -> dict[str, Ope
         "max_model_len": longest + plan.new + max(plan.lengths) + 1,
     }  # fmt: skip
     found: dict[str, Opened] = {}
-    if find_spec("vllm") is not None:
+    vllm = find_spec("vllm")
+    if vllm is not None and vllm.origin is not None:  # a folder of that name, as tests have one, is no package
         found[VLLM] = partial(_vllm, pair, settings)
     return found | {TRANSFORMERS: partial(_transformers, pair)}
 
@@ -360,10 +363,10 @@ def _memory(pair: RealPair, work: Work, length: int) -> dict[str, Any]:
     workload = Workload(prompt + work.max_new_tokens + length + 1, prompt, length, greedy=True)
     sizes = [ModelSize.of(model, pair.dtype) for model in pair.models]  # imports the models' code, too
     planned = need(sizes[0], sizes[1:], workload, work.batch, "cpu")
-    before = _resident("VmRSS")
-    engine = OwnEngine(pair.models, dtype=pair.dtype)
-    engine.decode(work, f"{SD} {length}")
-    taken, total = _resident("VmHWM") - before, sum(planned.values())
+    with _Watched() as watched:
+        engine = OwnEngine(pair.models, dtype=pair.dtype)
+        engine.decode(work, f"{SD} {length}")
+    taken, total = watched.most - watched.before, sum(planned.values())
     models = (engine.decoder.target, engine.decoder.draft)
     return {
         "batch": work.batch, "draft_length": length, "longest_prompt": prompt, "planned": planned, "taken": taken,
@@ -372,10 +375,33 @@ def _memory(pair: RealPair, work: Work, length: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _resident(field: str) -> int:
-    """Bytes of this process that are in memory: VmRSS now, VmHWM at most so far."""
+class _Watched:
+    """Looks at this process's own memory all the time: without pages of files, which the system may drop.
+
+    Attributes:
+        before: bytes at the start.
+        most: bytes, so far.
+    """
+
+    def __enter__(self) -> _Watched:
+        self.before = self.most = _resident()
+        self._ended = Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_WATCHED):
+            self.most = max(self.most, _resident())
+
+
+def _resident() -> int:
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
 
 
 # --- all of it --------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from fsd_decoding.model_options import (
 )
 from fsd_decoding.models.fingerprint import tokenizer_difference
 from fsd_decoding.models.forward import unknown_rope_type
-from fsd_decoding.models.lean import lay_side_by_side
+from fsd_decoding.models.lean import place_weights
 from fsd_decoding.models.weights_digest import CheckpointFiles, remember_checkpoint
 
 if TYPE_CHECKING:
@@ -234,21 +233,9 @@ def load_model(
         model = model.to(device)
     if fetched is not None:
         model.config._commit_hash = fetched.name  # for profiles; transformers 5.23 sets it no more
-    lay_side_by_side(model.eval())  # now, as the files' digest holds for the weights where they are
-    _read_mapped(model)
+    place_weights(model.eval())  # now, as the files' digest holds for the weights where they are
     remember_checkpoint(model, None if options.others else files.key(model, info))
     return model
-
-
-def _read_mapped(model: Any) -> None:
-    """Reads the weights that transformers has mapped from their files on a CPU, before they are first used.
-
-    Files may then be replaced or written to, and their pages are not kept beside those weights that have moved.
-    """
-    for weight in chain(model.parameters(), model.buffers()):
-        plain = type(weight.data) is torch.Tensor and weight.device.type == "cpu"
-        if plain and weight.untyped_storage().nbytes() == weight.nbytes:  # it is no part of joined ones
-            weight.data = weight.data.clone()
 
 
 def _keywords(source: ModelSource, config: Any, device: str, options: ModelOptions) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from transformers.utils import output_capturing
 
 from fsd_decoding.models.forward import Forward, ModuleForward, Part, attention_kind
 from fsd_decoding.models.linears import Copied, Joined, Linears, can_join
+from fsd_decoding.models.pages import Pages
 from fsd_decoding.models.slot_cache import Masks, SlotCache, attend, fold_mask
 
 ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
@@ -48,10 +49,11 @@ class LeanModel:
     Args:
         model: a causal LM whose modules are those of its class. Its weights are laid side by side, or copied where
             that pays; see `linears.py`.
+        pages: where they are laid side by side; None: wherever there is memory.
         number: tells apart what was made of a model before its modules were changed, and after.
     """
 
-    def __init__(self, model: Any, number: int = 0) -> None:
+    def __init__(self, model: Any, number: int = 0, pages: Pages | None = None) -> None:
         self.number, self._copied = number, list[Copied]()
         norms, decoder, copies = ARCHITECTURES[type(model).__name__], model.model, _copies(model)
 
@@ -59,7 +61,7 @@ class LeanModel:
             if not can_join(modules):
                 return Linears(modules)
             if not copies:
-                return Joined(modules)
+                return Joined(modules, pages)
             self._copied.append(Copied(modules))
             return self._copied[-1]
 
@@ -255,6 +257,8 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 0.002, to
 _ROUNDED = (torch.float16, torch.bfloat16)  # judged against fp32, unless layers are quantised
 _MORE_ERROR = 1.5  # times that of transformers' own forward pass
 _PROBED = 12  # tokens
+_FACTS = (Tensor.device.__get__, Tensor.dtype.__get__, Tensor.is_floating_point)  # type: ignore[attr-defined]
+_WIDENED = 1 << 22  # elements of a weight at a time
 _CALLED = ("_proj", "act_fn")  # ends of names of modules that are called as they are, whatever they are
 _NUMBERS = ("variance_epsilon", "scaling", "head_dim", "num_key_value_groups", "layer_type")  # read from modules
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.sparse")  # of the layers, and the embeddings
@@ -305,11 +309,23 @@ def choose(model: Any) -> LeanModel | str:
         return lean
 
 
-def lay_side_by_side(model: Any) -> None:
-    """Moves the weights of a model to where the lean forward pass will have them, which are other addresses."""
+@torch.inference_mode(False)
+@torch.no_grad()
+def place_weights(model: Any) -> None:
+    """Copies the weights of a model that was just loaded to where forward passes will read them.
+
+    The lean one wants some side by side. On a CPU all are copied, also out of their files, which transformers maps:
+    those may then be replaced or written to.
+    """
+    everything = chain(model.parameters(), model.buffers())
+    on_cpu = [weight for weight in everything if weight.device.type == "cpu" and type(weight.data) is Tensor]
+    pages = Pages(on_cpu)
     if next(_obstacles(model), None) is None and not _copies(model):
         with suppress(AttributeError):  # a changed model, which will be run by its modules
-            LeanModel(model)
+            LeanModel(model, pages=pages if model.device.type == "cpu" else None)
+    for weight in on_cpu:
+        if weight.untyped_storage().nbytes() == weight.nbytes:  # it is no part of others
+            weight.data = pages.cat([weight.flatten()]).view_as(weight)
 
 
 def _read(model: Any) -> tuple[Any, ...]:
@@ -364,15 +380,34 @@ def _error(logits: Tensor, exact: Tensor) -> float:
 
 
 class InFp32(TorchFunctionMode):
-    """Inside, operations read 16-bit tensors in fp32: a weight at a time, so that no second model is needed."""
+    """Inside, operations read 16-bit tensors in fp32: some rows of a weight at a time, so that they take no memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wide: Tensor | None = None  # (_WIDENED,)
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
     ) -> Any:
         if function is functional.embedding:  # its table is not to be converted for some rows
             return _widened(function(*args, **keywords or {}))
+        if function in _FACTS:  # nor a weight to be asked for its dtype
+            return function(_widened(args[0].new_empty(0)))
+        if function is functional.linear:
+            return self._linear(*args, **keywords or {})
         args, keywords = tree_map(_widened, (args, keywords or {}))
         return function(*args, **keywords)
+
+    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`functional.linear`; the memory to convert weights in is not allocated anew, which would leave holes."""
+        if self._wide is None:
+            self._wide = torch.empty(_WIDENED, device=weight.device)
+        inputs, width, outputs = _widened(inputs), weight.shape[1], list[Tensor]()
+        for rows in weight.split(_WIDENED // width):
+            wide = self._wide[: rows.numel()].view_as(rows).copy_(rows)
+            outputs.append(functional.linear(inputs, wide))
+        joined = torch.cat(outputs, -1)
+        return joined if bias is None else joined + _widened(bias)
 
 
 def _widened(value: Any) -> Any:
