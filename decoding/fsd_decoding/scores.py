@@ -94,7 +94,8 @@ class Distribution:
 
     def in_top(self, k: int) -> Tensor:
         """Whether fewer than k tokens are likelier than x: (…) bool."""
-        return (self._logits > self._logits.gather(-1, self._drafted.unsqueeze(-1))).sum(-1) < k
+        likelier: Tensor = (self._logits > self._logits.gather(-1, self._drafted.unsqueeze(-1))).sum(-1)
+        return likelier < k
 
 
 def _wide(values: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from fsd_calib.cli.options import LEVELS, OutputOptions
 from fsd_calib.cli.prompting import gathered
 from fsd_decoding.acceptance import RULES
 from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.scores import FAMILIES as SCORES
 from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error
 
@@ -76,6 +77,7 @@ def test_words_that_options_take_are_those_of_the_registries() -> None:
     assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_divergence}
     assert set(choices.RULES_WITHOUT_T) == {name for name, rule in RULES.items() if rule.drafts and not rule.fuzzy}
     assert tuple(DIVERGENCES) == choices.DIVERGENCES
+    assert tuple(SCORES) == choices.SCORES
     assert set(choices.POLICIES) == {*FAMILIES}
 
 

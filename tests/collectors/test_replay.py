@@ -363,7 +363,7 @@ ONE = MemoryTraces([random_texts(1, 5)[0][:1] * 4])
         (SOME, {"rules": ["fzd"]}, "rule 'fzd' is unknown; replay one of sd"),
         (SOME, {"rules": []}, "give at least one of each"),
         (SOME, {"divergences": []}, "give at least one of each"),
-        (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js; collect again with it"),
+        (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js, fly@1, fly@2; collect again with it"),
         (replace(SOME, manifest=MemoryManifest(way="on-policy")), {}, "are on-policy; replay needs"),
         (SOME, {"thresholds": []}, "must be numbers, at least one"),
         (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, at least one"),

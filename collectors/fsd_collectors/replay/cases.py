@@ -267,6 +267,7 @@ def scores_of_rows(case: Case, block: Block) -> Array:
     Of a score with a window the tokens of the target's text stand in for those that would be drafted after a mismatch;
     that a draft must go on for long enough is up to whoever knows its length.
     """
+    assert case.divergence is not None
     scores, window = block.columns[case.divergence], case.window
     if window:
         exact = block.columns[case.exact or "same_token"]

@@ -127,12 +127,12 @@ def test_cactus_keeps_as_many_as_its_target_says() -> None:
 @pytest.mark.parametrize("name", [*KEPT, "gated-js"])
 def test_scores_of_shorter_types_are_those_of_their_values(name: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = [2 * torch.randn(7, 4, 50, generator=generator).to(dtype) for _ in range(2)]
+    target, draft = (2 * torch.randn(7, 4, 50, generator=generator).to(dtype) for _ in range(2))
     drafted = torch.randint(50, (7, 4), generator=generator)
     u = torch.rand(7, 4, generator=generator, dtype=torch.float64)
     score = score_named(name)
-    short = score.of(Seen(*logits, drafted, lambda: u))
-    exact = score.of(Seen(*(each.double() for each in logits), drafted, lambda: u))
+    short = score.of(Seen(target, draft, drafted, lambda: u))
+    exact = score.of(Seen(target.double(), draft.double(), drafted, lambda: u))
     assert short.shape == (7, 4)
     torch.testing.assert_close(short.double(), exact, atol=1e-4, rtol=1e-4)
 
