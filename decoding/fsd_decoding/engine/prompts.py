@@ -5,7 +5,7 @@ Prompts of one task share their beginning (a system prompt, worked examples), wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -18,6 +18,7 @@ from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.tensors import to_device
 
 _LEAST = 16  # shared tokens from which copying pays
+_ALIKE = 0.8  # of the longest prompt that is read with others: the share that each of them has at least
 
 Tokens = npt.NDArray[np.int64]
 
@@ -116,8 +117,19 @@ def _put(reader: ModelRunner | Drafter, leaders: Sequence[_New], tokens: Tensor)
     _copy(reader, ((leader.row, new.row, leader.shared) for leader in leading for new in leader.followers))
     begun = [(max(leader.held, leader.shared), new) for leader in leaders for new in (leader, *leader.followers)]
     for start, group in groupby(sorted(begun, key=lambda each: each[0]), key=lambda each: each[0]):
-        rest = [new for _, new in group]
-        _read(reader, rest, start, max(len(new.prompt) for new in rest) - 1, tokens)
+        for alike in _by_length([new for _, new in group], start):
+            _read(reader, alike, start, len(alike[0].prompt) - 1, tokens)
+
+
+def _by_length(prompts: Sequence[_New], start: int) -> Iterator[list[_New]]:
+    """Yields prompts in groups, the longest of each first: they are read from `start` on, as long as that one."""
+    group: list[_New] = []
+    for new in sorted(prompts, key=lambda each: -len(each.prompt)):
+        if group and len(new.prompt) - start < _ALIKE * (len(group[0].prompt) - start):
+            yield group
+            group = []
+        group.append(new)
+    yield group
 
 
 def _read(reader: ModelRunner | Drafter, prompts: Sequence[_New], start: int, until: int, tokens: Tensor) -> None:

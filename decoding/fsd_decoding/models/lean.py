@@ -159,6 +159,10 @@ _Linears = Callable[[Sequence[Any]], Linears]
 """Makes one product of linear layers with one input, where that can be."""
 
 
+_CACHED = 256
+"""Tokens of which a CPU computes an MLP at once: more would not find what was computed in its caches."""
+
+
 class _Layer:
     """A decoder layer with norms before attention and before the gated MLP."""
 
@@ -173,6 +177,12 @@ class _Layer:
     def __call__(self, hidden: Tensor, steps: Sequence[_Step], cache: SlotCache, number: int) -> Tensor:
         """(N, H) -> (N, H)."""
         hidden = self.attention(hidden, self._norm(hidden), steps, cache, number)
+        if hidden.device.type != "cpu" or len(hidden) <= _CACHED:
+            return self._mlp(hidden)
+        return torch.cat([self._mlp(rows) for rows in hidden.split(_CACHED)])
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        """(N, H) -> (N, H), the residual included."""
         gate, up = self._gate_up(self._second_norm(hidden)).chunk(2, -1)
         return self._down.plus(hidden, self._activation(gate).mul_(up))
 

@@ -39,6 +39,26 @@ def test_onednn_gives_the_same_product(rows: int, inputs: int, outputs: int, add
     assert ((found - exact).abs() <= bound).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.one_of(st.integers(1, 3), st.integers(1, 80)),
+    inputs=st.integers(1, 300),
+    outputs=st.integers(1, 300),
+    added=st.booleans(),
+)
+def test_few_rows_in_bf16_give_the_same_product(rows: int, inputs: int, outputs: int, added: bool) -> None:
+    generator = torch.Generator().manual_seed(rows + 100 * inputs + 10_000 * outputs)
+    states, weight, bias = (
+        torch.randn(shape, generator=generator).bfloat16() for shape in ((rows, inputs), (outputs, inputs), (outputs,))
+    )
+    addend = bias if added else None
+    found = linears.Product(weight.t())(states, addend)
+    exact = states.double() @ weight.double().t() + (bias.double() if added else 0)
+    bound = (states.double().abs() @ weight.double().abs().t() + bias.double().abs()) * 2**-7
+    assert (found.dtype, found.shape) == (torch.bfloat16, (rows, outputs))
+    assert ((found - exact).abs() <= bound).all()
+
+
 @ONEDNN
 def test_what_is_added_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linears, "mkl_is_slow", lambda: True)
