@@ -276,6 +276,7 @@ class SearchSpace(Drawing):
             DECODING,
             words=SCORES,
             read=several,
+            also="score",
         ),
     ] = ("js", "doubt")
     threshold_policy: Annotated[

@@ -86,6 +86,7 @@ class PolicyOptions(OptionGroup):
             "The score that the threshold bounds. By default js; all divergences are recorded either way.",
             _POLICY,
             words=SCORES,
+            also="score",
         ),
     ] = None
     draft_length: Annotated[int | None, Option("Tokens drafted per round. By default 5.", _POLICY)] = None

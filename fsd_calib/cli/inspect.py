@@ -67,6 +67,7 @@ class SettingOptions(OptionGroup):
             f"Score that the threshold bounds: {', '.join(SCORES)}. By default the profile's, or js.",
             DECODING,
             words=SCORES,
+            also="score",
         ),
     ] = None
     threshold: Annotated[

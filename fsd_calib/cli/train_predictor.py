@@ -54,6 +54,7 @@ def command(
             _MODEL,
             words=SCORES,
             read=several,
+            also="score",
         ),
     ] = ("js",),
     trials: Annotated[int, Option("Hyperparameter trials for each of the predictor's two models.", _MODEL)] = 8,
