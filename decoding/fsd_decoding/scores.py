@@ -90,7 +90,8 @@ class Distribution:
     def entropy_of_top(self, k: int) -> Tensor:
         """The sum of -p log p over the k likeliest tokens, which are not normalised: (…)."""
         top = _wide(self._logits.topk(min(k, self._logits.shape[-1]), -1).values)
-        return torch.special.entr((top - self._normaliser.unsqueeze(-1)).exp()).sum(-1)
+        terms: Tensor = torch.special.entr((top - self._normaliser.unsqueeze(-1)).exp())
+        return terms.sum(-1)
 
     def in_top(self, k: int) -> Tensor:
         """Whether fewer than k tokens are likelier than x: (…) bool."""
