@@ -22,12 +22,12 @@ from pydantic import (
 from fsd_calib.common_options import (
     CONSTANT,
     DECODING,
-    DIVERGENCES,
     DRAFT,
     GOAL,
     MODELS,
     POLICIES,
     RULES_WITH_T,
+    SCORES,
     TASK_NAMES,
     Data,
     Device,
@@ -41,6 +41,7 @@ from fsd_calib.common_options import (
     Target,
     Workers,
     absolute,
+    family_of,
 )
 from fsd_calib.search.storage_url import without_password
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
@@ -75,10 +76,9 @@ EngineName = Literal["fsd-calib", "vllm"]
 DrafterName = Literal["model", "eagle", "ngram", "auto"]
 
 
-def _divergence(name: str) -> str:
-    """A name, behind which may stand the number of tokens that it is over."""
-    bare, at, tokens = name.partition("@")
-    return _one_of(bare if at and tokens.isdecimal() and int(tokens) > 0 else name, DIVERGENCES) and name
+def _score(name: str) -> str:
+    """A name, behind which may stand numbers."""
+    return _one_of(family_of(name), SCORES) and name
 
 
 def _one_of(name: str, known: tuple[str, ...]) -> str:
@@ -268,13 +268,15 @@ class SearchSpace(Drawing):
         ),
     ] = ("fsd-coupled",)
     divergence: Annotated[
-        Several[Annotated[str, AfterValidator(_divergence)]],
+        Several[Annotated[str, AfterValidator(_score)]],
         Option(
-            f"Divergence between the two models that the threshold bounds: {', '.join(DIVERGENCES)}, or several, "
-            "separated by commas. js@50 uses only the target's 50 likeliest tokens and one bucket for the rest.",
+            f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. js@50 uses only "
+            "the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
+            "docs/rules.md.",
             DECODING,
-            words=DIVERGENCES,
+            words=SCORES,
             read=several,
+            also="score",
         ),
     ] = ("js", "doubt")
     threshold_policy: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,9 +18,10 @@ from fsd_common.settings import Count, Rule, Settings
 
 # The words that options take, known here without importing what they name; a test compares them.
 RULES_WITH_T = ("fsd", "fsd-sd", "fsd-coupled")
-RULES_WITHOUT_T = ("sd", "coupled")
+RULES_WITHOUT_T = ("sd", "sd-block", "coupled")
 RULES = (*RULES_WITHOUT_T, *RULES_WITH_T, "typical", "ensemble")
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
+SCORES = (*DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior")
 CONSTANT = "constant"
 POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -43,6 +45,11 @@ def _path(value: Any, info: ValidationInfo) -> Any:
 def absolute(value: Any) -> str:
     """Returns a path as a file has it that may be read from elsewhere."""
     return str(Path(value).absolute())
+
+
+def family_of(score: str) -> str:
+    """Returns the name of a score in `SCORES`, without its numbers and the gate of a divergence."""
+    return re.sub(r"(@[0-9.]+)*$", "", score).removeprefix("gated-")
 
 
 PathLike = Annotated[str | os.PathLike[str], PlainValidator(_path)]

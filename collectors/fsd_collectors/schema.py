@@ -112,22 +112,22 @@ ROUNDS: tuple[Column, ...] = (
 )
 
 
-_WITHOUT_UNIT = {"tv", "hellinger"}
+_IN_NATS = {"js", "ag", "kl_qp", "kl_pq", "doubt", "fly"}
 
 
 def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, ...]:
     """Returns the columns of the table of tokens, which has one row for each drafted token.
 
     Args:
-        divergences: names of divergences, one column each.
+        divergences: names of scores, one column each.
         hidden: width of the draft's hidden state; 0 where it is not kept.
     """
     measured = (
         Column(
             name,
             pa.float32(),
-            "" if name.partition("@")[0] in _WITHOUT_UNIT else "nats",
-            f"divergence {name} of p and q",
+            "nats" if name.removeprefix("gated-").partition("@")[0] in _IN_NATS else "",
+            f"score {name} of x",
         )
         for name in divergences
     )

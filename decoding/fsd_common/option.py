@@ -28,6 +28,7 @@ class Option:
         written: its type in files, where that is not the field's own.
         saved: makes of a value what a file has.
         within: the key of files that it stands under, beside others.
+        also: another name of it, everywhere; on the command line that one is shown first.
     """
 
     help: str
@@ -41,12 +42,18 @@ class Option:
     written: Any = None
     saved: Callable[[Any], Any] | None = None
     within: str = ""
+    also: str | None = None
 
 
 def options_in(model: Any) -> dict[str, Option]:
     """Returns the fields of a model that users know, by name."""
     found = {name: of_annotation(Option, field.metadata) for name, field in model.model_fields.items()}
     return {name: option for name, option in found.items() if option is not None}
+
+
+def other_names(model: Any) -> dict[str, str]:
+    """Returns the fields of a model that have another name, by that name."""
+    return {option.also: name for name, option in options_in(model).items() if option.also is not None}
 
 
 def of_annotation(kind: type[_Found], annotation: Any) -> _Found | None:

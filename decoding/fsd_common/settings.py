@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_common.option import of_annotation, options_in
+from fsd_common.option import of_annotation, options_in, other_names
 
 _SHOWN = 60  # characters of a value
 _One = TypeVar("_One")
@@ -48,7 +48,7 @@ class Settings(BaseModel):
 
     def __init__(self, **given: Any) -> None:
         try:
-            super().__init__(**{name: _of_python(value) for name, value in given.items()})
+            super().__init__(**{name: _of_python(value) for name, value in self._by_field(given).items()})
         except ValidationError as error:
             raise _complaint(type(self), error) from None
 
@@ -63,9 +63,18 @@ class Settings(BaseModel):
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
     @classmethod
+    def _by_field(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by the names of fields, of which some have another one."""
+        others = other_names(cls)
+        if doubled := next((other for other, name in others.items() if {other, name} <= given.keys()), None):
+            raise UsageError(f"{named(doubled)} and {named(others[doubled])} mean the same; give one of them")
+        return {others.get(name, name): value for name, value in given.items()}
+
+    @classmethod
     def over(cls, usual: Mapping[str, Any], keywords: dict[str, Any]) -> Self:
         """Returns the settings of `usual` with `keywords` in their place; removes those used."""
-        return cls(**cls.merged(usual, {name: keywords.pop(name) for name in cls.model_fields if name in keywords}))
+        known = [name for name in (*cls.model_fields, *other_names(cls)) if name in keywords]
+        return cls(**cls.merged(usual, cls._by_field({name: keywords.pop(name) for name in known})))
 
     @classmethod
     def merged(cls, usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,25 +20,24 @@ from torch.nn.functional import pad
 
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
-from fsd_decoding.divergence import check_name, unchecked_divergences
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.scores import Logits, Score, Seen, score_named
 from fsd_decoding.tensors import kernels_support, lazy
 from fsd_decoding.trees import Tree
 
 if TYPE_CHECKING:
     from fsd_decoding.kernels import Scan
 
-Logits = Literal["raw", "processed"]
-
 
 @dataclass(frozen=True)
 class Criterion:
-    """How D is computed, and which tokens a small D may not accept.
+    """What T bounds, and which tokens it may not accept.
 
     Args:
-        divergence: a name of `divergence.py`, such as "js" or "js@50".
-        on: "raw" logits, or logits "processed" by temperature, top-k and the other sampling settings.
-        within_support: reject tokens to which the processed target gives probability 0, however small D is.
+        divergence: a name of `scores.py`, such as "js", "js@50" or "margin".
+        on: "raw" logits, or logits "processed" by temperature, top-k and the other sampling settings; those that a
+            score is defined on are taken, whatever is given.
+        within_support: reject tokens to which the processed target gives probability 0, however low their score is.
     """
 
     divergence: str = "js"
@@ -45,11 +45,15 @@ class Criterion:
     within_support: bool = False
 
     def __post_init__(self) -> None:
-        check_name(self.divergence)
         if self.on not in ("raw", "processed"):
-            raise UsageError(f"divergences are computed on 'raw' or 'processed' logits, not on {self.on!r}")
+            raise UsageError(f"scores are computed on 'raw' or 'processed' logits, not on {self.on!r}")
+        object.__setattr__(self, "on", self.score.on or self.on)
         if not isinstance(self.within_support, bool):
             raise UsageError(f"within_support is {self.within_support!r}; it must be True or False")
+
+    @property
+    def score(self) -> Score:
+        return score_named(self.divergence)
 
 
 @dataclass
@@ -73,6 +77,7 @@ class Proposal:
     scales: Tensor | None = None  # (B, 1) or (B, L) factors of a scale policy, by which T is multiplied
     gumbel: Tensor | None = None  # (B, L + 1, V) Gumbel noise of the positions, where it was computed for the draft
     tree: Tree | None = None  # what was drafted; None: a chain
+    counts: Tensor | None = None  # (B,) how many tokens of a chain were drafted, the rest is padding; None: all
 
     @lazy
     def warped_target(self) -> Tensor:
@@ -116,23 +121,48 @@ class Proposal:
 
     @lazy
     def divergences(self) -> Tensor:
-        """D at the drafted positions: (B, L)."""
-        name = self.criterion.divergence
-        if self.criterion.on == "raw":
-            scans = self._target_scan, self._draft_scan
-            return unchecked_divergences([name], self.target_logits[:, :-1], self.draft_logits, scans)[name]
-        return unchecked_divergences([name], self.warped_target[:, :-1], self.warped_draft)[name]
+        """The score at the drafted positions, without regard to other positions: (B, L)."""
+        return self.criterion.score.of(self.seen(self.criterion.on))
 
-    @lazy
-    def scores(self) -> Tensor:
-        """Scores compared with T: D, divided by its scale if there is one; infinite where D may not accept: (B, L)."""
-        scores = self.divergences
+    def seen(self, on: Logits) -> Seen:
+        """What scores may read, as (B, L)."""
+        if on == "raw":
+            target, draft, scans = self.target_logits[:, :-1], self.draft_logits, (self._target_scan, self._draft_scan)
+        else:
+            target, draft, scans = self.warped_target[:, :-1], self.warped_draft, (None, None)
+        return Seen(target, draft, self.drafted, partial(self.uniform, torch.float64), scans)
+
+    def uniform(self, dtype: torch.dtype) -> Tensor:
+        """u of the exact test of every drafted token: (B, L)."""
+        return noise.uniform(self.keys, self.positions[:, :-1], noise.Stream.ACCEPT, dtype)
+
+    def scores(self, exact: Tensor) -> Tensor:
+        """Scores compared with T: divided by their scales if there are any; infinite where no T may accept: (B, L).
+
+        Args:
+            exact: (B, L) bool: what the exact rule accepts.
+        """
+        scores, window = self.divergences, self.criterion.score.window
         if self.scales is not None:
             scores = torch.where(self.scales > 0, scores / self.scales, float("inf"))
-        if not self.criterion.within_support:
-            return scores
-        impossible = self.of_drafted(self.warped_target[:, :-1]) == float("-inf")
-        return scores.masked_fill(impossible, float("inf"))
+        if window:
+            scores = scores.masked_fill(~self.followed(exact, window), float("inf"))
+        if self.criterion.within_support:
+            impossible = self.of_drafted(self.warped_target[:, :-1]) == float("-inf")
+            scores = scores.masked_fill(impossible, float("inf"))
+        return scores
+
+    def followed(self, exact: Tensor, window: int) -> Tensor:
+        """Whether as many tokens were drafted after each one, and the exact rule accepts all of them: (B, L) bool."""
+        kept = pad(exact & self.inside, (0, window))
+        return kept.unfold(1, window, 1)[:, 1:].all(-1)
+
+    @property
+    def inside(self) -> Tensor:
+        """The tokens of a chain that were drafted, without padding: (B, L) bool."""
+        if self.counts is None:
+            return torch.ones_like(self.drafted, dtype=torch.bool)
+        return torch.arange(self.drafted.shape[1], device=self.drafted.device) < self.counts[:, None]
 
     def of_drafted(self, values: Tensor) -> Tensor:
         """The entries of `values` (B, L, V) at the drafted tokens x: (B, L)."""
@@ -446,21 +476,53 @@ class Speculative(Rule):
         return Verdict(accepted, residual(p, q, proposal))
 
 
+class Block(Rule):
+    """Block verification (arXiv 2403.10444, algorithm 2; vLLM's `rejection_sample_method: "block"`).
+
+    Drafted tokens are tested together: the draft is kept up to the last place i that passes its test, with a chance
+    that counts what the tokens before it had to spare. So it keeps no fewer than `sd` on average, and the target's
+    distribution. Greedily it is `sd`.
+    """
+
+    name = lossless = "sd-block"
+
+    def judge(self, proposal: Proposal) -> Verdict:
+        if proposal.sampling.greedy:
+            return Coupled().judge(proposal)
+        (p, q), inside = _probabilities(proposal), proposal.inside
+        ratio = torch.where(inside, proposal.of_drafted(p) / proposal.of_drafted(q), 0.0)
+        kept = [torch.ones_like(ratio[:, 0])]  # of the draft up to each place, what the target gives it: (B,) each
+        for place in range(ratio.shape[1]):
+            kept.append((kept[-1] * ratio[:, place]).clamp_max(1.0))
+        share = torch.stack(kept, 1)  # (B, L + 1)
+        rest = (share[:, :-1, None] * p - q).clamp_min(0.0)  # (B, L, V) emitted after each place, if it is the last
+        left = rest.sum(-1)
+        chance = left / (left + 1.0 - share[:, :-1])  # (B, L) of places 0 … L - 1, of which 0 needs none
+        chance = torch.where(left + 1.0 - share[:, :-1] > 0, chance, 1.0)
+        last = inside & ~pad(inside, (0, 1))[:, 1:]
+        chance = torch.where(last, share[:, 1:], pad(chance, (0, 1))[:, 1:])  # (B, L) of places 1 … L
+        passed = inside & (proposal.uniform(chance.dtype) <= chance)
+        kept_to = passed.flip(1).cumsum(1).flip(1) > 0  # whether a place at or after it passed
+        return Verdict(kept_to, _sample(rest, proposal))
+
+
 class Fuzzy(Rule):
-    """Fuzzy speculative decoding (arXiv 2502.20704, section 3): accepts when D <= T, whatever x is, else emits y."""
+    """Fuzzy speculative decoding (arXiv 2502.20704, section 3): accepts when the score is at most T, else emits y."""
 
     name, lossless = "fsd", "coupled"
     bounds_divergence = judges_trees = True
 
     def judge(self, proposal: Proposal) -> Verdict:
-        return _by_score(proposal, proposal.scores)
+        scores = proposal.scores(proposal.drafted == proposal.target_choice[:, :-1])
+        return _by_score(proposal, scores)
 
 
 class FuzzyOver(Rule):
-    """Accepts what a lossless rule accepts, and also every token with D <= T; else emits the lossless rule's token.
+    """Accepts what a lossless rule accepts, and also every token with a score of at most T; else emits the lossless
+    rule's token.
 
-    It accepts every token that `fsd` accepts at the same T, so its rounds are never shorter. In a tree D decides only
-    where the lossless rule's token is no child's: elsewhere the round goes on without a loss.
+    It accepts every token that `fsd` accepts at the same T, so its rounds are never shorter. In a tree the score
+    decides only where the lossless rule's token is no child's: elsewhere the round goes on without a loss.
     """
 
     bounds_divergence = judges_trees = True
@@ -473,30 +535,21 @@ class FuzzyOver(Rule):
 
     def judge(self, proposal: Proposal) -> Verdict:
         base = self._base.judge(proposal)
-        fuzzy, by_score = proposal.within_threshold(proposal.scores), ~base.accepted
+        scores = proposal.scores(base.accepted)
+        fuzzy, by_score = proposal.within_threshold(scores), ~base.accepted
         if proposal.tree is not None:
             by_score &= ~proposal.tree.holds(base.fallback)
             fuzzy &= by_score
-        return Verdict(base.accepted | fuzzy, base.fallback, proposal.scores, by_score)
+        return Verdict(base.accepted | fuzzy, base.fallback, scores, by_score)
 
 
 class Typical(Rule):
-    """Medusa's typical acceptance (arXiv 2401.10774): p(x) > min(ε, δ·exp(-H(p))).
-
-    There is one threshold: T = 1 - ε, with δ = √ε as in Medusa. Then x is accepted when
-    1 - max(p(x), (p(x)·exp H)²) < T, so T < 0 accepts nothing, as with `fsd`; and ε is never below 0, so a token that
-    the target cannot emit is rejected at every T. p is taken after the logits processors. At temperature 0 it is the
-    softmax of the logits, where Medusa takes the limit, which is `coupled` at every T. D is not used.
-    """
+    """Medusa's typical acceptance (arXiv 2401.10774): `fsd` with the score "typical", whatever score is given."""
 
     name, lossless = "typical", "coupled"
 
     def judge(self, proposal: Proposal) -> Verdict:
-        p = torch.softmax(proposal.warped_target[:, :-1], -1)
-        p_x, entropy = proposal.of_drafted(p), torch.special.entr(p).sum(-1)
-        score = 1.0 - torch.maximum(p_x, (p_x * entropy.exp()).square()).double()
-        below = torch.nextafter(score, torch.full_like(score, math.inf))  # <= T exactly where score < T
-        return _by_score(proposal, below.clamp_min(0.0).masked_fill(p_x == 0, math.inf))
+        return _by_score(proposal, score_named(self.name).of(proposal.seen("processed")))
 
 
 class Ensemble(Rule):
@@ -553,6 +606,7 @@ RULES: Mapping[str, Rule] = {
     for rule in (
         TargetOnly(),
         Speculative(),
+        Block(),
         Coupled(),
         Fuzzy(),
         FuzzyOver("fsd-sd", Speculative()),

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict, TypeVar
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Logits, Rule, rule_named
+from fsd_decoding.acceptance import Rule, rule_named
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import SETTINGS, Sampling
+from fsd_decoding.scores import Logits
 from fsd_decoding.tree_shape import Chain, TreeShape, without_chain
 
 StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
@@ -28,8 +29,7 @@ class DecodingConfig:
 
     Args:
         rule: acceptance rule, a name in `acceptance.RULES`.
-        divergence: the divergence that T bounds, a name in `divergence.DIVERGENCES`, such as `js` or `js@50`.
-            None: `js`.
+        divergence: the score that T bounds, a name in `scores.FAMILIES`, such as `js`, `js@50` or `margin`. None: `js`.
         threshold: T; negative is lossless. None: 0.1. Rules without one (`target`, `sd`, `coupled`) do not read it. A
             `ThresholdPolicy` here is the same as in `threshold_policy`.
         draft_length: L, tokens drafted per round, or the depth of trees. None: 5.
@@ -61,8 +61,13 @@ class DecodingConfig:
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
         """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
 
-        None keeps what this configuration has. A T alone replaces a policy, and a policy alone another, or T.
+        None keeps what this configuration has; `score` is another name of `divergence`. A T alone replaces a policy,
+        and a policy alone another, or T.
         """
+        if (score := keywords.pop("score", None)) is not None:
+            if keywords.get("divergence") is not None:
+                raise UsageError("score and divergence mean the same; give one of them")
+            keywords["divergence"] = score
         names = (*(f.name for f in fields(self)), *SETTINGS)
         given = {name: value for name in names if (value := keywords.pop(name, None)) is not None}
         changes = {name: value for name, value in given.items() if name not in SETTINGS}
@@ -78,6 +83,7 @@ class CallKeywords(TypedDict, total=False):
     """The fields of `DecodingConfig` and of its sampling, as keywords beside `temperature`, `top_k` and `top_p`."""
 
     rule: str | None
+    score: str | None
     divergence: str | None
     threshold: Threshold | Sequence[float] | None
     draft_length: int | Sequence[int] | None

@@ -126,6 +126,8 @@ def _obstacles_to_trees(setting: DecodingSetting) -> Iterator[str]:
     if not rule.judges_trees:
         able = ", ".join(name for name, other in RULES.items() if other.judges_trees)
         yield f"and rule {rule.name!r} judges chains alone; use one of {able}"
+    if rule.bounds_divergence and not setting.criterion.score.judges_trees:
+        yield f"and score {setting.criterion.divergence!r} judges chains alone; use a divergence"
     if setting.stop_policy is not None:
         yield f"and {type(setting.stop_policy).__name__} ends chains early; leave the stop policy out"
     if moving is not None and not _scales_nodes(moving):

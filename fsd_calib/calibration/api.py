@@ -41,6 +41,7 @@ from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_common.argument_checks import named as argument
 from fsd_common.errors import UsageError
+from fsd_common.option import other_names
 from fsd_common.progress.base import ProgressEstimate, showing_whole
 from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
@@ -95,9 +96,8 @@ def calibrate(
             problems to certify the goal.
         NotWorthItError: not even accepting every drafted token gains `min_gain` over the best lossless setting.
     """
-    given = {
-        name: value for name, value in keywords.items() if value is not None or name not in SearchSpace.model_fields
-    }
+    searched = {*SearchSpace.model_fields, *other_names(SearchSpace)}
+    given = {name: value for name, value in keywords.items() if value is not None or name not in searched}
     space = SearchSpace.over(_given("decoding", decoding, SearchSpace), given)
     config = RunConfig.over(_given("run", run, RunConfig), given)
     wanted = Goal.over(_given("goal", goal, Goal), given)

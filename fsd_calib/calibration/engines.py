@@ -12,6 +12,7 @@ import torch
 from torch.nn import Module
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
+from fsd_calib.common_options import DIVERGENCES, family_of
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits, short_name
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import EngineWorkers
@@ -175,6 +176,9 @@ def _obstacles(
     for rule in listed(decoding.rule):
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
+    for name in listed(decoding.divergence):
+        if family_of(name) not in DIVERGENCES or name.startswith("gated-"):
+            yield f"which follows divergences, and the score is {name!r}: give one of {', '.join(DIVERGENCES)}"
     if any(decoding.trees):
         yield "which drafts no trees: leave them out"
     if decoding.predictor is not None:

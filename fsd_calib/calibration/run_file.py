@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import yaml
 from pydantic import create_model, model_validator
@@ -18,7 +18,7 @@ from pydantic import create_model, model_validator
 from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_common.errors import UsageError
-from fsd_common.option import options_in
+from fsd_common.option import options_in, other_names
 from fsd_common.settings import Settings
 from fsd_common.strict_yaml import Strict, read_yaml
 
@@ -32,6 +32,17 @@ _HEADER = "# What fsd-calibrate was asked for; fsd-calibrate --config with this 
 
 class Section(Strict):
     """Keys of a file; see `section_of`."""
+
+    _others: ClassVar[Mapping[str, str]] = {}  # fields by the other name that they have
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_field(cls, written: Any) -> Any:
+        if not isinstance(written, dict):
+            return written
+        if doubled := next((other for other, name in cls._others.items() if {other, name} <= written.keys()), None):
+            raise ValueError(f"{doubled} and {cls._others[doubled]} mean the same; give one of them")
+        return {cls._others.get(name, name): value for name, value in written.items()}
 
     @property
     def given(self) -> dict[str, Any]:
@@ -59,7 +70,9 @@ def section_of(model: type[Settings], base: type[Section] = Section, **more: Any
     for name, within in keys.items():
         inner: Any = create_model(f"{model.__name__}.{name}", __base__=Section, **within)
         own[name] = (inner, inner())
-    return create_model(model.__name__, __base__=base, **own, **more)
+    made = create_model(model.__name__, __base__=base, **own, **more)
+    made._others = other_names(model)
+    return made
 
 
 class RunFile(Section):

@@ -22,18 +22,18 @@ from fsd_calib.cli.options import (
     check_place,
     check_sources,
     check_words,
-    divergences,
+    families,
     folder_name,
     named_task,
     with_preset,
 )
 from fsd_calib.common_options import (
     DECODING,
-    DIVERGENCES,
     DRAFT,
     MODELS,
     RULES,
     RULES_WITHOUT_T,
+    SCORES,
     TASK_NAMES,
     Drawing,
     Seed,
@@ -83,9 +83,10 @@ class PolicyOptions(OptionGroup):
     divergence: Annotated[
         str | None,
         Option(
-            "The divergence that the threshold bounds. By default js; all divergences are recorded either way.",
+            "The score that the threshold bounds. By default js; all divergences are recorded either way.",
             _POLICY,
-            words=DIVERGENCES,
+            words=SCORES,
+            also="score",
         ),
     ] = None
     draft_length: Annotated[int | None, Option("Tokens drafted per round. By default 5.", _POLICY)] = None
@@ -189,7 +190,7 @@ def main() -> None:
 def _check_policy(given: PolicyOptions) -> None:
     """Raises UsageError where a setting has a value that it cannot have, or no rule that it is for."""
     check_words(
-        ("--rule", [given.rule], RULES), ("--divergence", divergences([given.divergence]), DIVERGENCES)
+        ("--rule", [given.rule], RULES), ("--divergence", families([given.divergence]), SCORES)
     )  # fmt: skip
     if given.draft_length is not None:
         check_count("--draft-length", given.draft_length)

@@ -20,10 +20,10 @@ from fsd_calib.cli.options import (
     check_place,
     check_sources,
     check_words,
-    divergences,
+    families,
 )
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
-from fsd_calib.common_options import DECODING, DIVERGENCES, MODELS, RULES, Device, Dtype, TopK, TopP
+from fsd_calib.common_options import DECODING, MODELS, RULES, SCORES, Device, Dtype, TopK, TopP
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError
@@ -64,9 +64,10 @@ class SettingOptions(OptionGroup):
     divergence: Annotated[
         str | None,
         Option(
-            f"Divergence that the threshold bounds: {', '.join(DIVERGENCES)}. By default the profile's, or js.",
+            f"Score that the threshold bounds: {', '.join(SCORES)}. By default the profile's, or js.",
             DECODING,
-            words=DIVERGENCES,
+            words=SCORES,
+            also="score",
         ),
     ] = None
     threshold: Annotated[
@@ -223,7 +224,7 @@ def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
     """Returns the shape of trees; None: none is given. UsageError: a setting cannot be."""
     check_words(
         ("--rule", [setting.rule], ("target", *RULES)),
-        ("--divergence", divergences([setting.divergence]), DIVERGENCES),
+        ("--divergence", families([setting.divergence]), SCORES),
     )  # fmt: skip
     check_settings([], setting.threshold or [])
     ignored = [name for name in _OF_DRAFTS if getattr(setting, name) is not None]

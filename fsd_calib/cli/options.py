@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
-from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing
+from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing, family_of
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.rows import QUICK, check_data_file
@@ -232,9 +232,9 @@ def check_words(*options: tuple[str, Iterable[str | None] | None, Sequence[str]]
             raise UsageError(f"{option} is {unknown!r}; it must be one of {', '.join(known)}")
 
 
-def divergences(names: Iterable[str | None] | None) -> list[str]:
-    """Returns the names of divergences without the number of tokens that they are over, where that is one."""
-    return [re.sub("@[1-9][0-9]*$", "", name) for name in names or () if name is not None]
+def families(scores: Iterable[str | None] | None) -> list[str]:
+    """Returns the names of scores without their numbers."""
+    return [family_of(name) for name in scores or () if name is not None]
 
 
 def check_place(device: str | None, dtype: str | None) -> None:

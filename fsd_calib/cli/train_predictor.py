@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import OutputOptions, check_sources, check_words, divergences
-from fsd_calib.common_options import DIVERGENCES, RULES_WITH_T, Limit
+from fsd_calib.cli.options import OutputOptions, check_sources, check_words, families
+from fsd_calib.common_options import RULES_WITH_T, SCORES, Limit
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_common.argument_checks import check_count
 from fsd_common.option import Option, several
@@ -50,10 +50,11 @@ def command(
     divergence: Annotated[
         tuple[str, ...],
         Option(
-            "Divergence that T bounds, or several, separated by commas. One predictor serves them at every T.",
+            "Score that T bounds, or several, separated by commas. One predictor serves them at every T.",
             _MODEL,
-            words=DIVERGENCES,
+            words=SCORES,
             read=several,
+            also="score",
         ),
     ] = ("js",),
     trials: Annotated[int, Option("Hyperparameter trials for each of the predictor's two models.", _MODEL)] = 8,
@@ -71,7 +72,7 @@ def command(
             check_count(option, number)
     check_words(
         ("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T),
-        ("--divergence", divergences(divergence), DIVERGENCES),
+        ("--divergence", families(divergence), SCORES),
     )  # fmt: skip
     check_sources({"tokenizer": [tokenizer]})
     from fsd_collectors.store.listing import MANIFEST, content_of

@@ -14,6 +14,7 @@ from fsd_calib.vllm_plugin.settings import Followed
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.scores import is_divergence
 
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
@@ -57,6 +58,10 @@ def _obstacles(config: Any, followed: Followed, untested_v2_runner: bool) -> Ite
 
 
 def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
+    if profile.threshold is not None and not is_divergence(profile.divergence):
+        yield (
+            f"the profile's score is {profile.divergence!r}; the plugin follows divergences; calibrate with one of them"
+        )
     if profile.threshold is not None and profile.rule not in RULES:
         yield (f"the profile's rule is {profile.rule!r}; vLLM can follow {' and '.join(RULES)}; calibrate with one")
     if profile.logits != "raw":

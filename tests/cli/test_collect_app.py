@@ -75,7 +75,7 @@ def test_a_batch_that_cannot_fit_is_refused_before_the_weights_load(
         ([*SMALL, "--hidden", "0"], "--hidden is '0'"),
         ([*SMALL, "--threshold", "0.1"], "--threshold is 0.1, and is for on-policy traces alone; give --rule too"),
         ([*SMALL, "--rule", "fsd"], "--rule 'fsd' needs a --threshold"),
-        ([*SMALL, "--rule", "target"], "--rule is 'target'; it must be one of sd, coupled, fsd"),
+        ([*SMALL, "--rule", "target"], "--rule is 'target'; it must be one of sd, sd-block, coupled, fsd"),
         ([*SMALL, "--rule", "sd", "--threshold", "1"], "--rule 'sd' has none"),
         ([*SMALL, "--rule", "fsd", "--threshold", "much"], "Invalid value for '--threshold'"),
         ([*SMALL, "--device", "abacus"], "--device is 'abacus'; it must be cpu, cuda or"),

@@ -26,6 +26,7 @@ from fsd_calib.cli.options import LEVELS, OutputOptions
 from fsd_calib.cli.prompting import gathered
 from fsd_decoding.acceptance import RULES
 from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.scores import FAMILIES as SCORES
 from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error
 
@@ -61,9 +62,9 @@ def test_commands_that_take_long_have_the_same_options_of_output(name: str) -> N
 
 def test_options_of_one_name_mean_the_same_everywhere() -> None:
     """But for those that say what a command does with them, or what a profile decides."""
-    own = {"--task", "--out", "--seed", "--target", "--draft", "--head", "--batch-size", "--rule", "--divergence",
-           "--threshold", "--draft-length", "--tree", "--revision", "--draft-revision", "--quantization",
-           "--attn"}  # fmt: skip
+    own = {"--task", "--out", "--seed", "--target", "--draft", "--head", "--batch-size", "--rule", "--score",
+           "--divergence", "--threshold", "--draft-length", "--tree", "--revision", "--draft-revision",
+           "--quantization", "--attn"}  # fmt: skip
     seen: dict[str, str] = {}
     for name in LONG:
         for option, one in options(name).items():
@@ -76,6 +77,7 @@ def test_words_that_options_take_are_those_of_the_registries() -> None:
     assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_divergence}
     assert set(choices.RULES_WITHOUT_T) == {name for name, rule in RULES.items() if rule.drafts and not rule.fuzzy}
     assert tuple(DIVERGENCES) == choices.DIVERGENCES
+    assert tuple(SCORES) == choices.SCORES
     assert set(choices.POLICIES) == {*FAMILIES}
 
 

@@ -170,5 +170,5 @@ def test_nan_logits_do_not_affect_other_positions() -> None:
 
 
 def test_an_unknown_divergence_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown divergence 'x'"):
+    with pytest.raises(UsageError, match="unknown score 'x'"):
         Measures(["x"], "raw", Sampling())

@@ -28,6 +28,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result
 from fsd_decoding.policies.stopping import DraftState
+from fsd_decoding.scores import Seen, score_named
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.traces.at_the_limit import is_drafted_as_replayed
 from support.traces.memory_traces import MemoryManifest, MemoryTraces
@@ -35,6 +36,7 @@ from support.traces.memory_traces import MemoryManifest, MemoryTraces
 Row = dict[str, Any]
 EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}
 FUZZY = ("fsd", "fsd-sd", "fsd-coupled")
+WINDOWS = {"js": 0, "fly@2": 2, "fly@1": 1}
 SCALE = (-1.0, 0.0, 0.25, 0.5, math.inf)
 LENGTHS = (1, 2, 3, 7)
 MARKED = StopPolicy(("marked",), lambda of: of["marked"])
@@ -42,21 +44,24 @@ NEVER = StopPolicy((), lambda of: np.zeros(len(of["position"]), bool))
 
 
 def rounds_by_hand(
-    completion: Sequence[Row], rule: str, threshold: float, length: int, stopping: bool
+    completion: Sequence[Row], rule: str, threshold: float, length: int, stopping: bool, name: str = "js"
 ) -> tuple[int, int, int]:
     """Returns the rounds, drafted tokens and substitutions of one text, counted token by token."""
+    window, exact = WINDOWS[name], EXACT[rule]
     at = rounds = drafted = substitutions = 0
     while at < len(completion):
         rounds += 1
         ends = [i for i, row in enumerate(completion[at : at + length]) if stopping and row["marked"]]
         drafts = ends[0] + 1 if ends else length
         drafted += drafts
-        for row in completion[at : at + drafts]:
+        for place, row in enumerate(completion[at : at + drafts]):
             at += 1
-            exact = EXACT[rule]
             if exact is not None and row[exact]:
                 continue
-            if rule not in FUZZY or not (math.isfinite(row["js"]) and row["js"] <= threshold):
+            after = completion[at : at + window]
+            followed = len(after) == window and place + window < drafts
+            followed &= all(other[exact or "same_token"] for other in after)
+            if rule not in FUZZY or not (math.isfinite(row[name]) and row[name] <= threshold and followed):
                 break  # the fallback stands here
             substitutions += not row["same_token"]
         else:
@@ -68,19 +73,22 @@ a_row = st.fixed_dictionaries(
     {
         "same_token": st.booleans(),
         "sd_accepts": st.booleans(),
-        "js": st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 0.9, math.inf, math.nan]),
+        **dict.fromkeys(WINDOWS, st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 0.9, math.inf, math.nan])),
         "marked": st.booleans(),
     }
 )
 texts = st.lists(st.lists(a_row, min_size=1, max_size=20), min_size=1, max_size=6)
 
 
-@given(texts, st.sampled_from(sorted(EXACT)), st.sampled_from(SCALE), st.sampled_from(LENGTHS), st.booleans())
+@given(
+    texts, st.sampled_from(sorted(EXACT)), st.sampled_from(sorted(WINDOWS)), st.sampled_from(SCALE),
+    st.sampled_from(LENGTHS), st.booleans(),
+)  # fmt: skip
 def test_replay_equals_a_plain_loop_over_rounds(
-    completions: list[list[Row]], rule: str, threshold: float, length: int, stopping: bool
+    completions: list[list[Row]], rule: str, name: str, threshold: float, length: int, stopping: bool
 ) -> None:
-    result = replay(MemoryTraces(completions), rule, "js", threshold, length, MARKED if stopping else None)
-    each = [rounds_by_hand(completion, rule, threshold, length, stopping) for completion in completions]
+    result = replay(MemoryTraces(completions), rule, name, threshold, length, MARKED if stopping else None)
+    each = [rounds_by_hand(completion, rule, threshold, length, stopping, name) for completion in completions]
     assert (result.rounds, result.drafted, result.substitutions) == tuple(map(sum, zip(*each, strict=True)))
     assert (result.completions, result.tokens) == (len(completions), sum(map(len, completions)))
 
@@ -89,11 +97,11 @@ def test_replay_equals_a_plain_loop_over_rounds(
 @given(texts, st.sampled_from([None, MARKED, NEVER]))
 def test_a_sweep_equals_single_replays(completions: list[list[Row]], stops: StopPolicy | None) -> None:
     traces = MemoryTraces(completions)
-    frame = sweep(traces, list(EXACT), ["js"], SCALE, LENGTHS, stops)
-    assert len(frame) == (3 * len(SCALE) + 2) * len(LENGTHS)
+    frame = sweep(traces, list(EXACT), ["js", "fly@2"], SCALE, LENGTHS, stops)
+    assert len(frame) == (3 * 2 * len(SCALE) + 2) * len(LENGTHS)
     for cell in frame.to_dict("records"):
         threshold = 0.0 if math.isnan(cell["threshold"]) else cell["threshold"]
-        one = replay(traces, cell["rule"], "js", threshold, cell["draft_length"], stops)
+        one = replay(traces, cell["rule"], cell["divergence"] or "js", threshold, cell["draft_length"], stops)
         counted = ("completions", "tokens", "rounds", "drafted", "substitutions")
         assert [cell[name] for name in counted] == [getattr(one, name) for name in counted]
         assert cell["tokens_per_round"] == one.tokens_per_round
@@ -200,8 +208,9 @@ def rows_along(decoder: SpeculativeDecoder, prompt: list[int], result: Result) -
     new = slice(len(prompt) - 1, len(prompt) - 1 + result.emitted)
     p, q = (model(ids).logits[0, new] for model in (decoder.target, decoder.draft))
     same, d, top = p.argmax(-1) == q.argmax(-1), divergence("js", p, q), q.softmax(-1).amax(-1)
-    columns = zip(same.tolist(), d.tolist(), top.tolist(), strict=True)
-    return [{"same_token": s, "sd_accepts": s, "js": d, "draft_top1": t} for s, d, t in columns]
+    fly = score_named("fly@1").of(Seen(p, q, q.argmax(-1)))
+    columns = zip(same.tolist(), d.tolist(), top.tolist(), fly.tolist(), strict=True)
+    return [{"same_token": s, "sd_accepts": s, "js": d, "draft_top1": t, "fly@1": f} for s, d, t, f in columns]
 
 
 @pytest.mark.thinned(every=8)
@@ -354,7 +363,7 @@ ONE = MemoryTraces([random_texts(1, 5)[0][:1] * 4])
         (SOME, {"rules": ["fzd"]}, "rule 'fzd' is unknown; replay one of sd"),
         (SOME, {"rules": []}, "give at least one of each"),
         (SOME, {"divergences": []}, "give at least one of each"),
-        (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js; collect again with it"),
+        (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js, fly@1, fly@2; collect again with it"),
         (replace(SOME, manifest=MemoryManifest(way="on-policy")), {}, "are on-policy; replay needs"),
         (SOME, {"thresholds": []}, "must be numbers, at least one"),
         (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, at least one"),

@@ -31,7 +31,7 @@ def own(kind: type) -> dict[str, object]:
 
 def test_keywords_are_the_fields_and_of_their_types() -> None:
     sampling = {name: hint for name, hint in own(Sampling).items() if name != "_warpers"}
-    either: Any = own(DecodingConfig) | sampling
+    either: Any = own(DecodingConfig) | sampling | {"score": str}  # another name of `divergence`
     several = {"threshold": Sequence[float], "draft_length": Sequence[int]}  # of a call, for one prompt each
     expected = {name: hint | several.get(name) | None for name, hint in either.items()}
     assert get_type_hints(DecodingKeywords) == expected

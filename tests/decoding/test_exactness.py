@@ -39,8 +39,8 @@ PLAIN = Sampling(1.0)
 WARPED = [Sampling(0.6), Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.8), Sampling(1.4, top_k=4, top_p=0.9)]
 TREES = [TreeShape(2, 5), TreeShape(3, 12), TreeShape(5, 5)]  # the last with all five words as children of a node
 LAWS = [
-    *product(("sd", "coupled"), (1, 4, 7), (1, 8), (PLAIN,), (None,)),
-    *product(("sd", "coupled"), (4,), (8,), WARPED, (None,)),
+    *product(("sd", "sd-block", "coupled"), (1, 4, 7), (1, 8), (PLAIN,), (None,)),
+    *product(("sd", "sd-block", "coupled"), (4,), (8,), WARPED, (None,)),
     *product(("sd",), (3,), (8,), (PLAIN,), TREES),
     *product(("sd",), (2,), (8,), WARPED, (TreeShape(4, 7),)),
 ]
@@ -137,7 +137,7 @@ def test_as_many_texts_from_the_draft_would_be_detected(sampling: Sampling) -> N
 
 NEW, TEXTS = 24, 100
 TEMPERATURES = [0.0, 0.9]
-SAME_TEXT = [*product(("coupled", "fsd", "fsd-coupled"), TEMPERATURES), ("sd", 0.0), ("fsd-sd", 0.0)]
+SAME_TEXT = [*product(("coupled", "fsd", "fsd-coupled"), TEMPERATURES), ("sd", 0.0), ("sd-block", 0.0), ("fsd-sd", 0.0)]
 
 
 @pytest.fixture(scope="module")

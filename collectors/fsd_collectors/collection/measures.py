@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -18,11 +19,13 @@ from torch import Tensor
 
 from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Logits, accepted_by_chance
-from fsd_decoding.divergence import DistributionPair, check_name, divergences_of_pair, log_softmax
+from fsd_decoding import noise
+from fsd_decoding.acceptance import accepted_by_chance
+from fsd_decoding.divergence import DistributionPair, divergences_of_pair, log_softmax
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.graphs.callers import in_graph
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.scores import Logits, Seen, is_divergence, score_named
 
 _CHUNK = 1 << 25  # logits (positions x V) of a chunk: bounds the memory of intermediate results
 _CPU_CHUNK = 1 << 17  # on a CPU few enough for the cache, yet enough to outweigh the overhead of some hundred calls
@@ -54,29 +57,29 @@ class Positions:
 
 
 class Measures:
-    """Computes the columns of decision, divergence and shape; `fsd_collectors.schema` defines them.
+    """Computes the columns of decision, score and shape; `fsd_collectors.schema` defines them.
 
     Args:
-        divergences: names of the divergences, one column each.
-        on: logits that the divergences are computed on, raw or processed.
+        divergences: names of scores, one column each.
+        on: logits that those are computed on which are defined on either, raw or processed.
         sampling: temperature, top-k, top-p and min-p by which p and q are processed. Settings that depend on the
             preceding text are not supported.
 
     Raises:
-        UsageError: a divergence is unknown or named twice, or a sampling setting is not supported.
+        UsageError: a score is unknown or named twice, or a sampling setting is not supported.
     """
 
     def __init__(self, divergences: Sequence[str], on: Logits, sampling: Sampling) -> None:
-        for name in divergences:
-            check_name(name)
         if len(set(divergences)) < len(divergences):
-            raise UsageError(f"divergences are {', '.join(divergences)}; name each of them once")
+            raise UsageError(f"scores are {', '.join(divergences)}; name each of them once")
         if sampling.repetition_penalty != 1.0 or sampling.processors:
             raise UsageError("traces support temperature, top_k, top_p and min_p; leave out penalties and processors")
-        self._divergences, self._on, self.sampling = tuple(divergences), on, sampling
+        self._on, self.sampling = on, sampling
+        self._divergences = [name for name in divergences if is_divergence(name)]
+        self._others = [score_named(name) for name in divergences if not is_divergence(name)]
         decision = ("drafted", "target_choice", "same_argmax", "same_token", "sd_accepts", "sd_probability")
         shape = (f"{model}_{name}" for model in ("target", "draft") for name in _SHAPE)
-        self.columns = (*decision, *self._divergences, *shape)
+        self.columns = (*decision, *self._divergences, *(score.written for score in self._others), *shape)
 
     def __call__(self, at: Positions) -> Tensor:
         """Returns (columns, N) on the logits' device, in fp32, which holds token ids and ranks exactly."""
@@ -91,7 +94,16 @@ class Measures:
         decision = (x, y, p_top == q_top, x == y, *self._exact(at, processed))
         on = DistributionPair(*map(log_softmax, processed)) if self._on == "processed" and processed else raw
         divergences = divergences_of_pair(self._divergences, on).values()
-        return torch.stack([column.float() for column in (*decision, *divergences, *p_shape, *q_shape)])
+        others = (score.of(self._seen(at, processed, score.on or self._on)) for score in self._others)
+        return torch.stack([column.float() for column in (*decision, *divergences, *others, *p_shape, *q_shape)])
+
+    def _seen(self, at: Positions, processed: tuple[Tensor, Tensor] | None, on: Logits) -> Seen:
+        target, draft = at.target_logits, at.draft_logits
+        if on == "processed" and processed is not None:
+            target, draft = processed
+        places = at.positions.unsqueeze(1)
+        uniform = partial(noise.uniform, at.keys, places, noise.Stream.ACCEPT, torch.float64)
+        return Seen(target, draft, at.drafted, lambda: uniform().squeeze(1))
 
     def _processed(self, at: Positions) -> tuple[Tensor, Tensor] | None:
         """Returns the processed logits of both models, or None under greedy decoding, which uses the raw ones."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fsd_collectors.replay.blocks import Array, Block, Traces, blocks
 from fsd_common.errors import UsageError
+from fsd_decoding.scores import score_named
 
 Values = NDArray[np.float32]
 
@@ -146,6 +147,7 @@ REPLAYABLE: Mapping[str, Replayable] = {
 }
 _REFUSED = {
     "target": "it drafts nothing, so every round is one token",
+    "sd-block": "it judges a draft as a whole, of which no column tells",
     "typical": "no column holds the score it decides by",
     "ensemble": "it samples from a mixture, so rejections change the text too",
 }
@@ -162,6 +164,11 @@ class Case:
     @property
     def exact(self) -> str | None:
         return REPLAYABLE[self.rule].exact
+
+    @property
+    def window(self) -> int:
+        """How many drafted tokens after a mismatch the exact rule must keep, or no T keeps it."""
+        return 0 if self.divergence is None else score_named(self.divergence).window
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -254,13 +261,32 @@ class AcceptanceLevels:
         return np.asarray(self.level > k + 1)
 
 
+def scores_of_rows(case: Case, block: Block) -> Array:
+    """Returns what T is compared with at each row: (n,), infinite where no T accepts. The case has a threshold.
+
+    Of a score with a window the tokens of the target's text stand in for those that would be drafted after a mismatch;
+    that a draft must go on for long enough is up to whoever knows its length.
+    """
+    assert case.divergence is not None
+    scores, window = block.columns[case.divergence], case.window
+    if window:
+        exact = block.columns[case.exact or "same_token"]
+        kept = np.concatenate([[0], np.cumsum(exact)])
+        rows = np.arange(block.rows)
+        last = np.minimum(rows + window, block.rows - 1)
+        ends = np.repeat(block.ends, block.ends - block.starts)
+        followed = (rows + window < ends) & (kept[last + 1] - kept[rows + 1] == window)
+        scores = np.where(followed, scores, np.inf)
+    return scores
+
+
 def acceptance_levels(case: Case, block: Block) -> AcceptanceLevels:
     """Returns the levels of the block's rows."""
     never = len(case.thresholds) + 1
     if case.divergence is None:
         level = np.full(block.rows, never)
     else:
-        d = block.columns[case.divergence]
+        d = scores_of_rows(case, block)
         level = np.searchsorted(case.thresholds, d) + 1
         level[~np.isfinite(d)] = never  # as in decoding: no T accepts them
     level = level.astype(np.min_scalar_type(never))

@@ -132,7 +132,9 @@ def _distances(rows: Array, closes: Array) -> tuple[Array, Array]:
     return closed - before, rows - np.repeat(before, np.diff(closing, prepend=-1))
 
 
-def count_in_lockstep(levels: AcceptanceLevels, block: Block, reach: Array, ks: Array, lengths: Array) -> Array:
+def count_in_lockstep(
+    levels: AcceptanceLevels, block: Block, reach: Array, ks: Array, lengths: Array, window: int = 0
+) -> Array:
     """Counts the rounds of drafts that may end early, one position of all completions after another.
 
     Args:
@@ -141,6 +143,7 @@ def count_in_lockstep(levels: AcceptanceLevels, block: Block, reach: Array, ks: 
         reach: (n,) largest length of a draft that begins at each row.
         ks: indices of the thresholds, from 0.
         lengths: largest draft lengths.
+        window: how many more tokens a draft must have where a threshold accepts.
 
     Returns:
         Rounds, drafted tokens and substitutions: (3, thresholds, lengths, completions).
@@ -159,6 +162,8 @@ def count_in_lockstep(levels: AcceptanceLevels, block: Block, reach: Array, ks: 
         rounds[on] += begin
         drafted[on] += begin * drafts
         rejected = levels.level[rows] > ks[:, None, None] + 1  # (ks, 1, lanes)
+        if window:
+            rejected = rejected | (levels.level[rows] > 0) & (rest <= window)  # (ks, lengths, lanes)
         substitutions[on] += (levels.differs[rows] & ~rejected) & (rest > 0)
         np.logical_or(rest == 0, rejected, out=begin)
         rest -= 1  # may wrap where a round begins next: it is overwritten there

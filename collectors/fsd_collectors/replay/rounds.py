@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Block
-from fsd_collectors.replay.cases import REPLAYABLE, Case
+from fsd_collectors.replay.cases import REPLAYABLE, Case, scores_of_rows
 from fsd_collectors.replay.counting import checked_lengths
 
 _LANES = 1 << 16  # lanes that are counted at once: a policy reads some hundred bytes of each
@@ -136,16 +136,21 @@ class DraftVerifier:
 
     def __init__(self, case: Case, block: Block) -> None:
         columns, none = block.columns, np.zeros(block.rows, bool)
+        self._window = case.window
         self._exact = none if case.exact is None else columns[case.exact]
         self._differs = ~columns["same_token"] & ~self._exact
         self._scores = np.full(block.rows, np.nan)
         if REPLAYABLE[case.rule].fuzzy and case.divergence is not None:
-            d = columns[case.divergence].astype(np.float64)
+            d = scores_of_rows(case, block).astype(np.float64)
             self._scores = np.where(np.isfinite(d), d, np.nan)  # as in decoding, no T accepts an infinite divergence
 
-    def accepts(self, rows: Array, thresholds: Array) -> Array:
-        """Returns a mask (n,) of the drafted tokens at rows (n,) that are accepted at thresholds (n,)."""
-        return np.asarray(self._exact[rows] | (self._scores[rows] <= thresholds))
+    def accepts(self, rows: Array, thresholds: Array, after: Array | float = np.inf) -> Array:
+        """Returns a mask (n,) of the drafted tokens at rows (n,) that are accepted at thresholds (n,).
+
+        Args:
+            after: (n,) how many tokens were drafted after each.
+        """
+        return np.asarray(self._exact[rows] | (self._scores[rows] <= thresholds) & (after >= self._window))
 
     def __call__(self, starts: RoundStarts, drafted: Array) -> tuple[Verified, Array]:
         """Returns the outcomes of drafts of these lengths (n,), and the number of substitutions (n,)."""
@@ -155,12 +160,13 @@ class DraftVerifier:
         going = np.arange(n)
         while len(going := going[starts.rows[going] + accepted[going] < until[going]]):
             rows = starts.rows[going] + accepted[going]
-            kept = self.accepts(rows, lanes.thresholds[going])
+            kept = self.accepts(rows, lanes.thresholds[going], drafted[going] - accepted[going] - 1)
             going, rows = going[kept], rows[kept]
             only_fuzzy = np.where(self._exact[rows], np.nan, self._scores[rows])
             largest_accepted[going] = np.fmax(largest_accepted[going], only_fuzzy)
             differs[going] += self._differs[rows]
             accepted[going] += 1
         rejected = starts.rows + accepted
-        smallest_rejected = np.where(rejected < until, self._scores[np.minimum(rejected, lanes.ends - 1)], np.nan)
+        by_score = (rejected < until) & (drafted - accepted > self._window)
+        smallest_rejected = np.where(by_score, self._scores[np.minimum(rejected, lanes.ends - 1)], np.nan)
         return Verified(drafted, accepted, largest_accepted, smallest_rejected), differs

@@ -156,9 +156,9 @@ def sweep(
     completions = tokens = 0
     for block in blocks(traces, _columns(selected, stops), where, CACHED_ROWS if stops is None else STEPPED_ROWS):
         completions, tokens = completions + len(block.starts), tokens + block.rows
-        counter = None if stops is None else _counter(stops, block, int(lengths.max()))
+        counter = _counter(stops, block, int(lengths.max()))
         for total, case in zip(sums, selected, strict=True):
-            if counter is None:
+            if stops is None and not case.window:
                 total += count_fixed_lengths(acceptance_levels(case, block), block, len(case.thresholds), lengths)
             else:
                 step = max(1, LANES // (len(lengths) * len(block.starts)))
@@ -181,7 +181,9 @@ def _counter(stops: Policy | RoundPolicy | None, block: Block, most: int) -> Cal
     if isinstance(stops, RoundPolicy):
         return lambda case, ks, lengths: count_with_policy(case, block, stops, ks, lengths)
     drafts = reach(stops, block, most)
-    return lambda case, ks, lengths: count_in_lockstep(acceptance_levels(case, block), block, drafts, ks, lengths)
+    return lambda case, ks, lengths: count_in_lockstep(
+        acceptance_levels(case, block), block, drafts, ks, lengths, case.window
+    )
 
 
 def _cells(case: Case, lengths: Array, counts: Array) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fsd_decoding.acceptance import Proposal
-from fsd_decoding.divergence import unchecked_divergences
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.scores import score_named, scores_of
 
 Array = NDArray[np.float64]
 
@@ -137,7 +137,10 @@ class JudgedNodes:
         """The columns of `Walks`, of all rows."""
         tokens = proposal.drafted if proposal.tree is None else proposal.tree.tokens
         y, x = proposal.target_choice, proposal.drafted
-        divergences = unchecked_divergences(self._divergences, proposal.target_logits[:, :-1], proposal.draft_logits)
+        divergences = scores_of(self._divergences, "raw", proposal.seen)
+        for name in self._divergences:
+            if window := score_named(name).window:
+                divergences[name].masked_fill_(~proposal.followed(x == y[:, :-1], window), torch.inf)
         return {
             "exact": _child(tokens == y.gather(1, parents), parents, proposed),
             "drafted": _child(tokens == x.gather(1, parents), parents, proposed),

@@ -141,7 +141,8 @@ class Rounds:
     def propose(self, draft: Draft, logits: Tensor) -> Proposal:
         """Collects a draft and the target's logits for the rule."""
         settings = self._settings
-        return propose(self._batch, settings.criterion, settings.sampling, logits, draft.logits, draft.tree)
+        given = (settings.criterion, settings.sampling, logits, draft.logits, draft.counts, draft.tree)
+        return propose(self._batch, *given)
 
     def emit(self, draft: Draft, proposal: Proposal, path: Path) -> Tensor:
         """Makes accepted tokens text, and packs the round for `Decided.of`: (B, columns) float64."""
@@ -223,6 +224,7 @@ def propose(
     sampling: Sampling,
     target_logits: Tensor,
     draft_logits: list[Tensor],
+    drafted: Tensor,
     tree: Tree | None,
 ) -> Proposal:
     """Collects a round for the rule.
@@ -232,21 +234,22 @@ def propose(
         criterion, sampling: settings of the proposal.
         target_logits: (B, L + 1, V) raw; of trees (B, N + 1, V).
         draft_logits: L tensors (B, 1, V), raw; of trees one (B, N, V), padding at nodes without children.
+        drafted: (B,) number of proposed tokens.
         tree: the nodes; None: a chain.
     """
     if tree is None:
         positions = batch.lengths[:, None] + torch.arange(len(draft_logits) + 1, device=batch.lengths.device)
-        drafted, logits = batch.tokens.gather(1, positions[:, :-1]), torch.cat([target_logits[:, :0], *draft_logits], 1)
+        tokens, logits = batch.tokens.gather(1, positions[:, :-1]), torch.cat([target_logits[:, :0], *draft_logits], 1)
         gumbel = None if batch.gumbel is None else batch.gumbel[:, : positions.shape[1]]
     else:
         depths = tree.node_depths
         rows = torch.arange(len(depths), device=depths.device).unsqueeze(1)
         positions = batch.lengths[:, None] + depths
-        drafted, logits = tree.children[..., 0].clamp_min(0), draft_logits[0]
+        tokens, logits = tree.children[..., 0].clamp_min(0), draft_logits[0]
         gumbel = None if batch.gumbel is None else batch.gumbel[rows, depths]
     return Proposal(
-        target_logits, logits, drafted, positions, batch.tokens, batch.keys, batch.thresholds, criterion, sampling,
-        gumbel=gumbel, tree=tree,
+        target_logits, logits, tokens, positions, batch.tokens, batch.keys, batch.thresholds, criterion, sampling,
+        gumbel=gumbel, tree=tree, counts=None if tree else drafted,
     )  # fmt: skip
 
 
@@ -293,7 +296,7 @@ def judge_and_emit(
 ) -> Tensor:
     """`propose`, the rule and `emit` as one step. `listed`: the tree; empty: a chain."""
     tree = Tree.of(listed, draft_length) if listed else None
-    proposal = propose(batch, criterion, sampling, target_logits, draft_logits, tree)
+    proposal = propose(batch, criterion, sampling, target_logits, draft_logits, drafted, tree)
     return emit(batch, target, drafter, proposal, drafted, walk(proposal, rule.judge(proposal), drafted))
 
 

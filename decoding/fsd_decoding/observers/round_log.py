@@ -16,25 +16,26 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fsd_common.errors import UsageError
-from fsd_decoding.divergence import check_name, unchecked_divergences
+from fsd_decoding.divergence import unchecked_divergences
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.scores import is_divergence
 
 _PENDING = 1 << 22  # logits (positions x V) that are kept before they are reduced: 32 MB for both models in fp32
 
 
 class Recorder:
-    """Records divergences: pass it to `generate` as `observer`, then read `columns`.
+    """Records scores: pass it to `generate` as `observer`, then read `columns`.
 
     Args:
-        names: the divergences to record.
+        names: the scores to record, on raw logits where they are defined on either.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         if isinstance(names, str):
-            raise UsageError(f"names is {names!r}; it must be a list of names of divergences")
-        for name in names:
-            check_name(name)
+            raise UsageError(f"names is {names!r}; it must be a list of names of scores")
         self._names = list(names)
+        self._divergences = [name for name in names if is_divergence(name)]  # computed for many rounds at once
+        self._others = [name for name in names if not is_divergence(name)]
         # Logits of p and q, (B, L, V) each, and which tokens were decided, (B, L).
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._kept: dict[str, list[Tensor]] = {}
@@ -55,6 +56,7 @@ class Recorder:
             draft=drafts.expand(shape),
             token=proposal.drafted,
             accepted=drafts < record.accepted[:, None],
+            **{name: score[decided] for name, score in record.divergences(self._others).items()},
         )
         if sum(p.numel() for p, _, _ in self._pending) >= _PENDING:
             self._reduce_pending()
@@ -63,7 +65,7 @@ class Recorder:
         """Returns columns on the CPU with one entry per decided token, in the order of the decisions.
 
         prompt: its index. position: absolute. draft: the token's position in the round's draft, from 0. token: the
-        drafted one. accepted: whether it was. And each of the recorded divergences, fp32 (fp64 for fp64 models).
+        drafted one. accepted: whether it was. And each of the recorded scores, fp32 or fp64.
         """
         self._reduce_pending()
         whole = {name: torch.cat([part.cpu() for part in parts]) for name, parts in self._kept.items()}
@@ -78,7 +80,7 @@ class Recorder:
         if self._pending:
             p, q = (torch.cat([pending[i][pending[2]] for pending in self._pending]) for i in (0, 1))
             self._pending.clear()
-            self._keep(**unchecked_divergences(self._names, p, q))
+            self._keep(**unchecked_divergences(self._divergences, p, q))
 
 
 FACT_PREFIX = "policy."

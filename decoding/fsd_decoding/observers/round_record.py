@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fsd_decoding.acceptance import RULES, Proposal, Rule, Verdict, emitted_tokens
 from fsd_decoding.batch import Request
-from fsd_decoding.divergence import entropy, log_softmax, unchecked_divergences
+from fsd_decoding.divergence import entropy, log_softmax
 from fsd_decoding.observers.stopwatch import Stopwatch
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.scores import scores_of
 from fsd_decoding.tensors import lazy, to_device
 
 
@@ -79,8 +80,8 @@ class RoundRecord:
         return (span < counts[:, None]) & self.active[:, None]
 
     def divergences(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Returns each named divergence on raw logits: (B, L)."""
-        return unchecked_divergences(names, *self._drafted_logits)
+        """Returns each named score, on raw logits where it is defined on either: (B, L)."""
+        return scores_of(names, "raw", self.proposal.seen)
 
     def entropies(self) -> tuple[Tensor, Tensor]:
         """Returns the entropies of p and of q, on raw logits, in nats: (B, L) each."""

@@ -28,6 +28,7 @@ from fsd_decoding.acceptance import rule_named
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.scores import score_named
 from fsd_predictors import files
 from fsd_predictors.facts import (
     HiddenInfo,
@@ -97,6 +98,11 @@ def _check(traces: Traces, kind: str, rule: str, divergences: Sequence[str]) -> 
         raise UsageError("no divergences are given; name at least one")
     for name in divergences:
         check_divergence(traces, name)
+        if score_named(name).window:
+            raise UsageError(
+                f"score {name!r} keeps a token for what was drafted after it, which a predictor of ends does not see; "
+                "train for another score"
+            )
 
 
 def _tokenizer(manifest: Manifest, tokenizer: Any) -> Any:

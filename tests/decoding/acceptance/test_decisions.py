@@ -54,7 +54,8 @@ class Decisions:
     def check(self, recorded: RecordedRow) -> None:
         """Compares the round's decisions, and appends the tokens it emits."""
         assert recorded.position == len(self.text)
-        outcomes = [self.judge(recorded, j) for j in range(len(recorded.drafted))]
+        together = self.rule == "sd-block" and not self.greedy
+        outcomes = self.block(recorded) if together else [self.judge(recorded, j) for j in range(len(recorded.drafted))]
         assert recorded.decided == [accepted for accepted, _ in outcomes]
         for j, (accepted, fallback) in enumerate(outcomes):
             assert recorded.drafted[j] == self.draw(self.process(recorded.draft[j], self.text), recorded, j)
@@ -78,6 +79,7 @@ class Decisions:
         within = self.distance(recorded.target[j], recorded.draft[j]) <= recorded.threshold
         return {
             "sd": (lossless, residual),
+            "sd-block": (lossless, y),
             "coupled": (lossless, y),
             "fsd": (within, y),
             "fsd-sd": (lossless or within, residual),
@@ -85,6 +87,25 @@ class Decisions:
             "typical": (typical(p, x, recorded.threshold), y),
             "ensemble": (lossless, residual),
         }[self.rule]
+
+    def block(self, recorded: RecordedRow) -> list[tuple[bool, int]]:
+        """Algorithm 2 of arXiv 2403.10444: the last place that passes, and what is left after each."""
+        count, share, passed, left = len(recorded.drafted), 1.0, 0, list[int]()
+        for j in range(count):
+            before = self.text + recorded.drafted[:j]
+            target, draft = (self.process(logits[j], before) for logits in (recorded.target, recorded.draft))
+            p, q, x = softmax(target), softmax(draft), recorded.drafted[j]
+            rest = np.maximum(share * p - q, 0)
+            at = (recorded.key, recorded.position + j)
+            if j:
+                spare = float(rest.sum()) + 1 - share
+                chance = float(rest.sum()) / spare if spare > 0 else 1.0
+                passed = j if unit(recorded.key, recorded.position + j - 1, ACCEPT, 0) <= chance else passed
+            left.append(race(rest, *at, RESIDUAL) if rest.any() else self.draw(target, recorded, j))
+            share = min(share * p[x] / q[x], 1.0)
+        if count and unit(recorded.key, recorded.position + count - 1, ACCEPT, 0) <= share:
+            passed = count
+        return [(j < passed, left[j]) for j in range(count)]
 
     def speculative(self, recorded: RecordedRow, j: int, p: Array, q: Array, x: int, y: int) -> tuple[bool, int]:
         """`sd`, and `ensemble` as `sd` with w p + (1 - w) q in place of p."""

@@ -99,5 +99,5 @@ def test_a_recorder_may_have_nothing_to_keep(decoder: SpeculativeDecoder) -> Non
     recorder = Recorder(["tv"])
     decoder.generate(PROMPTS, 4, rule="target", observer=recorder)
     assert recorder.columns() == {}
-    with pytest.raises(UsageError, match="unknown divergence 'x'"):
+    with pytest.raises(UsageError, match="unknown score 'x'"):
         Recorder(["x"])

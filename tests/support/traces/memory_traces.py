@@ -20,7 +20,7 @@ class MemoryManifest:
     """The fields of a manifest that replay reads."""
 
     way: str = "along-target"
-    divergences: tuple[str, ...] = ("js",)
+    divergences: tuple[str, ...] = ("js", "fly@1", "fly@2")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,411 @@
+"""Scores: how loose a rule must be to keep a drafted token. A fuzzy rule keeps x where its score is at most T.
+
+p is the target's distribution, q the draft's, p1 = max p, H(p) the entropy in nats, u the uniform number of the exact
+test u <= p(x)/q(x). Every score is at least 0, so that no T below 0 keeps a token, and infinite where no T may. To add
+one, write a subclass of `Score` and list it in `FAMILIES`; divergences are listed in `divergence.DIVERGENCES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fsd_common.errors import UsageError
+from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
+from fsd_decoding.tensors import lazy
+
+if TYPE_CHECKING:
+    from fsd_decoding.kernels import Scan
+
+Logits = Literal["raw", "processed"]
+
+
+@dataclass
+class Seen:
+    """What a score may read of drafted tokens x, at positions of any shape (…)."""
+
+    target_logits: Tensor  # (…, V) of p: raw, or processed by temperature, top-k and the like
+    draft_logits: Tensor  # (…, V) of q
+    drafted: Tensor  # (…) x
+    uniform: Callable[[], Tensor] | None = None  # returns u (…), in fp64; None: nobody knows it
+    scans: tuple[Scan | None, Scan | None] = (None, None)  # of the fused kernel's first pass over raw logits
+
+    @lazy
+    def target(self) -> Distribution:
+        return Distribution(self.target_logits, self.drafted, self.scans[0])
+
+    @lazy
+    def draft(self) -> Distribution:
+        return Distribution(self.draft_logits, self.drafted, self.scans[1])
+
+
+class Distribution:
+    """The softmax of logits (…, V), and x in it; in fp32, or in fp64 where the logits are.
+
+    Args:
+        scan: of these logits by the fused kernel, where there is one.
+    """
+
+    def __init__(self, logits: Tensor, drafted: Tensor, scan: Scan | None = None) -> None:
+        self._logits, self._drafted, self._scan = logits, drafted, scan
+
+    @lazy
+    def _of_drafted(self) -> Tensor:
+        return _wide(self._logits.gather(-1, self._drafted.unsqueeze(-1)).squeeze(-1))
+
+    @lazy
+    def _largest_logit(self) -> Tensor:
+        return _wide(self._logits.amax(-1) if self._scan is None else self._scan.top1)
+
+    @lazy
+    def _normaliser(self) -> Tensor:
+        return _wide(self._logits).logsumexp(-1) if self._scan is None else self._scan.normaliser
+
+    @lazy
+    def drafted(self) -> Tensor:
+        """The probability of x: (…)."""
+        return (self._of_drafted - self._normaliser).exp()
+
+    @lazy
+    def largest(self) -> Tensor:
+        """p1: (…)."""
+        return (self._largest_logit - self._normaliser).exp()
+
+    @lazy
+    def relative(self) -> Tensor:
+        """The probability of x as a share of p1: (…)."""
+        return (self._of_drafted - self._largest_logit).exp()
+
+    @lazy
+    def entropy(self) -> Tensor:
+        """H, in nats: (…)."""
+        return entropy(self._logits) if self._scan is None else self._scan.entropy
+
+    def entropy_of_top(self, k: int) -> Tensor:
+        """The sum of -p log p over the k likeliest tokens, which are not normalised: (…)."""
+        top = _wide(self._logits.topk(min(k, self._logits.shape[-1]), -1).values)
+        terms: Tensor = torch.special.entr((top - self._normaliser.unsqueeze(-1)).exp())
+        return terms.sum(-1)
+
+    def in_top(self, k: int) -> Tensor:
+        """Whether fewer than k tokens are likelier than x: (…) bool."""
+        likelier: Tensor = (self._logits > self._logits.gather(-1, self._drafted.unsqueeze(-1))).sum(-1)
+        return likelier < k
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number of a score besides T, written after "@".
+
+    Args:
+        name: as formulas have it.
+        meaning: in a line.
+        usual: what holds if it is not written.
+        least, most: its range.
+        whole: whether it is a whole number.
+    """
+
+    name: str
+    meaning: str
+    usual: float
+    least: float = -math.inf
+    most: float = math.inf
+    whole: bool = True
+
+    def read(self, written: str, score: str) -> float:
+        """Returns a number as users write it. UsageError: it is none, or out of range."""
+        try:
+            value: float = int(written) if self.whole else float(written)
+        except ValueError:
+            value = math.nan
+        if not self.least <= value <= self.most:
+            kind = "a whole number" if self.whole else "a number"
+            raise UsageError(
+                f"score {score!r:.60} has {self.name} = {written!r:.20}; it must be {kind} from {self.least:g} to "
+                f"{self.most:g}: {self.meaning}"
+            )
+        return value
+
+
+class Score:
+    """Base class of scores.
+
+    Args:
+        written: the name with its parameters, such as "margin@10", as profiles and traces have it.
+        values: the parameters' values, in order.
+
+    Attributes:
+        parameters: what may follow the name.
+        formula: for people.
+        on: which logits it is defined on; None: raw or processed ones, as `Criterion.on` says.
+        reads_draft: whether it depends on q.
+        reads_noise: whether it depends on u.
+        judges_trees: whether it means something where several tokens are drafted at a place.
+        largest: the largest finite value; thresholds above keep all that any keeps.
+        unit: of its values, "" where they have none.
+    """
+
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    formula: ClassVar[str]
+    on: ClassVar[Logits | None] = None
+    reads_draft: ClassVar[bool] = False
+    reads_noise: ClassVar[bool] = False
+    judges_trees: ClassVar[bool] = True
+    largest: ClassVar[float] = 1.0
+    unit: ClassVar[str] = ""
+
+    def __init__(self, written: str, values: Sequence[float]) -> None:
+        self.written, self.values = written, tuple(values)
+
+    @property
+    def window(self) -> int:
+        """How many drafted tokens after x the exact rule must keep in the same round, or no T keeps x."""
+        return 0
+
+    def of(self, seen: Seen) -> Tensor:
+        """Returns the score of every drafted token: (…), in fp32 or fp64."""
+        raise NotImplementedError
+
+
+class Divergence(Score):
+    """D(p, q): x itself does not matter. `fsd`, `fsd-sd` and `fsd-coupled` of arXiv 2502.20704."""
+
+    reads_draft = True
+    largest = math.inf
+
+    def of(self, seen: Seen) -> Tensor:
+        return unchecked_divergences([self.written], seen.target_logits, seen.draft_logits, seen.scans)[self.written]
+
+
+class Gated(Score):
+    """D where the target is unsure, p1 <= g; elsewhere the exact rule decides (arXiv 2601.04766)."""
+
+    parameters = (Parameter("g", "the largest p1 at which D may keep a token", 0.9, 0.0, 1.0, whole=False),)
+    formula = "D, infinite where p1 > g"
+    reads_draft = True
+    largest = math.inf
+
+    def __init__(self, written: str, values: Sequence[float], divergence: Divergence) -> None:
+        super().__init__(written, values)
+        self._divergence = divergence
+
+    def of(self, seen: Seen) -> Tensor:
+        return self._divergence.of(seen).masked_fill(seen.target.largest > self.values[0], math.inf)
+
+
+_TOP = Parameter("k", "x must be one of the target's k likeliest tokens", math.inf, 1.0)
+
+
+class Margin(Score):
+    """How far x is behind the likeliest token, as a ratio (SpecCascade's token-specific rule 3, arXiv 2405.19261)."""
+
+    parameters = (_TOP,)
+    formula = "1 - p(x)/p1"
+
+    def of(self, seen: Seen) -> Tensor:
+        return _among(self.values[0], seen, 1.0 - seen.target.relative)
+
+
+class Relaxed(Score):
+    """How far x is behind the likeliest token, as a difference of probabilities (TensorRT-LLM's `relaxed_delta` and
+    `relaxed_topk`, read in its kernels).
+    """
+
+    parameters = (_TOP,)
+    formula = "p1 - p(x)"
+
+    def of(self, seen: Seen) -> Tensor:
+        return _among(self.values[0], seen, (seen.target.largest - seen.target.drafted).clamp_min(0.0))
+
+
+def _among(k: float, seen: Seen, score: Tensor) -> Tensor:
+    return score if math.isinf(k) else score.masked_fill(~seen.target.in_top(int(k)), math.inf)
+
+
+class Fly(Score):
+    """FLy (arXiv 2511.22972; vLLM 0.33's `rejection_sample_method: "fly"`): a mismatch is kept where the target is
+    unsure and the exact rule keeps what was drafted after it.
+
+    The score falls as the entropy of the k likeliest tokens, h, rises. vLLM's `fly_entropy_threshold` is `most` - T.
+    """
+
+    parameters = (
+        Parameter("W", "drafted tokens after x that the exact rule must keep", 2, 0.0, 64.0),
+        Parameter("k", "tokens that the entropy is of", 3, 1.0, 1e6),
+    )
+    formula = "the largest h there can be - h, with h the entropy of the k likeliest tokens"
+    on = "processed"
+    judges_trees = False
+    unit = "nats"
+
+    @property
+    def window(self) -> int:
+        return int(self.values[0])
+
+    @property
+    def most(self) -> float:
+        """The largest entropy of k probabilities whose sum is at most 1: each is 1/k, or 1/e where that is less."""
+        k = int(self.values[1])
+        return k / math.e if k < math.e else math.log(k)
+
+    def of(self, seen: Seen) -> Tensor:
+        score = (self.most - seen.target.entropy_of_top(int(self.values[1]))).clamp_min(0.0)
+        return score.masked_fill(seen.target.drafted == 0.0, math.inf)
+
+
+class Cactus(Score):
+    """Cactus (arXiv 2604.04987): the exact test with a target that is nearer to x, by at most T in chi-square.
+
+    x is kept where u q(x) <= min(p(x) + sqrt(2 T p(x) (1 - p(x))), 1).
+    """
+
+    formula = "0 where u q(x) <= p(x), else (u q(x) - p(x))^2 / (2 p(x) (1 - p(x)))"
+    on = "processed"
+    reads_draft = reads_noise = True
+    judges_trees = False
+    largest = math.inf
+
+    def of(self, seen: Seen) -> Tensor:
+        assert seen.uniform is not None
+        p, q = seen.target.drafted.double(), seen.draft.drafted.double()
+        beyond = (seen.uniform() * q - p).clamp_min(0.0)
+        return torch.where(beyond > 0, beyond.square() / (2.0 * p * (1.0 - p)), 0.0)  # infinite where p = 0
+
+
+class AcceptThreshold(Score):
+    """SGLang's `--speculative-accept-threshold-single`, here 1 - T: x is kept where p(x) is at least that.
+
+    With `-acc` a below 1 a token with u < p(x)/a is kept at every T from 0 on.
+    """
+
+    parameters = (Parameter("a", "SGLang's --speculative-accept-threshold-acc", 1.0, 0.0, 1.0, whole=False),)
+    formula = "1 - p(x), or 0 where u < p(x)/a and a < 1; infinite where p(x) = 0"
+    on = "processed"
+    reads_noise = True
+    judges_trees = False
+
+    def of(self, seen: Seen) -> Tensor:
+        p, a = seen.target.drafted, self.values[0]
+        score = 1.0 - p
+        if a < 1.0:
+            assert seen.uniform is not None
+            score = torch.where(seen.uniform() * a < p.double(), 0.0, score)
+        return score.masked_fill(p == 0.0, math.inf)
+
+
+class Typical(Score):
+    """Medusa's typical acceptance (arXiv 2401.10774), p(x) > min(e, sqrt(e) exp(-H)), with e = 1 - T."""
+
+    formula = "1 - max(p(x), (p(x) exp H)^2), 0 where that is below"
+    on = "processed"
+
+    def of(self, seen: Seen) -> Tensor:
+        p, spread = seen.target.drafted, seen.target.entropy.exp()
+        score = 1.0 - torch.maximum(p, (p * spread).square()).double()
+        return _strictly(score).masked_fill(p == 0.0, math.inf)
+
+
+class Posterior(Score):
+    """vllm-ascend's form of typical acceptance, p(x) > min(t, exp(-alpha H)), with `posterior_threshold` t = 1 - T."""
+
+    parameters = (Parameter("alpha", "vllm-ascend's posterior_alpha", 0.3, 0.0, 1e3, whole=False),)
+    formula = "0 where p(x) > exp(-alpha H), else 1 - p(x)"
+    on = "processed"
+
+    def of(self, seen: Seen) -> Tensor:
+        p, entropy = seen.target.drafted, seen.target.entropy
+        kept = torch.where(p > (-self.values[0] * entropy).exp(), 0.0, _strictly(1.0 - p.double()))
+        return kept.masked_fill(p == 0.0, math.inf)
+
+
+def _strictly(score: Tensor) -> Tensor:
+    """The least number that is above a score (…): at most T exactly where the score is below T."""
+    return torch.nextafter(score, torch.full_like(score, math.inf)).clamp_min(0.0)
+
+
+FAMILIES: Mapping[str, type[Score]] = {
+    **dict.fromkeys(DIVERGENCES, Divergence),
+    "margin": Margin,
+    "relaxed": Relaxed,
+    "fly": Fly,
+    "cactus": Cactus,
+    "accept-threshold": AcceptThreshold,
+    "typical": Typical,
+    "posterior": Posterior,
+}
+"""Scores by name; "gated-" before a divergence's name makes another one of it."""
+
+_GATED = "gated-"
+
+
+@cache
+def score_named(name: str) -> Score:
+    """Returns the score that users call so.
+
+    Raises:
+        UsageError: there is none, or a parameter is out of range.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"score is {name!r:.60}; it must be a name, such as 'js' or 'margin@10'")
+    if name.startswith(_GATED):
+        return _gated(name)
+    family, *written = name.split("@")
+    if family in DIVERGENCES:
+        check_name(name)
+        return Divergence(name, ())
+    kind = FAMILIES.get(family)
+    if kind is None:
+        raise UsageError(
+            f"unknown score {name!r:.60}; known: {', '.join(FAMILIES)}, and divergences also as {_GATED}js"
+        )
+    return kind(name, _values(kind, written, name))
+
+
+def _gated(name: str) -> Score:
+    """Of "gated-js@50@0.9": a whole number is the divergence's own, see `divergences`."""
+    family, *written = name.removeprefix(_GATED).split("@")
+    own = written[:1] if written and written[0].isdecimal() else []
+    divergence = "@".join((family, *own))
+    check_name(divergence)
+    return Gated(name, _values(Gated, written[len(own) :], name), Divergence(divergence, ()))
+
+
+def _values(kind: type[Score], written: Sequence[str], name: str) -> list[float]:
+    known = kind.parameters
+    if len(written) > len(known):
+        takes = ", then ".join(f"@{parameter.name} ({parameter.meaning})" for parameter in known) or "no number"
+        raise UsageError(f"score {name!r:.60} has {len(written)} numbers; after its name may come {takes}")
+    values = [parameter.read(text, name) for parameter, text in zip(known, written, strict=False)]
+    return values + [parameter.usual for parameter in known[len(values) :]]
+
+
+def scores_of(names: Sequence[str], on: Logits, seen: Callable[[Logits], Seen]) -> dict[str, Tensor]:
+    """Returns several scores of drafted tokens by name, divergences over shared log-softmaxes.
+
+    Args:
+        names: of scores.
+        on: the logits of those that are defined on either.
+        seen: returns what there is to see on raw or on processed logits.
+    """
+    seen, plain = cache(seen), [name for name in names if is_divergence(name)]
+    found = {}
+    if plain:
+        at = seen(on)
+        found = unchecked_divergences(plain, at.target_logits, at.draft_logits, at.scans)
+    scores = {name: score_named(name) for name in names}
+    return {name: found[name] if name in found else score.of(seen(score.on or on)) for name, score in scores.items()}
+
+
+def is_divergence(name: str) -> bool:
+    """Whether a score is a divergence, which depends on p and q alone."""
+    return isinstance(score_named(name), Divergence)
