@@ -49,8 +49,8 @@ class LeanModel:
     Args:
         model: a causal LM whose modules are those of its class. Its weights are laid side by side, or copied where
             that pays; see `linears.py`.
-        pages: where they are laid side by side; None: wherever there is memory.
         number: tells apart what was made of a model before its modules were changed, and after.
+        pages: where they are laid side by side; None: wherever there is memory.
     """
 
     def __init__(self, model: Any, number: int = 0, pages: Pages | None = None) -> None:
