@@ -114,7 +114,7 @@ def complete(name: str, *words: str, home: Path) -> list[str]:
 def test_shells_complete_names(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").touch()
     assert complete("calibrate", "--task", "m", home=tmp_path) == ["math", "mmlu", "mine.yaml"]
-    assert complete("calibrate", "--divergence", "js,t", home=tmp_path) == ["js,tv"]
+    assert complete("calibrate", "--divergence", "js,t", home=tmp_path) == ["js,tv", "js,typical"]
     assert complete("generate", "--qu", home=tmp_path) == ["--quantization", "--quiet"]
 
 
