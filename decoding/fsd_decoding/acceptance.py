@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding import noise
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.scores import Logits, Score, Seen, score_named
-from fsd_decoding.tensors import kernels_support, lazy
+from fsd_decoding.tensors import kernels_support, lazy, wide
 from fsd_decoding.trees import Tree
 
 if TYPE_CHECKING:
@@ -43,17 +43,15 @@ class Criterion:
     divergence: str = "js"
     on: Logits = "raw"
     within_support: bool = False
+    score: Score = field(init=False, repr=False, compare=False)  # looked up once, as a compiled round cannot
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "score", score_named(self.divergence))
         if self.on not in ("raw", "processed"):
             raise UsageError(f"scores are computed on 'raw' or 'processed' logits, not on {self.on!r}")
         object.__setattr__(self, "on", self.score.on or self.on)
         if not isinstance(self.within_support, bool):
             raise UsageError(f"within_support is {self.within_support!r}; it must be True or False")
-
-    @property
-    def score(self) -> Score:
-        return score_named(self.divergence)
 
 
 @dataclass
@@ -588,7 +586,7 @@ class Ensemble(Rule):
 
 def _probabilities(proposal: Proposal) -> tuple[Tensor, Tensor]:
     """p and q at the drafted positions, after the logits processors: (B, L, V) each."""
-    return torch.softmax(proposal.warped_target[:, :-1], -1), torch.softmax(proposal.warped_draft, -1)
+    return torch.softmax(wide(proposal.warped_target[:, :-1]), -1), torch.softmax(wide(proposal.warped_draft), -1)
 
 
 def _mixture(p: Tensor, q: Tensor, share: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.tensors import kernels_support, lazy
+from fsd_decoding.tensors import kernels_support, lazy, wide
 
 if TYPE_CHECKING:
     from fsd_decoding.kernels import Scan
@@ -202,7 +202,7 @@ def check_name(name: str) -> None:
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Returns log-probabilities (…, V) in fp32, or in fp64 where the logits are fp64."""
-    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+    return torch.log_softmax(wide(logits), dim=-1)
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from fsd_decoding.graphs.callers import in_graph
+from fsd_decoding.tensors import wide
 
 _FEW = 1024  # tokens that a nucleus seldom exceeds
 _HALVINGS = {torch.float64: 53}  # of the interval that the least log-probability is in
@@ -28,7 +29,7 @@ class NucleusWarper(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """(N, …), (N, V) -> (N, V); -inf for the tokens that are left out."""
-        logits = scores if scores.dtype == torch.float64 else scores.float()
+        logits = wide(scores)
         least = self._by_few(logits)
         if least is None:
             least = self._by_halving(logits)

@@ -23,7 +23,7 @@ from fsd_common.argument_checks import TRUNCATIONS, check_kind, check_sampling
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
 from fsd_decoding.nucleus import NucleusWarper
-from fsd_decoding.tensors import argmax, kernels_support
+from fsd_decoding.tensors import argmax, kernels_support, wide
 
 if TYPE_CHECKING:
     from fsd_decoding.kernels import Scan
@@ -94,13 +94,17 @@ class Sampling:
         return warpers
 
     def warp(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Returns processed logits (B, N, V); greedy ones without penalty or processors are the raw logits themselves.
+        """Returns processed logits (B, N, V), at least in fp32; greedy ones without penalty or processors are the raw
+        logits themselves.
 
         Args:
             logits: (B, N, V) raw logits, which are not modified.
             tokens: (B, slots) token ids of the rows.
             positions: (B, N) positions of the tokens that the logits predict; the context of each is what precedes it.
         """
+        if self.greedy and self.repetition_penalty == 1.0 and not self.processors:
+            return logits
+        logits = wide(logits)
         if self.repetition_penalty != 1.0:
             penalty = RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
             logits = _on_rows(penalty, logits, _prefixes(tokens, positions))
@@ -138,7 +142,7 @@ class Sampling:
             each.
         """
         first = self.choose(logits, tokens, keys, positions, gumbel).unsqueeze(-1)
-        log_q = torch.log_softmax(self.warp(logits, tokens, positions), -1)
+        log_q = torch.log_softmax(wide(self.warp(logits, tokens, positions)), -1)
         if count == 1:
             return first, log_q.gather(-1, first)
         ranking = log_q

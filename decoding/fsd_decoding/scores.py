@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
-from fsd_decoding.tensors import lazy
+from fsd_decoding.tensors import lazy, wide
 
 if TYPE_CHECKING:
     from fsd_decoding.kernels import Scan
@@ -57,15 +57,15 @@ class Distribution:
 
     @lazy
     def _of_drafted(self) -> Tensor:
-        return _wide(self._logits.gather(-1, self._drafted.unsqueeze(-1)).squeeze(-1))
+        return wide(self._logits.gather(-1, self._drafted.unsqueeze(-1)).squeeze(-1))
 
     @lazy
     def _largest_logit(self) -> Tensor:
-        return _wide(self._logits.amax(-1) if self._scan is None else self._scan.top1)
+        return wide(self._logits.amax(-1) if self._scan is None else self._scan.top1)
 
     @lazy
     def _normaliser(self) -> Tensor:
-        return _wide(self._logits).logsumexp(-1) if self._scan is None else self._scan.normaliser
+        return wide(self._logits).logsumexp(-1) if self._scan is None else self._scan.normaliser
 
     @lazy
     def drafted(self) -> Tensor:
@@ -89,7 +89,7 @@ class Distribution:
 
     def entropy_of_top(self, k: int) -> Tensor:
         """The sum of -p log p over the k likeliest tokens, which are not normalised: (…)."""
-        top = _wide(self._logits.topk(min(k, self._logits.shape[-1]), -1).values)
+        top = wide(self._logits.topk(min(k, self._logits.shape[-1]), -1).values)
         terms: Tensor = torch.special.entr((top - self._normaliser.unsqueeze(-1)).exp())
         return terms.sum(-1)
 
@@ -97,10 +97,6 @@ class Distribution:
         """Whether fewer than k tokens are likelier than x: (…) bool."""
         likelier: Tensor = (self._logits > self._logits.gather(-1, self._drafted.unsqueeze(-1))).sum(-1)
         return likelier < k
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Helpers for tensors: lazy attributes, copies that do not block, a fast argmax, and which of them kernels can read."""
+"""Helpers for tensors: lazy attributes, copies that do not block, a fast argmax, precision, and what kernels can read."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ def argmax(values: Tensor) -> Tensor:
     return torch.from_numpy(values.numpy().argmax(-1))
 
 
+def wide(values: Tensor) -> Tensor:
+    """Returns values in fp32, or in fp64 where they are."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 INTERPRETED = False  # tests set it under TRITON_INTERPRET=1, to run whole engines with interpreted kernels on a CPU
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -77,6 +82,11 @@ def kernels_support(*logits: Tensor) -> bool:
     if not in_graph():
         probe_triton(logits[0].device)
     return _works.get(logits[0].device.index, False)
+
+
+def readable(logits: Tensor) -> Tensor:
+    """Returns a model's logits as kernels read them, or `wide` for operations of PyTorch."""
+    return logits if kernels_support(logits) else wide(logits)
 
 
 def probe_triton(device: torch.device) -> None:

@@ -19,6 +19,7 @@ from fsd_decoding.drafters.base import Frontier
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner
 from fsd_decoding.models.slot_cache import Branches, SlotCache, attend, fold_mask
 from fsd_decoding.models.weights_digest import known_weights_digest
+from fsd_decoding.tensors import readable
 
 _POWERS = {  # of a configuration's entries, in what logits are multiplied by
     "logit_scale": 1,  # Cohere
@@ -405,7 +406,7 @@ class EagleDrafter:
 
     def _logits(self, states: Tensor) -> Tensor:
         logits = self._head.logits(states)[..., : self._vocabulary].to(states.device)  # its output may be the target's
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return readable(logits)
 
 
 def _beyond(lengths: Tensor) -> Tensor:

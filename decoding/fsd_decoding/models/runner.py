@@ -12,6 +12,7 @@ from torch import Tensor
 from fsd_decoding.models.forward import Part, check_model
 from fsd_decoding.models.lean import forward_of
 from fsd_decoding.models.slot_cache import Branches, Masks, SlotCache, move_path
+from fsd_decoding.tensors import readable
 
 if TYPE_CHECKING:
     from fsd_decoding.drafters.base import Frontier
@@ -75,12 +76,12 @@ class ModelRunner:
                 position, and it sees all slots up to its own.
 
         Returns:
-            Logits (B, keep, V) in fp32 (fp64 for fp64 models), on the device of `tokens`.
+            Logits (B, keep, V) on the device of `tokens`, in fp32 (fp64 for fp64 models), or in the model's dtype where
+            kernels read them.
         """
         part = self._part(tokens, positions, kv_length, rows, branches)
         out = self._forward([*self._taken(), part], self.cache, keep, self._layers)[..., : self.vocabulary]
-        logits: Tensor = (out if out.dtype == torch.float64 else out.float()).to(tokens.device)
-        return logits
+        return readable(out.to(tokens.device))
 
     def _part(
         self, tokens: Tensor, positions: Tensor, kv_length: int, rows: Tensor | None, branches: Branches | None = None

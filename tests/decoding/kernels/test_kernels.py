@@ -219,6 +219,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def counting(name: str, kernel: Any) -> Any:
         def counted(*args: Any) -> Any:
             calls[name] += 1
+            calls[str(next(given.dtype for given in args if isinstance(given, torch.Tensor)))] += 1
             return kernel(*args)
 
         return counted
@@ -237,7 +238,7 @@ def test_divergences_use_the_kernel_for_any_shape(fused: Counter[str]) -> None:
         expected = reference(t, d)
         assert all(close(one, expected[name]) for name, one in unchecked_divergences(NAMES, t, d).items())
         assert close(entropy(t), torch.special.entr(log_softmax(t).exp()).sum(-1))
-    assert fused == {"scan": 12, "compare": 4}
+    assert fused == {"scan": 12, "compare": 4, "torch.float32": 16}
 
 
 def test_unsupported_inputs_use_pytorch_operations(fused: Counter[str]) -> None:
@@ -261,8 +262,13 @@ def test_unsupported_inputs_use_pytorch_operations(fused: Counter[str]) -> None:
     "sampling", [Sampling(), Sampling(0.8), Sampling(0.8, top_k=9)], ids=["greedy", "0.8", "top-k"]
 )
 @pytest.mark.parametrize("rule", ["target", "coupled", "sd", "fsd-coupled", "fsd-sd"])
-def test_the_engine_gives_the_same_texts(rule: str, sampling: Sampling, request: pytest.FixtureRequest) -> None:
-    decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), sampling=sampling)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_engine_gives_the_same_texts(
+    dtype: torch.dtype, rule: str, sampling: Sampling, request: pytest.FixtureRequest
+) -> None:
+    """Kernels read the models' own logits, whatever their dtype."""
+    models = (model.to(dtype) for model in related(seed=1, spread=0.05))
+    decoder = SpeculativeDecoder(*models, word_tokenizer(), sampling=sampling)
     how: dict[str, Any] = {"rule": rule, "draft_length": 3}
     if "fsd" in rule:
         how["threshold"] = 0.1
@@ -271,7 +277,7 @@ def test_the_engine_gives_the_same_texts(rule: str, sampling: Sampling, request:
     ours = decoder.generate(["w1 w2", "w3 w4 w5"], 6, **how)
     assert [(r.tokens, r.rounds, r.accepted) for r in ours] == [(r.tokens, r.rounds, r.accepted) for r in usual]
     if "fsd" in rule:
-        assert calls["compare"] > 0
+        assert calls[str(dtype)] == calls["compare"] + calls["scan"] > 0
         # Greedily and under top-k PyTorch chooses what is drafted.
         assert (calls["scan"] == 2 * calls["compare"]) == (sampling.greedy or sampling.top_k is not None)
         assert [r.interval for r in ours] == [pytest.approx(r.interval) for r in usual]
