@@ -1,4 +1,4 @@
-"""Helpers for tensors: lazy attributes, copies that do not block, a fast argmax, precision, and what kernels can read."""
+"""Helpers for tensors: lazy attributes, copies that do not block, a fast argmax, and what kernels and sums can read."""
 
 from __future__ import annotations
 
