@@ -28,8 +28,8 @@ from fsd_collectors.collection.measures import Measures
 from fsd_collectors.replay import replay
 from fsd_collectors.store.reading import Traces
 from fsd_data import pair_paths
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from lib.common.claims import Claim
 from lib.common.results import conclude, machine_facts, options_of

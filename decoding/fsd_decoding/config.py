@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict, TypeVar
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Rule, rule_named
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.rules import Rule, rule_named
 from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.scores import Logits
 from fsd_decoding.tree_shape import Chain, TreeShape, without_chain

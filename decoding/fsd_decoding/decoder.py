@@ -13,7 +13,6 @@ import torch
 
 from fsd_common.argument_checks import check_count, check_flag
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Criterion
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords, configured
 from fsd_decoding.decoding_setting import DecodingSetting, check_drafter
@@ -50,6 +49,7 @@ from fsd_decoding.profile.following import (
     watch,
 )
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.proposal import Criterion
 from fsd_decoding.requests import Prompt, for_all_and_each, requests_for
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import probe_triton

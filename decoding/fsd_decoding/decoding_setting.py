@@ -8,12 +8,13 @@ from typing import Any
 
 from fsd_common.argument_checks import check_settings, check_whole
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import RULES, Criterion, Rule, rule_named
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.base import Drafter
 from fsd_decoding.policies.composed import Composed, Switch
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, Shape, ThresholdPolicy
+from fsd_decoding.proposal import Criterion
+from fsd_decoding.rules import RULES, Rule, rule_named
 from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.tree_shape import CHAIN, TreeShape
 

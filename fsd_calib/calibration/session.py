@@ -24,12 +24,12 @@ from fsd_calib.tasks.near_duplicates import held
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.split import content_key
 from fsd_common.progress.base import Progress
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.fields import COMPILE, Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Setting
+from fsd_decoding.rules import rule_named
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 DECODINGS = "decodings.sqlite"

@@ -243,9 +243,9 @@ def _decoders(
     keywords: dict[str, Any],
 ) -> list[SpeculativeDecoder]:
     """A decoder for each threshold, or one with the profile's; they share their models."""
-    from fsd_decoding.acceptance import rule_named
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
+    from fsd_decoding.rules import rule_named
 
     rule = keywords["rule"]
     if thresholds and rule is not None and not rule_named(rule).fuzzy:

@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.setting import Setting
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import SETTINGS
 
 # Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since

@@ -35,7 +35,6 @@ from fsd_collectors.replay.walks import JudgedNodes, Walked
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
-from fsd_decoding.acceptance import Criterion, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource, trained_on
 from fsd_decoding.engine.engine import ENGINE_VERSION
@@ -49,7 +48,9 @@ from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import OWN_ENGINE, EarlyStopInfo, ModelInfo
 from fsd_decoding.profile.setting import DRAFT_ALONE, Setting
+from fsd_decoding.proposal import Criterion
 from fsd_decoding.requests import Prompt
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers, Sources

@@ -67,7 +67,7 @@ def first_difference(one: Sequence[SourcedToken], other: Sequence[SourcedToken])
 
 
 def _title(decoder: SpeculativeDecoder) -> str:
-    from fsd_decoding.acceptance import RULES
+    from fsd_decoding.rules import RULES
 
     if (moving := decoder.threshold_policy) is not None:
         return f"T moved by {type(moving).__name__}"
@@ -75,7 +75,7 @@ def _title(decoder: SpeculativeDecoder) -> str:
 
 
 def _setting(decoder: SpeculativeDecoder) -> str:
-    from fsd_decoding.acceptance import RULES
+    from fsd_decoding.rules import RULES
 
     rule = RULES[decoder.rule]
     parts = [rule.name]

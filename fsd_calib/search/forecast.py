@@ -17,11 +17,11 @@ from fsd_calib.search.space import Point, Space, logit
 from fsd_collectors.replay import CostModel, RoundPolicy, ScaledTraces, quantiles, sweep
 from fsd_collectors.replay.blocks import Array, Traces
 from fsd_collectors.replay.walks import Walked
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.parts import PolicyInfo
 from fsd_decoding.profile.setting import Drafting, Setting
+from fsd_decoding.rules import rule_named
 
 LOWEST, HIGHEST = 0.1, 0.9995  # shares; above the highest, too little is rejected to change the speed
 POINTS = 64  # of the grid, evenly spaced in logit(u); values between them are interpolated

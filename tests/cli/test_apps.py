@@ -25,11 +25,11 @@ from fsd_calib.cli.console import run
 from fsd_calib.tasks.base import Example, problem_of
 from fsd_common.user_folders import default_state
 from fsd_data.tokenizer import build_tokenizer
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.divergence import DIVERGENCE_VERSION, DIVERGENCES
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.rules import RULES
 from support.calibration.profiles import UNCERTIFIED, profile
 from support.messages import error_line
 

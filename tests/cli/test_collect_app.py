@@ -24,9 +24,9 @@ from fsd_calib.tasks.registry import load_task
 from fsd_collectors.store.verifying import verify
 from fsd_common.user_folders import default_state
 from fsd_data import pair_paths
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import family_id
+from fsd_decoding.rules import RULES
 from support.messages import error_line
 
 COLLECT = [sys.executable, "-c", "from fsd_calib.cli.collect import main; main()"]

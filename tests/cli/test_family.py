@@ -24,8 +24,8 @@ from fsd_calib.calibration.policy_families import FAMILIES
 from fsd_calib.cli.console import reply_json, run
 from fsd_calib.cli.options import LEVELS, OutputOptions
 from fsd_calib.cli.prompting import gathered
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.rules import RULES
 from fsd_decoding.scores import FAMILIES as SCORES
 from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error

@@ -19,8 +19,9 @@ from fsd_collectors.collection.measures import Measures, Positions
 from fsd_collectors.schema import token_columns
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
-from fsd_decoding.acceptance import Criterion, Proposal, rule_named
 from fsd_decoding.divergence import DIVERGENCES, divergence
+from fsd_decoding.proposal import Criterion, Proposal
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from support.traces.reference_columns import shape_of
 

@@ -23,11 +23,11 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.counting import LengthPolicy, StopPolicy
 from fsd_collectors.replay.simulation import replay, sweep
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result
 from fsd_decoding.policies.stopping import DraftState
+from fsd_decoding.rules import RULES
 from fsd_decoding.scores import Seen, score_named
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.traces.at_the_limit import is_drafted_as_replayed

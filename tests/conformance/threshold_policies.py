@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Criterion, Proposal, Verdict
 from fsd_decoding.adaptive import Schedule, policy_named
 from fsd_decoding.batch import Request
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -34,6 +33,7 @@ from fsd_decoding.policies.threshold import (
     ThresholdPolicy,
     check_output,
 )
+from fsd_decoding.proposal import Criterion, Proposal, Verdict
 from fsd_decoding.sampling import Sampling
 from support.models.tiny_models import VOCABULARY, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related

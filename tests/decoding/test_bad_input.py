@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fsd_common.errors import NumericalError, OutOfMemoryError, UsageError
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
+from fsd_decoding.rules import RULES
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 
 NEW = 24

@@ -23,9 +23,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from fsd_calib.tasks import load_task
 from fsd_data import pair_paths
 from fsd_decoding import noise
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
+from fsd_decoding.rules import RULES
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_models import EOS, word_tokenizer

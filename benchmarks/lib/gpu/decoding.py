@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from fsd_decoding import noise
-from fsd_decoding.acceptance import RULES, Criterion, Proposal, Rule, Verdict
 from fsd_decoding.batch import Request, Row
 from fsd_decoding.engine.cache_pool import KVCachePool, Models
 from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.rounds import EngineSettings
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.proposal import Criterion, Proposal, Verdict
+from fsd_decoding.rules import RULES, Rule
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import probe_triton
 from fsd_decoding.tree_shape import TreeShape

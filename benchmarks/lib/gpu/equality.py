@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.engine.cache_pool import CAPTURES
 from fsd_decoding.graphs.callers import Compile
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from lib.gpu.claims import SMALLER
 from lib.gpu.decoding import Decoder

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.models.lean import LeanModel, choose
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
 from lib.gpu.clock import milliseconds

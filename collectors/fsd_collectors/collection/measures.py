@@ -20,10 +20,10 @@ from torch import Tensor
 from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
-from fsd_decoding.acceptance import accepted_by_chance
 from fsd_decoding.divergence import DistributionPair, divergences_of_pair, log_softmax
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.graphs.callers import in_graph
+from fsd_decoding.rules import accepted_by_chance
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.scores import Logits, Seen, is_divergence, score_named
 

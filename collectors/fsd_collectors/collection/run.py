@@ -24,7 +24,6 @@ from fsd_collectors.store.writing import TraceWriter
 from fsd_common.argument_checks import check_count, check_settings
 from fsd_common.errors import UnfinishedError, UsageError
 from fsd_common.progress.base import Advance, Progress
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.engine.engine import ENGINE_VERSION
@@ -33,6 +32,7 @@ from fsd_decoding.model_options import ModelKwargs
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.scores import Logits
 from fsd_decoding.workers.model_workers import Capacity, ModelWorkers, Sources, open_workers

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsd_decoding.acceptance import Proposal
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.proposal import Proposal
 from fsd_decoding.scores import score_named, scores_of
 
 Array = NDArray[np.float64]

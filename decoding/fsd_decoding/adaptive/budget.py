@@ -10,11 +10,11 @@ from weakref import ref
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Criterion
 from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.policies.threshold import RoundState
 from fsd_decoding.profile.following import Coverage, coverage_of, doubts_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.proposal import Criterion
 
 MOSTLY = 0.5  # a budget counts as out of reach if T was at its limit in a larger share of the rounds
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fsd_common.errors import NumericalError, ThresholdError, UnfinishedError
-from fsd_decoding.acceptance import Path, Proposal, Verdict, as_chain, walk
 from fsd_decoding.batch import Batch, FinishReason, Request, Row
 from fsd_decoding.engine.cache_pool import PooledCaches
 from fsd_decoding.engine.prompts import Prompts
@@ -29,7 +28,9 @@ from fsd_decoding.policies.threshold import (
     ThresholdPolicy,
     check_output,
 )
+from fsd_decoding.proposal import Proposal, Verdict
 from fsd_decoding.tensors import on_device, to_device
+from fsd_decoding.walk import Path, as_chain, walk
 
 
 class ThresholdControl:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsd_decoding.acceptance import Criterion, Path, Proposal, Rule, walk
 from fsd_decoding.batch import Batch, Request, Row
 from fsd_decoding.drafters.base import Drafter, TreeDrafter
 from fsd_decoding.engine.cache_pool import PooledCaches
@@ -26,9 +25,12 @@ from fsd_decoding.models.slot_cache import Branches, move_path
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, Verified
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.proposal import Criterion, Proposal
+from fsd_decoding.rules import Rule
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.trees import Tree, draft_tree
+from fsd_decoding.walk import Path, walk
 
 
 @dataclass(frozen=True)

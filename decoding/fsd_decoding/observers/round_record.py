@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsd_decoding.acceptance import RULES, Proposal, Rule, Verdict, emitted_tokens
 from fsd_decoding.batch import Request
 from fsd_decoding.divergence import entropy, log_softmax
 from fsd_decoding.observers.stopwatch import Stopwatch
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.proposal import Proposal, Verdict
+from fsd_decoding.rules import RULES, Rule
 from fsd_decoding.scores import scores_of
 from fsd_decoding.tensors import lazy, to_device
+from fsd_decoding.walk import emitted_tokens
 
 
 @dataclass

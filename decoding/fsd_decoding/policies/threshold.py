@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import Proposal, Verdict
 from fsd_decoding.batch import Request
 from fsd_decoding.divergence import entropy
+from fsd_decoding.proposal import Proposal, Verdict
 from fsd_decoding.tensors import lazy
 
 

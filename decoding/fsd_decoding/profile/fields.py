@@ -493,7 +493,7 @@ class ProfileContent(Part):
     def followed(self) -> Setting:
         """The setting that decoders run. Without a threshold they draft as `sd` did, under `sd` itself if that does
         what was requested, else under the rule's lossless form."""
-        from fsd_decoding.acceptance import rule_named
+        from fsd_decoding.rules import rule_named
 
         if self.threshold is not None:
             return self.chosen

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoding_setting import DecodingSetting
@@ -24,6 +23,7 @@ from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, brief
 from fsd_decoding.profile.prompt_form import PromptInfo
 from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
 

@@ -38,13 +38,13 @@ from fsd_collectors.store.reading import Traces
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.batch import FinishReason, Request
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.requests import requests_for
+from fsd_decoding.rules import rule_named
 from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 

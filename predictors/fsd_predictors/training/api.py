@@ -24,10 +24,10 @@ from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_common.packed_ids import pack_ids
 from fsd_common.progress.base import Advance, Progress
-from fsd_decoding.acceptance import rule_named
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.rules import rule_named
 from fsd_decoding.scores import score_named
 from fsd_predictors import files
 from fsd_predictors.facts import (

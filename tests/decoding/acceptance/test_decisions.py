@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsd_decoding.acceptance import RULES, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.rules import RULES, rule_named
 from support.models.tiny_models import EOS, VOCABULARY
 from support.models.tiny_pair import tiny_decoder
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
-from fsd_decoding.acceptance import RULES, Criterion, Proposal, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.proposal import Criterion, Proposal
+from fsd_decoding.rules import RULES, rule_named
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.scores import Logits
 from support.models.tiny_models import word_tokenizer

@@ -15,12 +15,12 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.stopping import DraftState
+from fsd_decoding.rules import RULES
 from support.models.tiny_models import VOCABULARY, continuations, llama, word_tokenizer
 
 NEW = 24

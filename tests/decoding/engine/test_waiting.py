@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fsd_decoding.acceptance import RULES, Criterion, Rule
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.batch import Request
 from fsd_decoding.engine.cache_pool import KVCachePool, Models
@@ -23,6 +22,8 @@ from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.rounds import Decided, EngineSettings
 from fsd_decoding.observers.round_log import Recorder
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
+from fsd_decoding.proposal import Criterion
+from fsd_decoding.rules import RULES, Rule
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
 from support.models.stop_policies import Unsure

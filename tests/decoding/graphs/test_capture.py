@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fsd_collectors.collection.measures import HiddenStates
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine import cache_pool
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.rules import RULES
 from fsd_decoding.tree_shape import TreeShape
 from lib.gpu.tape import Tape
 from support.models.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, count_graphs

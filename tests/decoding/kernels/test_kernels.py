@@ -267,8 +267,8 @@ def test_the_engine_gives_the_same_texts(
     dtype: torch.dtype, rule: str, sampling: Sampling, request: pytest.FixtureRequest
 ) -> None:
     """Kernels read the models' own logits, whatever their dtype."""
-    models = (model.to(dtype) for model in related(seed=1, spread=0.05))
-    decoder = SpeculativeDecoder(*models, word_tokenizer(), sampling=sampling)
+    target, draft = (model.to(dtype) for model in related(seed=1, spread=0.05))
+    decoder = SpeculativeDecoder(target, draft, word_tokenizer(), sampling=sampling)
     how: dict[str, Any] = {"rule": rule, "draft_length": 3}
     if "fsd" in rule:
         how["threshold"] = 0.1

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_common.errors import UsageError
-from fsd_decoding.acceptance import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource, TokenSources
 from fsd_decoding.policies.shapes import Schedule
 from fsd_decoding.policies.threshold import RoundState, ThresholdPolicy
+from fsd_decoding.rules import RULES
 from support.models.scripted_models import TEXT, generating
 from support.models.stop_policies import Unsure
 from support.models.tiny_models import llama, word_tokenizer

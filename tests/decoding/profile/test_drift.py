@@ -14,7 +14,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fsd_decoding.acceptance import Criterion, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.hf import fsd_generate
@@ -28,6 +27,8 @@ from fsd_decoding.profile.following import (
     expected_range,
 )
 from fsd_decoding.profile.parts import AcceptanceInfo, ModelInfo
+from fsd_decoding.proposal import Criterion
+from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from support.calibration.profiles import FAST_ENOUGH, FRONT, TOO_SLOW, UNCERTIFIED, UNTESTED
 from support.models.profile_decoders import decoder_with_profile, unique_profile
