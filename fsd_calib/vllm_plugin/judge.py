@@ -17,6 +17,7 @@ from fsd_calib.vllm_plugin.settings import Followed
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
+from fsd_decoding.policies.phase import Phase
 from fsd_decoding.policies.shapes import Constant, EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.tensors import to_device
@@ -29,6 +30,7 @@ class StepTokens:
     places: Tensor | None  # (N,) positions in their completions, from 0
     target_entropy: Tensor | None  # (N,) in nats, of raw logits
     draft_entropy: Tensor | None  # (N,)
+    phases: Tensor | None = None  # (N,) see `Verification`
 
 
 def policy_of(followed: Followed) -> ScalePolicy | None:
@@ -42,18 +44,23 @@ def policy_of(followed: Followed) -> ScalePolicy | None:
     policy = followed.policy.at(followed.threshold)
     if isinstance(policy, Constant):
         return None
-    if isinstance(policy, Schedule) or (isinstance(policy, EntropyScaled) and policy.signal != "last"):
+    if isinstance(policy, Schedule | Phase) or (isinstance(policy, EntropyScaled) and policy.signal != "last"):
         return policy
     raise UsageError(
-        f"the profile's threshold policy is {followed.policy}; vLLM can follow a constant T, 'schedule' and 'entropy' "
-        "of the target or the draft: calibrate with one of these"
+        f"the profile's threshold policy is {followed.policy}; vLLM can follow a constant T, 'schedule', 'phase' and "
+        "'entropy' of the target or the draft: calibrate with one of these"
     )
 
 
-def scaled(thresholds: Tensor, policy: ScalePolicy, tokens: StepTokens) -> Tensor:
-    """Returns the T (N,) of every token from that of its request (N,)."""
-    state: Any = tokens  # the supported policies read nothing else of a round
-    return torch.where(thresholds > 0, thresholds * policy.scales(state), thresholds)
+def scaled(divergences: Tensor, policy: ScalePolicy, tokens: StepTokens) -> Tensor:
+    """Returns what is compared with the request's T: D (N,) divided by scales, infinity where a scale is 0."""
+    if isinstance(policy, Phase):
+        assert tokens.phases is not None
+        scales = policy.scales_at(tokens.phases)
+    else:
+        state: Any = tokens  # the other supported policies read nothing else of a round
+        scales = policy.scales(state)
+    return torch.where(scales > 0, divergences / scales, torch.inf)
 
 
 _FORCED = 1e8  # vLLM gives tokens that a thinking budget forces a logit of 1e9
@@ -233,14 +240,17 @@ class Verification(NamedTuple):
     rows: Tensor  # (N,) row of `logits` for each drafted token
     places: Tensor | None  # (N,) positions of the tokens in their completions, from 0; None where no policy needs them
     drafted: Tensor | None = None  # (N,) the tokens; needed where something is recorded
+    phases: Tensor | None = None  # (N,) states of `Phase.reading` before the tokens; None where T does not go by them
 
     def only(self, known: Sequence[bool]) -> tuple[Verification, Tensor]:
         """Returns the step without the drafts of some requests, and the places of the other tokens among all: (n,)."""
         kept = np.flatnonzero(np.repeat(known, self.counts))
         at = to_device(kept.tolist(), self.rows.device, torch.int64)
-        places, drafted = (None if each is None else each[at] for each in (self.places, self.drafted))
+        places, drafted, phases = (
+            None if each is None else each[at] for each in (self.places, self.drafted, self.phases)
+        )
         counts = [count if is_known else 0 for count, is_known in zip(self.counts, known, strict=True)]
-        return self._replace(counts=counts, rows=self.rows[at], places=places, drafted=drafted), at
+        return self._replace(counts=counts, rows=self.rows[at], places=places, drafted=drafted, phases=phases), at
 
 
 class Judge:
@@ -250,10 +260,14 @@ class Judge:
         drafts: logits of the drafts.
         divergence: its name.
         policy: scales T; None: T is the request's own.
+        tells_scaled: whether the D that it tells of tokens are divided by the scales, as they are compared with T.
     """
 
-    def __init__(self, drafts: KeptLogits, divergence: str, policy: ScalePolicy | None) -> None:
+    def __init__(
+        self, drafts: KeptLogits, divergence: str, policy: ScalePolicy | None, tells_scaled: bool = False
+    ) -> None:
         self._drafts, self._divergence, self._policy = drafts, divergence, policy
+        self._tells_scaled = tells_scaled
 
     @property
     def needs_places(self) -> bool:
@@ -284,10 +298,9 @@ class Judge:
         found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
         assert found is not None
         limits = to_device(np.repeat(thresholds, step.counts).tolist(), found.device, torch.float64)
-        if self._policy is not None:
-            limits = scaled(limits, self._policy, self._tokens(step, entropies))
-        fuzzy = (found <= limits) & (found < torch.inf)
-        return JudgedTokens(layout, found, fuzzy, measured, at)
+        compared = found if self._policy is None else scaled(found, self._policy, self._tokens(step, entropies))
+        fuzzy = (compared <= limits) & (compared < torch.inf)
+        return JudgedTokens(layout, compared if self._tells_scaled else found, fuzzy, measured, at)
 
     def of_rejected(
         self, step: Verification, accepted: Sequence[bool], thresholds: Sequence[float]
@@ -344,7 +357,8 @@ class Judge:
 
     def _tokens(self, step: Verification, entropies: Tensor | None) -> StepTokens:
         of_target = isinstance(self._policy, EntropyScaled) and self._policy.signal == "target"
-        return StepTokens(step.places, entropies if of_target else None, None if of_target else entropies)
+        of_draft = None if of_target else entropies
+        return StepTokens(step.places, entropies if of_target else None, of_draft, step.phases)
 
     def _pieces(self, step: Verification, layout: Layout) -> Iterator[Piece]:
         """Yields the logits of the drafted tokens, in order.
