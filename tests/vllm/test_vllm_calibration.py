@@ -123,6 +123,23 @@ def test_both_engines_certify_its_setting_in_one_second_attempt(folder: Path) ->
     assert "Engine 2 of 2 in one frozen sequence, attempt 2: vllm" in done.stdout
 
 
+def test_a_t_by_phase_is_found_and_certified_by_both_engines(tmp_path: Path) -> None:
+    phase = ["--threshold-policy", "phase-outside", "--phase-begin", "=", "--phase-end", " "]
+    found = start(tmp_path, *phase)
+    output, _ = found.communicate(timeout=600)
+    assert found.returncode == 0, output
+    assert "phase from '=' to ' '" in output
+    own = [f"--{name}={tmp_path / name}" for name in ("cache", "state")]
+    command = [sys.executable, "-c", CALIBRATE, "--certify", str(tmp_path / "out"), "--limit", "150", "--min-acc",
+               "0.7", "--engine", "fsd-calib,vllm", "--timing", "none", f"--out={tmp_path / 'both'}", *own]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    made = [ThresholdProfile.load(tmp_path / path) for path in ("out", "both/fsd-calib", "both/vllm")]
+    assert {profile.policy and str(profile.policy) for profile in made} == {
+        "phase (begin '=', end ' ', inside 0, outside 1)"
+    }
+
+
 @pytest.mark.usefixtures("mended_expansion")
 class TestSampled:
     """Sampled texts hold for their own T, and repeat by their seeds where nothing is drafted."""

@@ -581,5 +581,10 @@ def moved(threshold: float, policy: PolicyInfo | None) -> float | ScalePolicy:
 
 
 def _shown(parameters: Mapping[str, Any]) -> str:
-    values = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in parameters.items()}
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    return ", ".join(f"{name} {_shown_value(value)}" for name, value in parameters.items())
+
+
+def _shown_value(value: Any) -> str:
+    if isinstance(value, str) and not value.isidentifier():
+        return repr(value)  # a marker of a phase, which may hold spaces and line breaks
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

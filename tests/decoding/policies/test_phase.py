@@ -203,7 +203,7 @@ def test_a_profile_names_it_whole() -> None:
 
     policy = Phase(0.4, 0.1, "<think>", 7)
     info = PolicyInfo.of(policy.identity or "")
-    assert str(info) == "phase (begin <think>, end 7, inside 1, outside 0.25)"
+    assert str(info) == "phase (begin '<think>', end 7, inside 1, outside 0.25)"
     again = info.at(0.4)
     assert isinstance(again, Phase)
     assert (again.markers, again.scale_inside, again.scale_outside) == (("<think>", 7), 1.0, 0.25)
