@@ -48,6 +48,7 @@ from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks
 from fsd_common.argument_checks import check_path, named
 from fsd_common.errors import UsageError
+from fsd_common.extensions import unless_known
 from fsd_common.option import Option, json_object, several, several_each, whole_numbers
 from fsd_common.progress.base import Progress, Silent
 from fsd_common.settings import Count, Rule, Settings, Several, listed
@@ -78,7 +79,9 @@ DrafterName = Literal["model", "eagle", "ngram", "auto"]
 
 def _score(name: str) -> str:
     """A name, behind which may stand numbers."""
-    return _one_of(family_of(name), SCORES) and name
+    if rule := unless_known("score", family_of(name), SCORES):
+        raise ValueError(rule)
+    return name
 
 
 def _one_of(name: str, known: tuple[str, ...]) -> str:
@@ -272,7 +275,7 @@ class SearchSpace(Drawing):
         Option(
             f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. js@50 uses only "
             "the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
-            "docs/rules.md.",
+            "docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
             DECODING,
             words=SCORES,
             read=several,

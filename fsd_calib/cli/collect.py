@@ -20,9 +20,9 @@ from fsd_calib.cli.options import (
     SubjectsOption,
     check_data,
     check_place,
+    check_scores,
     check_sources,
     check_words,
-    families,
     folder_name,
     named_task,
     with_preset,
@@ -106,6 +106,14 @@ def command(
             "Also record the draft's last hidden state: 'whole', or a number of dimensions to project it to.", PROBLEMS
         ),
     ] = None,
+    log_probs: Annotated[
+        int | None,
+        Option(
+            "Also record the log-probabilities of so many of the likeliest tokens of both models, such as 50, of which "
+            "further scores are computed later (fsd-traces describe --score).",
+            PROBLEMS,
+        ),
+    ] = None,
     batch_size: Annotated[int, Option("Problems decoded at once.", DECODING)] = 32,
     preset: PresetOption = None,
     *,
@@ -131,6 +139,8 @@ def command(
         draft_model_kwargs=loading.draft,
     )  # fmt: skip
     _check_policy(policies)
+    if log_probs is not None:
+        check_count("--log-probs", log_probs)
     width = _width(hidden)
     device, dtype, data = config.device, config.dtype, config.path("data")
     check_place(device, dtype)
@@ -170,8 +180,9 @@ def command(
         with open_workers(config.workers, config.ray, sources, capacity, progress.note) as others:
             traces = collect_traces(
                 asked, target=large, draft=small, out=folder, **on_policy, **dict(drawn), hidden=width,
-                seed=seed, batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
-                draft_model_kwargs=loading.draft, progress=progress, workers=others or 1, before_fuzzy=mark,
+                log_probs=log_probs, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
+                model_kwargs=loading.target, draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
+                before_fuzzy=mark,
             )  # fmt: skip
     found = _summary(traces)
     if output.as_json:
@@ -189,9 +200,8 @@ def main() -> None:
 
 def _check_policy(given: PolicyOptions) -> None:
     """Raises UsageError where a setting has a value that it cannot have, or no rule that it is for."""
-    check_words(
-        ("--rule", [given.rule], RULES), ("--divergence", families([given.divergence]), SCORES)
-    )  # fmt: skip
+    check_words(("--rule", [given.rule], RULES))
+    check_scores("--divergence", [given.divergence])
     if given.draft_length is not None:
         check_count("--draft-length", given.draft_length)
     for name, value in asdict(given).items():

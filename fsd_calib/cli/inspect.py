@@ -18,9 +18,9 @@ from fsd_calib.cli.options import (
     OutputOptions,
     RawOption,
     check_place,
+    check_scores,
     check_sources,
     check_words,
-    families,
 )
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
 from fsd_calib.common_options import DECODING, MODELS, RULES, SCORES, Device, Dtype, TopK, TopP
@@ -222,10 +222,8 @@ def _check_sources(
 
 def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
     """Returns the shape of trees; None: none is given. UsageError: a setting cannot be."""
-    check_words(
-        ("--rule", [setting.rule], ("target", *RULES)),
-        ("--divergence", families([setting.divergence]), SCORES),
-    )  # fmt: skip
+    check_words(("--rule", [setting.rule], ("target", *RULES)))
+    check_scores("--divergence", [setting.divergence])
     check_settings([], setting.threshold or [])
     ignored = [name for name in _OF_DRAFTS if getattr(setting, name) is not None]
     if setting.rule == "target" and ignored:

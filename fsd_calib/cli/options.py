@@ -17,11 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
-from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing, family_of
+from fsd_calib.common_options import DECODING, DTYPES, MODELS, SCORES, Drawing, family_of
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.rows import QUICK, check_data_file
 from fsd_common.errors import UsageError
+from fsd_common.extensions import unless_known
 from fsd_common.option import Option, json_object
 from fsd_common.progress.base import Progress
 from fsd_decoding.hub import check_source
@@ -232,9 +233,11 @@ def check_words(*options: tuple[str, Iterable[str | None] | None, Sequence[str]]
             raise UsageError(f"{option} is {unknown!r}; it must be one of {', '.join(known)}")
 
 
-def families(scores: Iterable[str | None] | None) -> list[str]:
-    """Returns the names of scores without their numbers."""
-    return [family_of(name) for name in scores or () if name is not None]
+def check_scores(option: str, names: Iterable[str | None] | None) -> None:
+    """Raises UsageError where an option names what is no score. names: None: not given."""
+    for name in names or ():
+        if name is not None and (rule := unless_known("score", family_of(name), SCORES)):
+            raise UsageError(f"{option} is {name!r}; {rule}")
 
 
 def check_place(device: str | None, dtype: str | None) -> None:
