@@ -26,8 +26,8 @@ from pydantic import ConfigDict, Field
 
 from fsd_common.errors import UsageError, in_one_line
 
-Kind = Literal["score", "rule", "drafter", "stop policy"]
-GROUPS: Mapping[Kind, str] = {
+ExtensionKind = Literal["score", "rule", "drafter", "stop policy"]
+GROUPS: Mapping[ExtensionKind, str] = {
     "score": "fsd_calib.scores",
     "rule": "fsd_calib.rules",
     "drafter": "fsd_calib.drafters",
@@ -50,7 +50,7 @@ class Extension:
         json_schema_extra={"description": "Code that is not of fsd-calib: a score, rule, drafter or stop policy."},
     )  # fmt: skip
 
-    kind: Kind
+    kind: ExtensionKind
     """What it is."""
     name: str
     """What it is called: module:Name, or the name of an entry point."""
@@ -119,7 +119,7 @@ def looking_in(folder: Path) -> Iterator[None]:
         _FOLDERS.reset(before)
 
 
-def extension(kind: Kind, name: str) -> Extension | None:
+def extension(kind: ExtensionKind, name: str) -> Extension | None:
     """Returns what is known of an extension, without importing it; None: no extension has that name.
 
     Raises:
@@ -139,7 +139,7 @@ def extension(kind: Kind, name: str) -> Extension | None:
     return found
 
 
-def unless_known(kind: Kind, name: str, own: Sequence[str]) -> str | None:
+def unless_known(kind: ExtensionKind, name: str, own: Sequence[str]) -> str | None:
     """Returns what a name must be; None: it is that of an extension, or one of this package's own."""
     if name in own or extension(kind, name) is not None:
         return None
@@ -172,7 +172,7 @@ class Registry(Generic[_Found]):
     """
 
     def __init__(
-        self, kind: Kind, own: Mapping[str, _Found], made: Callable[[Any, str], _Found | None], wanted: str
+        self, kind: ExtensionKind, own: Mapping[str, _Found], made: Callable[[Any, str], _Found | None], wanted: str
     ) -> None:
         self.kind, self._own, self._made, self._wanted = kind, own, made, wanted
         self._loaded: dict[str, _Found] = {}
@@ -217,7 +217,7 @@ class Registry(Generic[_Found]):
         return made
 
 
-def _place(kind: Kind, name: str) -> _Place | None:
+def _place(kind: ExtensionKind, name: str) -> _Place | None:
     """Where an extension is; None: no entry point has that name. UsageError: several have it, or it is no name."""
     if ":" in name:
         written = _NAME.fullmatch(name)
@@ -234,7 +234,7 @@ def _place(kind: Kind, name: str) -> _Place | None:
     return None
 
 
-def _points(kind: Kind) -> Mapping[str, Sequence[EntryPoint]]:
+def _points(kind: ExtensionKind) -> Mapping[str, Sequence[EntryPoint]]:
     return _points_on(GROUPS[kind], tuple(sys.path))
 
 
@@ -247,11 +247,11 @@ def _points_on(group: str, path: tuple[str, ...]) -> Mapping[str, Sequence[Entry
     return found
 
 
-_EXTENSIONS: dict[tuple[Kind, str], Extension] = {}
+_EXTENSIONS: dict[tuple[ExtensionKind, str], Extension] = {}
 """As they were when they were first asked for: just before they are imported."""
 
 
-def _known(kind: Kind, name: str) -> Extension | None:
+def _known(kind: ExtensionKind, name: str) -> Extension | None:
     """What is known of an extension on Python's path; None: it is not there. UsageError: it is of Python itself."""
     if (kind, name) not in _EXTENSIONS:
         place = _place(kind, name)

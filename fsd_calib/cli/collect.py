@@ -19,10 +19,9 @@ from fsd_calib.cli.options import (
     PresetOption,
     SubjectsOption,
     check_data,
+    check_found,
     check_place,
-    check_scores,
     check_sources,
-    check_words,
     folder_name,
     named_task,
     with_preset,
@@ -71,7 +70,7 @@ class PolicyOptions(OptionGroup):
     rule: Annotated[
         str | None,
         Option(
-            f"Collect on-policy, with this acceptance rule: {', '.join(RULES[:-1])} or {RULES[-1]}. By default, "
+            f"Collect on-policy, with this acceptance rule: {', '.join(RULES)}, or mine:Name. By default, "
             "traces are collected along the target.",
             _POLICY,
             words=RULES,
@@ -200,8 +199,8 @@ def main() -> None:
 
 def _check_policy(given: PolicyOptions) -> None:
     """Raises UsageError where a setting has a value that it cannot have, or no rule that it is for."""
-    check_words(("--rule", [given.rule], RULES))
-    check_scores("--divergence", [given.divergence])
+    check_found("rule", "--rule", [given.rule], RULES)
+    check_found("score", "--divergence", [given.divergence], SCORES)
     if given.draft_length is not None:
         check_count("--draft-length", given.draft_length)
     for name, value in asdict(given).items():
@@ -212,7 +211,7 @@ def _check_policy(given: PolicyOptions) -> None:
             )
     if given.rule in RULES_WITHOUT_T and given.threshold is not None:
         raise UsageError(f"--threshold is {given.threshold}, and --rule {given.rule!r} has none; leave it out")
-    if given.rule is not None and given.rule not in RULES_WITHOUT_T and given.threshold is None:
+    if given.rule in RULES and given.rule not in RULES_WITHOUT_T and given.threshold is None:
         raise UsageError(f"--rule {given.rule!r} needs a --threshold; inf accepts all that a threshold can")
 
 

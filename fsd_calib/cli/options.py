@@ -17,12 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
-from fsd_calib.common_options import DECODING, DTYPES, MODELS, SCORES, Drawing, family_of
+from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing, family_of
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.rows import QUICK, check_data_file
 from fsd_common.errors import UsageError
-from fsd_common.extensions import unless_known
+from fsd_common.extensions import ExtensionKind, unless_known
 from fsd_common.option import Option, json_object
 from fsd_common.progress.base import Progress
 from fsd_decoding.hub import check_source
@@ -233,10 +233,14 @@ def check_words(*options: tuple[str, Iterable[str | None] | None, Sequence[str]]
             raise UsageError(f"{option} is {unknown!r}; it must be one of {', '.join(known)}")
 
 
-def check_scores(option: str, names: Iterable[str | None] | None) -> None:
-    """Raises UsageError where an option names what is no score. names: None: not given."""
+def check_found(kind: ExtensionKind, option: str, names: Iterable[str | None] | None, own: Sequence[str]) -> None:
+    """Raises UsageError where an option names what is neither this package's own nor an extension.
+
+    Args:
+        names: None: not given.
+    """
     for name in names or ():
-        if name is not None and (rule := unless_known("score", family_of(name), SCORES)):
+        if name is not None and (rule := unless_known(kind, family_of(name), own)):
             raise UsageError(f"{option} is {name!r}; {rule}")
 
 

@@ -13,7 +13,7 @@ import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
 from fsd_calib.cli.family import Family, VersionOption
-from fsd_calib.cli.options import check_scores
+from fsd_calib.cli.options import check_found
 from fsd_calib.common_options import SCORES
 from fsd_common.option import Option, several
 
@@ -96,7 +96,7 @@ def plot(
 def _read(folder: Path, scores: Sequence[str] | None) -> Traces | Rescored:
     """The traces, with further scores if any are asked for, of which a line says what they are."""
     _check_there(folder)
-    check_scores("--score", scores)
+    check_found("score", "--score", scores, SCORES)
     from fsd_collectors.store.reading import load_traces
 
     traces = load_traces(folder)

@@ -14,22 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from fsd_common.extensions import Kind
+from fsd_common.extensions import ExtensionKind
 
 __all__ = ["check", "checks_of"]
 
 
-def checks_of(kind: Kind) -> tuple[Callable[[str], None], ...]:
+def checks_of(kind: ExtensionKind) -> tuple[Callable[[str], None], ...]:
     """Returns the checks of one kind, by each of which a name is checked alone; their docstrings say what must hold."""
     found: tuple[Callable[[str], None], ...] = import_module(f"{__name__}.{_MODULES[kind]}").CHECKS
     return found
 
 
-def check(kind: Kind, name: str) -> None:
+def check(kind: ExtensionKind, name: str) -> None:
     """Runs all checks of one kind.
 
     Args:
-        kind: "score".
+        kind: "score" or "rule".
         name: module:Name, or that of an entry point; of a score with its numbers, such as "mine:Skew@3".
 
     Raises:
@@ -43,4 +43,4 @@ def check(kind: Kind, name: str) -> None:
             raise AssertionError(f"{kind} {name!r}, {each.__name__}: {error}") from error
 
 
-_MODULES: dict[Kind, str] = {"score": "scores"}
+_MODULES: dict[ExtensionKind, str] = {"score": "scores", "rule": "rules"}

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.replay.cases import REPLAYABLE
+from fsd_collectors.replay.cases import REPLAYABLE, replayable
 from fsd_common.errors import UsageError
 from fsd_common.extensions import Extension
 from fsd_common.packed_ids import PATTERN, unpack_ids
@@ -160,8 +160,8 @@ class PredictorFacts(Part):
 
     def _serves(self, rule: str) -> bool:
         """Returns whether the rule is the predictor's own, or the lossless rule that it equals at T < 0."""
-        same = rule in REPLAYABLE and REPLAYABLE[rule].exact == REPLAYABLE[self.rule].exact
-        return rule == self.rule or (same and not REPLAYABLE[rule].fuzzy)
+        same = rule in REPLAYABLE and replayable(rule).exact == replayable(self.rule).exact
+        return rule == self.rule or (same and not replayable(rule).fuzzy)
 
 
 def check_version(owner: str, version: int, way_out: str) -> None:

@@ -25,6 +25,7 @@ from fsd_common.argument_checks import check_count, check_settings, named
 from fsd_common.errors import UnfinishedError, UsageError
 from fsd_common.extensions import Extension
 from fsd_common.progress.base import Advance, Progress
+from fsd_decoding import rules, scores
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.engine.engine import ENGINE_VERSION
@@ -35,7 +36,7 @@ from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
 from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.scores import Logits, extension_of
+from fsd_decoding.scores import Logits
 from fsd_decoding.workers.model_workers import Capacity, ModelWorkers, Sources, open_workers
 from fsd_decoding.workers.models import texts_identity
 
@@ -333,8 +334,10 @@ def manifest_of(
 
 def _extensions(policy: Policy | None, divergences: Sequence[str]) -> tuple[Extension, ...]:
     """The code that is not of fsd-calib and that rows depend on."""
-    scores = divergences if policy is None else [*divergences, policy.divergence]
-    return tuple(dict.fromkeys(each for each in map(extension_of, scores) if each is not None))
+    found = [*map(scores.extension_of, divergences)]
+    if policy is not None:
+        found += rules.extension_of(policy.rule), scores.extension_of(policy.divergence)
+    return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
 def task_info(task: Task, problems: Sequence[Identified]) -> TaskInfo:

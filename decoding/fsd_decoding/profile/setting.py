@@ -108,10 +108,10 @@ class Setting:
     @property
     def extensions(self) -> tuple[Extension, ...]:
         """Its rule and score, where they are not of fsd-calib. UsageError: one is missing."""
-        from fsd_decoding.scores import extension_of
+        from fsd_decoding import rules, scores
 
-        found = extension_of(self.divergence)
-        return () if found is None else (found,)
+        found = rules.extension_of(self.rule), scores.extension_of(self.divergence)
+        return tuple(each for each in found if each is not None)
 
     @property
     def moved(self) -> float | ScalePolicy | None:
