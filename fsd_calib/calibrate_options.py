@@ -46,9 +46,9 @@ from fsd_calib.common_options import (
 from fsd_calib.search.storage_url import without_password
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks
+from fsd_common.addons import AddonKind, unless_known
 from fsd_common.argument_checks import check_path, named
 from fsd_common.errors import UsageError
-from fsd_common.extensions import ExtensionKind, unless_known
 from fsd_common.option import Option, json_object, several, several_each, whole_numbers
 from fsd_common.progress.base import Progress, Silent
 from fsd_common.settings import Count, Rule, Settings, Several, listed
@@ -77,8 +77,8 @@ EngineName = Literal["fsd-calib", "vllm"]
 DrafterName = Literal["model", "eagle", "ngram", "auto"]
 
 
-def _found(kind: ExtensionKind, name: str, own: tuple[str, ...]) -> str:
-    """A name of this package's own or of an extension, behind which may stand numbers."""
+def _found(kind: AddonKind, name: str, own: tuple[str, ...]) -> str:
+    """A name of this package's own or of an add-on, behind which may stand numbers."""
     if rule := unless_known(kind, family_of(name), own):
         raise ValueError(rule)
     return name

@@ -6,8 +6,8 @@ import hashlib
 from typing import Any, Literal, Self
 
 from fsd_collectors.schema import SCHEMA_VERSION
+from fsd_common.addons import Addon
 from fsd_common.digests import difference
-from fsd_common.extensions import Extension
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
 
@@ -60,7 +60,7 @@ class Manifest(Part):
     sampling: SamplingInfo
     seed: int
     divergences: tuple[str, ...]
-    extensions: tuple[Extension, ...] = ()  # code that is not of fsd-calib, of these and of the policy
+    addons: tuple[Addon, ...] = ()  # code that is not of fsd-calib, of these and of the policy
     on: Literal["raw", "processed"]  # the logits that divergences are computed on
     hidden: Count  # width of the draft's hidden state in the rows; 0 where it is not kept
     projected: bool  # whether the state was projected to that width

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fsd_common.addons import OWN, Addon, Registry
 from fsd_common.errors import UsageError
-from fsd_common.extensions import OWN, Extension, Registry
 from fsd_decoding import noise
 from fsd_decoding.proposal import Proposal, Verdict
 from fsd_decoding.sampling import Sampling
@@ -90,7 +90,7 @@ class Rule:
     """Base class of acceptance rules.
 
     Attributes:
-        name: the rule's name in `RULES`, arguments and profiles; of an extension, the name that it is found by.
+        name: the rule's name in `RULES`, arguments and profiles; of an add-on, the name that it is found by.
         lossless: name of the rule to run when no threshold may be trusted; a lossless rule has its own, or none.
         drafts: whether the rule needs a draft model.
         bounds_divergence: whether its threshold bounds the divergence D.
@@ -316,7 +316,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def _as_rule(found: Any, name: str) -> Rule | None:
-    """A rule of an extension, which is called as it was asked for. UsageError: it has no lossless rule."""
+    """A rule of an add-on, which is called as it was asked for. UsageError: it has no lossless rule."""
     rule = found() if isinstance(found, type) and issubclass(found, Rule) else copy.copy(found)
     if not isinstance(rule, Rule):
         return None
@@ -344,6 +344,6 @@ def rule_named(name: str, fits: Callable[[Rule], bool] = lambda rule: True) -> R
     return found
 
 
-def extension_of(name: str) -> Extension | None:
+def addon_of(name: str) -> Addon | None:
     """Returns what is known of the code of a rule; None: it is of this package. UsageError: it is missing."""
-    return _RULES.extension(name)
+    return _RULES.addon(name)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fsd_common.addons import OWN, Addon, Registry
 from fsd_common.errors import UsageError
-from fsd_common.extensions import OWN, Extension, Registry
 from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
 from fsd_decoding.tensors import lazy, wide
 
@@ -399,9 +399,9 @@ def score_named(name: str) -> Score:
     return kind(name, _values(kind, written, name))
 
 
-def extension_of(name: str) -> Extension | None:
+def addon_of(name: str) -> Addon | None:
     """Returns what is known of the code of a score; None: it is of this package. UsageError: it is missing."""
-    return _SCORES.extension(name.partition("@")[0])
+    return _SCORES.addon(name.partition("@")[0])
 
 
 def _gated(name: str) -> Score:

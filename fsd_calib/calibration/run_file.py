@@ -17,8 +17,8 @@ from pydantic import create_model, model_validator
 
 from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
 from fsd_calib.search.storage_url import is_url, without_password
+from fsd_common.addons import looking_in
 from fsd_common.errors import UsageError
-from fsd_common.extensions import looking_in
 from fsd_common.option import options_in, other_names
 from fsd_common.settings import Settings
 from fsd_common.strict_yaml import Strict, read_yaml

@@ -17,9 +17,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fsd_common.addons import looking_in
 from fsd_common.argument_checks import as_options
 from fsd_common.errors import UsageError
-from fsd_common.extensions import looking_in
 from fsd_common.option import Option, of_annotation, options_in
 
 _MAY_BE_EMPTY = {"system", "answer_after", "prompt", "prompts"}  # their empty value means something

@@ -28,10 +28,10 @@ from fsd_calib.tasks.grading.python_tests import passes_tests
 from fsd_calib.tasks.kinds.multiple_choice import choice_example
 from fsd_calib.tasks.rows import HubData, Row, examples_of, read_rows
 from fsd_calib.tasks.sandbox.run import checked_bwrap
+from fsd_common.addons import imported, is_standard
 from fsd_common.argument_checks import named
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
-from fsd_common.extensions import imported, is_standard
 from fsd_common.strict_yaml import Strict, checked_yaml, read_text
 from fsd_decoding.profile.prompt_form import QUESTION, Message, PromptForm, PromptInfo, WorkedExample, literal
 from fsd_decoding.profile.rendering import FormTemplates

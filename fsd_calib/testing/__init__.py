@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from fsd_common.extensions import ExtensionKind
+from fsd_common.addons import AddonKind
 
 __all__ = ["check", "checks_of"]
 
 
-def checks_of(kind: ExtensionKind) -> tuple[Callable[[str], None], ...]:
+def checks_of(kind: AddonKind) -> tuple[Callable[[str], None], ...]:
     """Returns the checks of one kind, by each of which a name is checked alone; their docstrings say what must hold."""
     found: tuple[Callable[[str], None], ...] = import_module(f"{__name__}.{_MODULES[kind]}").CHECKS
     return found
 
 
-def check(kind: ExtensionKind, name: str) -> None:
+def check(kind: AddonKind, name: str) -> None:
     """Runs all checks of one kind.
 
     Args:
@@ -43,4 +43,4 @@ def check(kind: ExtensionKind, name: str) -> None:
             raise AssertionError(f"{kind} {name!r}, {each.__name__}: {error}") from error
 
 
-_MODULES: dict[ExtensionKind, str] = {"score": "scores", "rule": "rules"}
+_MODULES: dict[AddonKind, str] = {"score": "scores", "rule": "rules"}

@@ -9,8 +9,8 @@ from pydantic import Field
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE, replayable
+from fsd_common.addons import Addon
 from fsd_common.errors import UsageError
-from fsd_common.extensions import Extension
 from fsd_common.packed_ids import PATTERN, unpack_ids
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
@@ -88,7 +88,7 @@ def hidden_of(manifest: Manifest) -> HiddenInfo | None:
 class PredictorFacts(Part):
     """The facts of a predictor.
 
-    `divergence_version`, `extensions`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of
+    `divergence_version`, `addons`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of
     the traces, see `fsd_collectors.manifest.Manifest`.
 
     Args:
@@ -112,7 +112,7 @@ class PredictorFacts(Part):
     rule: str
     divergences: tuple[str, ...]
     divergence_version: int
-    extensions: tuple[Extension, ...] = ()
+    addons: tuple[Addon, ...] = ()
     on: Literal["raw", "processed"]
     target: ModelInfo
     draft: ModelInfo
@@ -154,7 +154,7 @@ class PredictorFacts(Part):
                 f"the predictor knows divergences {', '.join(self.divergences)}, not {divergence!r}; train one for it"
             )
         check_version("the predictor's", self.divergence_version, "train again")
-        for each in self.extensions:
+        for each in self.addons:
             if each.name == divergence.partition("@")[0]:
                 each.require("the predictor")
 
@@ -176,7 +176,7 @@ def facts_of_manifest(manifest: Manifest) -> dict[str, Any]:
     """Returns the facts that come from the traces."""
     return {
         "divergence_version": manifest.divergence_version,
-        "extensions": manifest.extensions,
+        "addons": manifest.addons,
         "on": manifest.on,
         "target": manifest.target,
         "draft": manifest.draft,

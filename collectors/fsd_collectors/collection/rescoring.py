@@ -19,7 +19,7 @@ from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_decoding.noise import problem_keys
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.scores import extension_of, score_named
+from fsd_decoding.scores import addon_of, score_named
 
 _OF_DRAFTED = ("drafted", "target_probability", "draft_probability")
 _NEEDED = (*COLUMNS, "problem", "position", *_OF_DRAFTED)
@@ -62,11 +62,11 @@ class Rescored:
     def manifest(self) -> Manifest:
         """That of the traces, with the further scores."""
         own = self.traces.manifest
-        extensions = [each for each in map(extension_of, self.scores) if each is not None]
+        addons = [each for each in map(addon_of, self.scores) if each is not None]
         return own.model_copy(
             update={
                 "divergences": (*own.divergences, *self.scores),
-                "extensions": tuple(dict.fromkeys([*own.extensions, *extensions])),
+                "addons": tuple(dict.fromkeys([*own.addons, *addons])),
             }
         )
 

@@ -21,9 +21,9 @@ from fsd_collectors.manifest import Manifest, Policy, TaskInfo
 from fsd_collectors.split import Identified, check_ids, tuning_and_certification
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
+from fsd_common.addons import Addon
 from fsd_common.argument_checks import check_count, check_settings, named
 from fsd_common.errors import UnfinishedError, UsageError
-from fsd_common.extensions import Extension
 from fsd_common.progress.base import Advance, Progress
 from fsd_decoding import rules, scores
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -315,7 +315,7 @@ def manifest_of(
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
         divergences=tuple(divergences),
-        extensions=_extensions(policy, divergences),
+        addons=_addons(policy, divergences),
         on=decoder.criterion.on,
         hidden=states.width if states else 0,
         projected=states is not None and states.projected,
@@ -332,11 +332,11 @@ def manifest_of(
     return manifest
 
 
-def _extensions(policy: Policy | None, divergences: Sequence[str]) -> tuple[Extension, ...]:
+def _addons(policy: Policy | None, divergences: Sequence[str]) -> tuple[Addon, ...]:
     """The code that is not of fsd-calib and that rows depend on."""
-    found = [*map(scores.extension_of, divergences)]
+    found = [*map(scores.addon_of, divergences)]
     if policy is not None:
-        found += rules.extension_of(policy.rule), scores.extension_of(policy.divergence)
+        found += rules.addon_of(policy.rule), scores.addon_of(policy.divergence)
     return tuple(dict.fromkeys(each for each in found if each is not None))
 
 

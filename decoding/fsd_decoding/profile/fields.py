@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
-from fsd_common.extensions import Extension
+from fsd_common.addons import Addon
 from fsd_decoding.profile.io import SCHEMA_VERSION
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
@@ -415,7 +415,7 @@ class ProfileContent(Part):
     """The acceptance rates that a decoder's own are compared with. null: not measured."""
     other_drafts: tuple[ModelInfo, ...] = ()
     """Drafts of the same search and attempt; points of the curve name them."""
-    extensions: tuple[Extension, ...] = ()
+    addons: tuple[Addon, ...] = ()
     """Code that is not of fsd-calib and that points of the curve depend on. Decoders of the profile refuse other code
     under these names."""
     early_stop: EarlyStopInfo | None = None
@@ -501,18 +501,18 @@ class ProfileContent(Part):
 
         if self.threshold is not None:
             return self.chosen
-        self.require_extensions(self.rule)
+        self.require_addons(self.rule)
         rule = "sd" if self.outcome == "lossless" or self.certificate.certified else rule_named(self.rule).lossless
         return replace(self.sd or self.chosen, divergence=self.divergence, draft=None).under(rule)
 
-    def require_extensions(self, *names: str) -> None:
+    def require_addons(self, *names: str) -> None:
         """Raises UsageError where code that is not of fsd-calib is missing here, or is not what was calibrated with.
 
         Args:
             names: of rules and scores.
         """
         families = [name.partition("@")[0] for name in names]
-        for each in self.extensions:
+        for each in self.addons:
             if each.name in families:
                 each.require(f"the profile of {self.task!r}")
 

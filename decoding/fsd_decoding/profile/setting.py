@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
-from fsd_common.extensions import Extension
+from fsd_common.addons import Addon
 from fsd_common.formatting import in_trees
 from fsd_decoding.profile.parts import Amount, Natural, PolicyInfo, moved
 from fsd_decoding.tree_shape import TreeShape
@@ -106,11 +106,11 @@ class Setting:
         return Drafting(self.draft, self.tree)
 
     @property
-    def extensions(self) -> tuple[Extension, ...]:
+    def addons(self) -> tuple[Addon, ...]:
         """Its rule and score, where they are not of fsd-calib. UsageError: one is missing."""
         from fsd_decoding import rules, scores
 
-        found = rules.extension_of(self.rule), scores.extension_of(self.divergence)
+        found = rules.addon_of(self.rule), scores.addon_of(self.divergence)
         return tuple(each for each in found if each is not None)
 
     @property

@@ -299,7 +299,7 @@ class ThresholdProfile(ProfileContent):
         certificate = self.certificate if self.bound else self.certificate.model_copy(update={"guarantee": "none"})
         selector = PointSelector(self.curve, certificate, self.chosen, certified, divergence)
         choice = selector.by_accuracy(min_acc) if min_acc is not None else selector.by_speed(min_speed or 0.0)
-        self.require_extensions(choice.setting.rule, choice.setting.divergence)
+        self.require_addons(choice.setting.rule, choice.setting.divergence)
         return choice
 
 

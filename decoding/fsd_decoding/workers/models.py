@@ -17,7 +17,7 @@ from fsd_decoding.models.forward import attention_kind
 from fsd_decoding.workers.model_workers import AnyDraft, Sources
 
 OTHER_MODELS = (
-    "a worker has other models, or other versions of libraries or extensions, than the process that started it; do not "
+    "a worker has other models, or other versions of libraries or add-ons, than the process that started it; do not "
     "change them while they are used, and install the same versions on all machines"
 )
 

@@ -26,8 +26,8 @@ from pydantic import ConfigDict, Field
 
 from fsd_common.errors import UsageError, in_one_line
 
-ExtensionKind = Literal["score", "rule", "drafter", "stop policy"]
-GROUPS: Mapping[ExtensionKind, str] = {
+AddonKind = Literal["score", "rule", "drafter", "stop policy"]
+GROUPS: Mapping[AddonKind, str] = {
     "score": "fsd_calib.scores",
     "rule": "fsd_calib.rules",
     "drafter": "fsd_calib.drafters",
@@ -42,7 +42,7 @@ _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
-class Extension:
+class Addon:
     """What is known of code that is not of fsd-calib."""
 
     __pydantic_config__ = ConfigDict(
@@ -50,7 +50,7 @@ class Extension:
         json_schema_extra={"description": "Code that is not of fsd-calib: a score, rule, drafter or stop policy."},
     )  # fmt: skip
 
-    kind: ExtensionKind
+    kind: AddonKind
     """What it is."""
     name: str
     """What it is called: module:Name, or the name of an entry point."""
@@ -97,7 +97,7 @@ class Extension:
 
 
 class _Place(NamedTuple):
-    """Where an extension is."""
+    """Where an add-on is."""
 
     module: str
     attribute: str
@@ -119,8 +119,8 @@ def looking_in(folder: Path) -> Iterator[None]:
         _FOLDERS.reset(before)
 
 
-def extension(kind: ExtensionKind, name: str) -> Extension | None:
-    """Returns what is known of an extension, without importing it; None: no extension has that name.
+def addon(kind: AddonKind, name: str) -> Addon | None:
+    """Returns what is known of an add-on, without importing it; None: no add-on has that name.
 
     Raises:
         UsageError: there is no such module, or it is of Python itself; or several packages have the name.
@@ -139,9 +139,9 @@ def extension(kind: ExtensionKind, name: str) -> Extension | None:
     return found
 
 
-def unless_known(kind: ExtensionKind, name: str, own: Sequence[str]) -> str | None:
-    """Returns what a name must be; None: it is that of an extension, or one of this package's own."""
-    if name in own or extension(kind, name) is not None:
+def unless_known(kind: AddonKind, name: str, own: Sequence[str]) -> str | None:
+    """Returns what a name must be; None: it is that of an add-on, or one of this package's own."""
+    if name in own or addon(kind, name) is not None:
         return None
     return f"it must be one of {', '.join([*own, *_points(kind)])}, or {OWN}"
 
@@ -161,18 +161,18 @@ def imported(module: str, attribute: str) -> Any:
 
 
 class Registry(Generic[_Found]):
-    """All that there is of one kind, by name: what this package has, and extensions.
+    """All that there is of one kind, by name: what this package has, and add-ons.
 
     Args:
         kind: what it is.
         own: what this package has.
-        made: makes what an extension is registered as, of the object that was imported and its name; None: the object
+        made: makes what an add-on is registered as, of the object that was imported and its name; None: the object
             is not of this kind.
         wanted: what that object must be, in words.
     """
 
     def __init__(
-        self, kind: ExtensionKind, own: Mapping[str, _Found], made: Callable[[Any, str], _Found | None], wanted: str
+        self, kind: AddonKind, own: Mapping[str, _Found], made: Callable[[Any, str], _Found | None], wanted: str
     ) -> None:
         self.kind, self._own, self._made, self._wanted = kind, own, made, wanted
         self._loaded: dict[str, _Found] = {}
@@ -182,21 +182,21 @@ class Registry(Generic[_Found]):
         """All names but those of modules."""
         return list(dict.fromkeys((*self._own, *_points(self.kind))))
 
-    def extension(self, name: str) -> Extension | None:
-        """Returns what is known of an extension; None: this package has that name, or nothing has. UsageError: as
-        `extension`."""
-        return None if name in self._own else extension(self.kind, name)
+    def addon(self, name: str) -> Addon | None:
+        """Returns what is known of an add-on; None: this package has that name, or nothing has. UsageError: as
+        `addon`."""
+        return None if name in self._own else addon(self.kind, name)
 
     def find(self, name: str) -> _Found | None:
         """Returns what has a name, imported at the first call; None: nothing has.
 
         Raises:
-            UsageError: an extension is missing, cannot be imported, or is something else.
+            UsageError: an add-on is missing, cannot be imported, or is something else.
         """
         if name in self._own:
             return self._own[name]
         if name not in self._loaded:
-            if extension(self.kind, name) is None:
+            if addon(self.kind, name) is None:
                 return None
             self._loaded[name] = self._load(name)
         return self._loaded[name]
@@ -217,8 +217,8 @@ class Registry(Generic[_Found]):
         return made
 
 
-def _place(kind: ExtensionKind, name: str) -> _Place | None:
-    """Where an extension is; None: no entry point has that name. UsageError: several have it, or it is no name."""
+def _place(kind: AddonKind, name: str) -> _Place | None:
+    """Where an add-on is; None: no entry point has that name. UsageError: several have it, or it is no name."""
     if ":" in name:
         written = _NAME.fullmatch(name)
         if written is None:
@@ -234,7 +234,7 @@ def _place(kind: ExtensionKind, name: str) -> _Place | None:
     return None
 
 
-def _points(kind: ExtensionKind) -> Mapping[str, Sequence[EntryPoint]]:
+def _points(kind: AddonKind) -> Mapping[str, Sequence[EntryPoint]]:
     return _points_on(GROUPS[kind], tuple(sys.path))
 
 
@@ -247,13 +247,13 @@ def _points_on(group: str, path: tuple[str, ...]) -> Mapping[str, Sequence[Entry
     return found
 
 
-_EXTENSIONS: dict[tuple[ExtensionKind, str], Extension] = {}
+_ADDONS: dict[tuple[AddonKind, str], Addon] = {}
 """As they were when they were first asked for: just before they are imported."""
 
 
-def _known(kind: ExtensionKind, name: str) -> Extension | None:
-    """What is known of an extension on Python's path; None: it is not there. UsageError: it is of Python itself."""
-    if (kind, name) not in _EXTENSIONS:
+def _known(kind: AddonKind, name: str) -> Addon | None:
+    """What is known of an add-on on Python's path; None: it is not there. UsageError: it is of Python itself."""
+    if (kind, name) not in _ADDONS:
         place = _place(kind, name)
         if place is None:
             return None
@@ -265,8 +265,8 @@ def _known(kind: ExtensionKind, name: str) -> Extension | None:
         source = _source(place.module)
         if source is None:
             return None
-        _EXTENSIONS[kind, name] = Extension(kind, name, place.package, place.version, source)
-    return _EXTENSIONS[kind, name]
+        _ADDONS[kind, name] = Addon(kind, name, place.package, place.version, source)
+    return _ADDONS[kind, name]
 
 
 def _source(module: str) -> str | None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fsd_common.addons import Addon, Registry, addon, looking_in, unless_known
 from fsd_common.errors import UsageError
-from fsd_common.extensions import Extension, Registry, extension, looking_in, unless_known
 
 NUMBERS = itertools.count()
 Write = Callable[[str], str]
@@ -56,10 +56,10 @@ def test_what_is_named_by_its_module_is_found_and_known_by_its_source(tmp_path: 
     first, same, other = write("Number = 7\n"), write("Number = 7\n"), write("Number = 8\n")
     registry = numbers()
     assert registry.find(f"{first}:Number") == 7
-    found = [registry.extension(f"{name}:Number") for name in (first, same, other)]
+    found = [registry.addon(f"{name}:Number") for name in (first, same, other)]
     assert all(each and (each.kind, each.package, each.version) == ("score", None, None) for each in found)
     assert len({each.source for each in found if each}) == 3  # a module's own name counts too
-    assert (registry.find("one"), registry.extension("one"), registry.find("two")) == (1, None, None)
+    assert (registry.find("one"), registry.addon("one"), registry.find("two")) == (1, None, None)
 
 
 def test_the_source_of_a_package_is_all_of_it(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_source_of_a_package_is_all_of_it(tmp_path: Path) -> None:
         (tmp_path / name / "__init__.py").touch()
         (tmp_path / name / "scores.py").write_text("Number = 3\n")
         (tmp_path / name / "helper.py").write_text(helper)
-        found = extension("score", f"{name}.scores:Number")
+        found = addon("score", f"{name}.scores:Number")
         assert found is not None
         sources.append(found.source)
     assert sources[0] != sources[1]
@@ -82,16 +82,16 @@ def test_a_module_within_a_folder_without_a_package_is_known_by_its_file(tmp_pat
     name = f"own_folder_{next(NUMBERS)}"
     (tmp_path / name).mkdir()
     (tmp_path / name / "mine.py").write_text("Number = 3\n")
-    before = extension("score", f"{name}.mine:Number")
+    before = addon("score", f"{name}.mine:Number")
     (tmp_path / name / "other.py").write_text("another = 1\n")
-    assert extension("score", f"{name}.mine:Other") == replace(before, name=f"{name}.mine:Other")  # type: ignore[type-var]
+    assert addon("score", f"{name}.mine:Other") == replace(before, name=f"{name}.mine:Other")  # type: ignore[type-var]
     assert numbers().find(f"{name}.mine:Number") == 3
 
 
 def test_nothing_is_imported_before_it_is_used(tmp_path: Path, write: Write) -> None:
     sys.path.append(str(tmp_path))
     name = write("raise RuntimeError('imported')\n")
-    found = extension("score", f"{name}:Number")
+    found = addon("score", f"{name}:Number")
     assert found is not None
     found.require("the profile")
     assert name not in sys.modules
@@ -106,7 +106,7 @@ def test_an_installed_entry_point_is_found_with_its_package_and_version(tmp_path
     sys.path.append(str(tmp_path))
     registry = numbers()
     assert (registry.find("five"), registry.names) == (5, ["one", "five"])
-    found = registry.extension("five")
+    found = registry.addon("five")
     assert found is not None
     assert (found.name, found.package, found.version) == ("five", "fives", "1.2")
     assert unless_known("score", "five", ()) is None
@@ -120,7 +120,7 @@ def test_an_installed_entry_point_is_found_with_its_package_and_version(tmp_path
 def test_a_folder_is_looked_in_where_that_is_said_and_after_pythons_path(tmp_path: Path, write: Write) -> None:
     name = write("Number = 4\n")
     with pytest.raises(UsageError, match=f"there is no module {name} on Python's path; put the folder that holds it"):
-        extension("score", f"{name}:Number")
+        addon("score", f"{name}:Number")
     with looking_in(tmp_path):
         assert numbers().find(f"{name}:Number") == 4
     assert sys.path[-1] == str(tmp_path.resolve())
@@ -129,7 +129,7 @@ def test_a_folder_is_looked_in_where_that_is_said_and_after_pythons_path(tmp_pat
     with looking_in(tmp_path / "sandbox"), pytest.raises(UsageError, match="'numpy:Number': it cannot be used"):
         numbers().find("numpy:Number")
     with looking_in(tmp_path / "sandbox"), pytest.raises(UsageError, match=rf"path, nor in {tmp_path}.*sandbox; put"):
-        extension("score", "nowhere:Number")
+        addon("score", "nowhere:Number")
     assert str(tmp_path / "sandbox") not in sys.path
 
 
@@ -145,7 +145,7 @@ def test_a_folder_is_looked_in_where_that_is_said_and_after_pythons_path(tmp_pat
         ("numpy:pi", "score 'numpy:pi': it is 3.14"),
     ],
 )
-def test_what_is_no_extension_is_refused_in_one_line(name: str, message: str) -> None:
+def test_what_is_no_addon_is_refused_in_one_line(name: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         numbers().find(name)
     assert message in str(caught.value)
@@ -159,12 +159,12 @@ def test_another_version_or_source_is_refused_and_a_missing_one_says_what_to_ins
     install(tmp_path, "six", "sixes", "2", module)
     sys.path.append(str(tmp_path))
     importlib.invalidate_caches()
-    point, named = extension("score", "six"), extension("score", f"{module}:Number")
+    point, named = addon("score", "six"), addon("score", f"{module}:Number")
     assert point is not None
     assert named is not None
     for now in (point, named):
         now.require("the profile")
-    cases: list[tuple[Extension, str]] = [
+    cases: list[tuple[Addon, str]] = [
         (replace(point, version="1"), "was made with score 'six' of sixes 1, and here it is of sixes 2; install that"),
         (replace(point, source="0" * 64), "was made with another source of score 'six' (its digest was 000000000000, "),
         (replace(named, source="0" * 64), f"was made with another source of score '{module}:Number'"),
@@ -177,8 +177,8 @@ def test_another_version_or_source_is_refused_and_a_missing_one_says_what_to_ins
         assert str(caught.value).startswith(f"the profile of 'arithmetic' {message}")
 
 
-def test_what_was_made_with_an_extension_is_not_looked_for_in_folders(tmp_path: Path, write: Write) -> None:
+def test_what_was_made_with_an_addon_is_not_looked_for_in_folders(tmp_path: Path, write: Write) -> None:
     """A profile may come from elsewhere: only what is typed, or is beside what names it, is taken from a folder."""
-    named = Extension("score", f"{write('Number = 9')}:Number", None, None, "0" * 64)
+    named = Addon("score", f"{write('Number = 9')}:Number", None, None, "0" * 64)
     with looking_in(tmp_path), pytest.raises(UsageError, match=r"there is no module .* on Python's path; put the"):
         named.require("the profile")
