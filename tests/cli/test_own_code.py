@@ -111,9 +111,7 @@ def test_a_score_in_the_folder_is_shown_calibrated_and_followed(
     assert [each.name for each in made.addons] == [f"{module}:Behind"]
     assert run(generate_app.app, generate_app.NAME, ["--profile", "made", QUESTION]) == 0
     assert f"drafted tokens with {score} <= " in capsys.readouterr().err
-    other = made.model_copy(
-        update={"addons": tuple(each.__class__(**each.facts | {"source": "0" * 64}) for each in made.addons)}
-    )
+    other = made.model_copy(update={"addons": tuple(replace(each, source="0" * 64) for each in made.addons)})
     other.sealed().save(tmp_path / "other.json")
     assert run(generate_app.app, generate_app.NAME, ["--profile", "other.json", QUESTION]) == 2
     assert f"was made with another source of score '{module}:Behind'" in error_line(capsys)
