@@ -133,12 +133,18 @@ def addon(kind: AddonKind, name: str) -> Addon | None:
     Raises:
         UsageError: there is no such module, or it is of Python itself; or several packages have the name.
     """
-    if ":" in name:
-        for folder in _FOLDERS.get():
-            _add_to_path(folder, _place(kind, name))
     found = _known(kind, name)
-    if found is None and ":" in name:
-        module = name.partition(":")[0]
+    if found is not None or ":" not in name:
+        return found
+    module = name.partition(":")[0]
+    for folder in _FOLDERS.get():
+        root = folder / module.partition(".")[0]
+        if root.is_dir() or root.with_name(f"{root.name}.py").is_file():
+            _ADDED.append(str(folder.resolve()))
+            sys.path.append(_ADDED[-1])
+            break
+    found = _known(kind, name)
+    if found is None:
         looked = "".join(f", nor in {folder}" for folder in _FOLDERS.get())
         raise UsageError(
             f"{kind} {name!r:.60}: there is no module {module} on Python's path{looked}; put the folder that holds it "
@@ -271,7 +277,12 @@ def _known(kind: AddonKind, name: str) -> Addon | None:
                 f"{kind} {name!r:.60} is of Python's own module {place.module}; put it in a file of its own, or in a "
                 "package that you installed"
             )
-        source = _source(place.module)
+        try:
+            source = _source(place.module)
+        except OSError as error:
+            raise UsageError(
+                f"{kind} {name!r:.60}: its source cannot be read ({error.filename}: {error.strerror}); mend that file"
+            ) from error
         if source is None:
             return None
         _ADDONS[kind, name] = Addon(kind, name, place.package, place.version, source)
@@ -301,13 +312,3 @@ def _root(module: str) -> Path | None:
         if spec.origin is not None:
             return Path(spec.origin)
     return None
-
-
-def _add_to_path(folder: Path, place: _Place | None) -> None:
-    """Adds a folder to the end of Python's path where it has a module that is not there."""
-    if place is None or is_standard(place.module) or _root(place.module) is not None:
-        return
-    root = folder / place.module.partition(".")[0]
-    if root.is_dir() or root.with_name(f"{root.name}.py").is_file():
-        _ADDED.append(str(folder.resolve()))
-        sys.path.append(_ADDED[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +32,7 @@ from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.common_options import RULES_WITH_T
+from fsd_calib.common_options import RULES_WITH_T, family_of
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -41,6 +41,7 @@ from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.replay.cases import replayable
+from fsd_common.addons import Addon, AddonKind, addon
 from fsd_common.argument_checks import named as argument
 from fsd_common.errors import UsageError
 from fsd_common.option import other_names
@@ -48,6 +49,7 @@ from fsd_common.progress.base import ProgressEstimate, showing_whole
 from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
+from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
@@ -274,7 +276,7 @@ class Calibration:
             self._check_sizes(len(tokenizer), context)
             task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
             guards = self._guards(task, tokenizer, context)
-            for line in _code_of_others((task, *guards), loading):
+            for line in _code_of_others((task, *guards), loading, self._addons):
                 config.reporter.note(line)
             parts, memory = self._checked(task, guards, tokenizer)
             divided = _divided(task, parts)
@@ -380,6 +382,15 @@ class Calibration:
         )  # fmt: skip
 
     @property
+    def _addons(self) -> Iterator[Addon]:
+        """What is searched that is not of fsd-calib."""
+        named: list[tuple[AddonKind, str]] = [("rule", name) for name in listed(self.decoding.rule)]
+        named += [("score", family_of(name)) for name in listed(self.decoding.divergence)]
+        named += [("drafter", each.name) for each in drafts_of(self.draft) if isinstance(each, NamedDrafter)]
+        named += [] if self.decoding.stop_policy is None else [("stop policy", self.decoding.stop_policy)]
+        return (found for kind, name in named if (found := addon(kind, name)) is not None)
+
+    @property
     def _policies(self) -> tuple[PolicyChoice, ...]:
         return tuple(listed(self.decoding.threshold_policy))
 
@@ -421,8 +432,11 @@ def _divided(task: Task, parts: Parts) -> Task:
     return replace(task, problems=(*parts.tuning, *parts.certification))
 
 
-def _code_of_others(tasks: Sequence[Task], loading: Loading) -> Iterator[str]:
+def _code_of_others(tasks: Sequence[Task], loading: Loading, addons: Iterable[Addon]) -> Iterator[str]:
     """Yields a line for whatever runs code that neither this package nor its libraries bring."""
+    for each in addons:
+        whose = "its module" if each.package is None else f"{each.package} {each.version}"
+        yield f"the {each.kind} {each.name} runs code: that of {whose}"
     for task in tasks:
         if task.runs:
             yield f"task {task.name} runs code: its grader is the function {task.runs}"

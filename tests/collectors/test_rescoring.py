@@ -41,6 +41,7 @@ def pair() -> tuple[Any, Any]:
     return related(seed=1, spread=0.05)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("way", [{}, ON_POLICY], ids=["along the target", "on-policy"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_scores_are_those_that_would_have_been_collected(
