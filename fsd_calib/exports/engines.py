@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine for engine in (Vllm(), SGLang(), TensorRTLLM(), MAX(), Transformers())
 }
-_WIDTH = 110
+_WIDTH = 118
 
 
 def export_profile(profile: ThresholdProfile, to: str) -> str:
@@ -55,7 +55,7 @@ def _reasons(profile: ThresholdProfile, engine: Engine) -> Iterator[str]:
 
 def _comments(profile: ThresholdProfile, engine: Engine, flags: Flags) -> Iterator[str]:
     """Yields lines of comments, which shells, YAML and Python have in common."""
-    first = f"For {engine.title} {flags.versions}: what the profile of {profile.task!r} says, {_setting(profile)}."
+    first = f"For {engine.title} {flags.versions}, as the profile of {profile.task!r} says: {_setting(profile)}."
     for said in (first, _scope(profile, engine), *_models(profile), *flags.notes):
         yield from textwrap.wrap(said, _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
 
@@ -65,7 +65,7 @@ def _setting(profile: ThresholdProfile) -> str:
     by = "lossless"
     if followed.threshold is not None:
         by = f"{'T =' if owner_of(profile) == profile.rule else f'{profile.divergence} <='} {followed.threshold:.9g}"
-    return f"{followed.rule}, {by}, at L = {followed.draft_length}"
+    return f"{followed.rule}, {by}, L = {followed.draft_length}"
 
 
 def _scope(profile: ThresholdProfile, engine: Engine) -> str:

@@ -95,19 +95,24 @@ def _completing(profile: ThresholdProfile, how: str, options: dict[str, Any]) ->
     prompt = profile.prompt
     limit = _USUAL_LIMIT if prompt is None else prompt.max_new_tokens
     plain = "" if prompt is None or prompt.special_tokens else ", add_special_tokens=False"
-    asked = [_arguments(options)] if options else []
+    asked, cut = [_arguments(options)] if options else [], list[str]()
     if prompt is not None and prompt.stop:
-        asked.append(f"stopping_criteria=[StopStringCriteria(tokenizer, {_literal(list(prompt.stop))})]")
+        stops = _literal(list(prompt.stop))
+        asked.append(f"stopping_criteria=[StopStringCriteria(tokenizer, {stops})]")
+        # Assisted generation sees a stop only where a round happens to end with it.
+        cut = [f"    for stop in {stops}:", "        text = text.partition(stop)[0]"]
     return [
         "",
         "",
         f"def complete(prompt, max_new_tokens={limit}):",
         f'    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False{plain})',
-        "    text = model.generate(",
+        "    tokens = model.generate(",
         f"        **inputs, max_new_tokens=max_new_tokens, {how},",
         *(f"        {each}," for each in [*asked, _arguments(_sampling(profile))]),
         "    )",
-        '    return tokenizer.decode(text[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)',
+        '    text = tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)',
+        *cut,
+        "    return text",
     ]
 
 
