@@ -77,7 +77,7 @@ def calibrate(
         target: hub id, path, or loaded model (then `tokenizer` is needed).
         draft: the same, `Eagle(…)`, a head of the target, `NGram()`, which needs no model, or a list of drafts.
             Several are searched and certified together, in one attempt; the profile names the chosen draft, or, if
-            nothing is certified, the one with which `sd` is fastest.
+            nothing is certified, the one with which lossless decoding is fastest.
         goal: the accuracy or speed to reach, and the confidence of the certificate.
         decoding: the search space, and how tokens are drawn. The search chooses among several values of a field.
             `tree` may be a list of shapes, in which "chain" or None stands for chains. `threshold_policy` may be the
@@ -259,7 +259,9 @@ class Calibration:
             for draft in drafts[1:]:
                 shared_tokenizer(self.target, draft, tokenizer, loading)
             models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
-            context = context_of(*models[0], config.dtype)
+            # vLLM's texts end with the shorter context, ours with the target's.
+            limits = [context_of(*model, config.dtype) for model in (models if config.engine == "vllm" else models[:1])]
+            context = min((limit for limit in limits if limit is not None), default=None)
             self._check_sizes(len(tokenizer), context)
             task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
             guards = self._guards(task, tokenizer, context)
@@ -351,7 +353,7 @@ class Calibration:
 
     @property
     def _longest(self) -> int:
-        """The largest draft length: of the search, or of `sd` where that has lengths of its own."""
+        """The largest draft length: of the search, or of lossless rules where those have lengths of its own."""
         space = self._space
         trees = [tree.scratch(max(space.lengths(tree))) for tree in space.trees if tree is not None]
         own = max([*space.draft_lengths, *trees])

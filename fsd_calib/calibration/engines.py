@@ -20,8 +20,7 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin import RULES
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_common.formatting import megabytes
-from fsd_common.progress.base import Progress
+from fsd_common.progress.base import Progress, reading
 from fsd_common.settings import listed
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -120,14 +119,8 @@ def _read(model: Any, progress: Progress) -> None:
     """Reads a model's weights for its fingerprint, unless that is known of its files."""
     if not isinstance(model, Module):  # some other draft
         return
-    total, read = megabytes(sum(tensor.nbytes for tensor in model.state_dict().values())), 0
-    with progress.step(f"fingerprint of {short_name(model)}, MB", total) as advance:
-
-        def add(more: int) -> None:
-            nonlocal read
-            advance(megabytes(read + more) - megabytes(read))
-            read += more
-
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    with reading(progress, f"fingerprint of {short_name(model)}", size) as add:
         known_weights_digest(model, add)
 
 
