@@ -23,7 +23,7 @@ SPEEDS = st.lists(st.sampled_from([*SD, *COUPLED, TREE]), min_size=1, unique=Tru
 @given(SPEEDS, st.booleans())
 def test_every_rule_is_among_them_at_its_fastest(speeds: dict[Setting, float], blocks: bool) -> None:
     rivals, order = rivals_of(speeds, timed=True, blocks=blocks), list(speeds)
-    assert rivals[:2] == tuple(order[:2])
+    assert rivals[: len(order[:2])] == tuple(order[:2])
     assert len(set(rivals)) == len(rivals)
     for rule in {setting.rule for setting in order}:
         assert next(setting for setting in order if setting.rule == rule) in rivals
