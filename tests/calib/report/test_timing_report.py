@@ -73,7 +73,7 @@ def test_no_forecast_stands_beside_what_was_timed(several: dict[str, Any]) -> No
     assert not {"1020.4", "1052.2", "1063.5"} & set(re.findall(r"\d+\.\d", text + plain_sentence(made)))
 
 
-TIMED = {"sd.draft_length": 5}  # that of the curve's points
+TIMED = {"lossless.draft_length": 5}  # that of the curve's points
 
 
 def test_nor_in_the_curve_or_on_the_page() -> None:
