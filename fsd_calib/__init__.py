@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
     from fsd_calib.calibration.api import calibrate
     from fsd_calib.calibration.retime import retime
+    from fsd_calib.exports.engines import export_profile
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry import Telemetry
     from fsd_collectors.collection.run import collect_traces
@@ -49,6 +50,7 @@ __all__ = [
     "adaptive",
     "calibrate",
     "collect_traces",
+    "export_profile",
     "fsd_generate",
     "load_task",
     "load_traces",
@@ -78,6 +80,7 @@ __getattr__, __dir__ = lazy_exports(
         "adaptive": "fsd_calib.adaptive",
         "calibrate": "fsd_calib.calibration.api",
         "collect_traces": "fsd_collectors.collection.run",
+        "export_profile": "fsd_calib.exports.engines",
         "fsd_generate": "fsd_decoding.hf",
         "load_task": "fsd_calib.tasks.registry",
         "load_traces": "fsd_collectors.store.reading",
