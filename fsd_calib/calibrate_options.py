@@ -46,6 +46,7 @@ from fsd_calib.common_options import (
 from fsd_calib.search.storage_url import without_password
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks
+from fsd_common.addons import AddonKind, unless_known
 from fsd_common.argument_checks import check_path, named
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, json_object, several, several_each, whole_numbers
@@ -76,9 +77,11 @@ EngineName = Literal["fsd-calib", "vllm"]
 DrafterName = Literal["model", "eagle", "ngram", "auto"]
 
 
-def _score(name: str) -> str:
-    """A name, behind which may stand numbers."""
-    return _one_of(family_of(name), SCORES) and name
+def _found(kind: AddonKind, name: str, own: tuple[str, ...]) -> str:
+    """A name of this package's own or of an add-on, behind which may stand numbers."""
+    if rule := unless_known(kind, family_of(name), own):
+        raise ValueError(rule)
+    return name
 
 
 def _one_of(name: str, known: tuple[str, ...]) -> str:
@@ -259,20 +262,21 @@ class SearchSpace(Drawing):
     """What a calibration chooses among, and how tokens are drawn. T itself is always searched."""
 
     rule: Annotated[
-        Several[Annotated[str, AfterValidator(lambda name: _one_of(name, RULES_WITH_T))]],
+        Several[Annotated[str, AfterValidator(lambda name: _found("rule", name, RULES_WITH_T))]],
         Option(
-            f"Acceptance rule: {', '.join(RULES_WITH_T)}, or several, separated by commas.",
+            f"Acceptance rule: {', '.join(RULES_WITH_T)}, or several, separated by commas. mine:Name is a rule of your "
+            "own (docs/extending.md).",
             DECODING,
             words=RULES_WITH_T,
             read=several,
         ),
     ] = ("fsd-coupled",)
     divergence: Annotated[
-        Several[Annotated[str, AfterValidator(_score)]],
+        Several[Annotated[str, AfterValidator(lambda name: _found("score", name, SCORES))]],
         Option(
             f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. js@50 uses only "
             "the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
-            "docs/rules.md.",
+            "docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
             DECODING,
             words=SCORES,
             read=several,

@@ -32,6 +32,7 @@ from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.holdout import EngineSequence
+from fsd_calib.common_options import RULES_WITH_T
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -39,6 +40,7 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
+from fsd_collectors.replay.cases import replayable
 from fsd_common.argument_checks import named as argument
 from fsd_common.errors import UsageError
 from fsd_common.option import other_names
@@ -51,6 +53,7 @@ from fsd_decoding.model_options import Loading
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.rules import rule_named
 from fsd_decoding.workers.model_workers import Sources
 
 DRAFT_LENGTHS = tuple(range(1, 13))
@@ -154,6 +157,8 @@ class Calibration:
 
     def __post_init__(self) -> None:
         check_policies(self._policies)
+        for rule in listed(self.decoding.rule):
+            _check_rule(rule)
         drafts = drafts_of(self.draft)
         if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
             self.decoding.check_walked(f"the draft is {other!r:.60}", "drafts by it")
@@ -379,6 +384,17 @@ class Calibration:
         """Where the models are loaded from, here and in other processes."""
         config = self.config
         return Sources(self.target, drafts_of(self.draft), config.device, config.dtype, config.loading)
+
+
+def _check_rule(name: str) -> None:
+    """Raises UsageError where there is no T of a rule to search for, or no speed of it to forecast."""
+    rule = rule_named(name)
+    if not (rule.fuzzy and rule.bounds_divergence):
+        raise UsageError(
+            f"rule is {name!r}, whose T bounds no score (its bounds_divergence is {rule.bounds_divergence}), so there "
+            f"is none to search for; give one of {', '.join(RULES_WITH_T)}"
+        )
+    replayable(name)
 
 
 def _divided(task: Task, parts: Parts) -> Task:

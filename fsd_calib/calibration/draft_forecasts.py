@@ -28,6 +28,7 @@ from fsd_collectors.store.reading import Traces
 from fsd_common.files import atomic_write, make_private_folder, naming
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.setting import Drafting, Setting
+from fsd_decoding.scores import addon_of
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.predictor import EarlyStop
@@ -187,7 +188,8 @@ def walked_rounds(
 def _name(engine: OwnEngine, request: DecodingRequest, divergences: Sequence[str]) -> str:
     """A hash of everything that the rounds depend on, but for rounding."""
     key = engine.key(request.setting, request.seed)
-    facts = [key.json, *divergences, DIVERGENCE_VERSION, _WALKS_VERSION, *map(tuple, request.prompts)]
+    addons = [each.facts for each in map(addon_of, divergences) if each is not None]
+    facts = [key.json, *divergences, *addons, DIVERGENCE_VERSION, _WALKS_VERSION, *map(tuple, request.prompts)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 

@@ -26,6 +26,7 @@ def setting_of(profile: ThresholdProfile) -> Setting:
             not part of a setting.
     """
     setting = profile.granted
+    profile.require_addons(profile.rule, profile.divergence)
     if setting is None:
         raise UsageError(
             f"the profile of {profile.task!r} has no threshold (its outcome is {profile.outcome}), so there is nothing "

@@ -17,6 +17,7 @@ from fsd_calib.certification.harm import difference_of, harm_of, retention_inter
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
+from fsd_common.addons import Addon
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
@@ -88,6 +89,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         other_drafts=tuple(
             other.pair.draft for other in ready.session.drafts.values() if other is not engine
         ),
+        addons=_addons(findings),
         early_stop=ready.early_stop,
         effort=_effort(findings),
         compile=None if engine.info else ready.facts.timings.compile,
@@ -96,6 +98,11 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         dtype=engine.dtype,
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     ).sealed()  # fmt: skip
+
+
+def _addons(findings: Findings) -> tuple[Addon, ...]:
+    measured = (measurement.setting for part in findings.parts for measurement in part.measured())
+    return tuple(dict.fromkeys(each for setting in measured for each in setting.addons))
 
 
 def _data(ready: Prepared) -> DataInfo:

@@ -131,7 +131,7 @@ def key_of(
     Args:
         decoding: Supplies sampling, and the logits that divergences are computed on.
         models: What of the models texts depend on, with "target" and "draft".
-        engine: What of the engine they depend on under this rule: versions, device, kernels.
+        engine: What of the engine they depend on under this rule: versions, device, kernels; add-ons are added.
         policy: Ends drafts early.
 
     Raises:
@@ -151,6 +151,8 @@ def key_of(
     criterion: dict[str, Any] = {"within_support": decoding.within_support}
     if rule.bounds_divergence:
         criterion |= {"on": decoding.on, "version": DIVERGENCE_VERSION}
+    if addons := kept.addons:
+        engine = {**engine, "addons": [each.facts for each in addons]}
     return CacheKey(
         setting=kept,
         criterion=criterion if rule.fuzzy else None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
+from fsd_common.addons import Addon
 from fsd_decoding.profile.io import SCHEMA_VERSION
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
@@ -416,6 +417,9 @@ class ProfileContent(Part):
     """The acceptance rates that a decoder's own are compared with. null: not measured."""
     other_drafts: tuple[ModelInfo, ...] = ()
     """Drafts of the same search and attempt; points of the curve name them."""
+    addons: tuple[Addon, ...] = ()
+    """Code that is not of fsd-calib and that points of the curve depend on. Decoders of the profile refuse other code
+    under these names."""
     early_stop: EarlyStopInfo | None = None
     """Ends drafts of fuzzy rules early in decoders of the profile. null: they have `draft_length` tokens."""
     effort: Effort | None = None
@@ -500,9 +504,21 @@ class ProfileContent(Part):
 
         if self.threshold is not None:
             return self.chosen
+        self.require_addons(self.rule)
         best = replace(self.lossless or self.chosen.under("sd"), divergence=self.divergence, draft=None)
         suffices = self.outcome == "lossless" or self.certificate.certified
         return best if suffices else best.under(rule_named(self.rule).lossless)
+
+    def require_addons(self, *names: str) -> None:
+        """Raises UsageError where code that is not of fsd-calib is missing here, or is not what was calibrated with.
+
+        Args:
+            names: of rules and scores.
+        """
+        families = [name.partition("@")[0] for name in names]
+        for each in self.addons:
+            if each.name in families:
+                each.require(f"the profile of {self.task!r}")
 
 
 def _shown_by(speed: Speed) -> Outcome:

@@ -353,9 +353,10 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
     """Returns what a profile sets, but for its early stop, which needs the models.
 
     Raises:
-        UsageError: this version does not know its threshold policy.
+        UsageError: this version does not know its threshold policy, or its rule or score is missing or is another.
     """
     followed = profile.followed
+    profile.require_addons(followed.rule, followed.divergence)
     moved = followed.moved
     return DecodingConfig(
         rule=followed.rule, divergence=followed.divergence, threshold=-1.0 if moved is None else moved,
