@@ -50,6 +50,7 @@ from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
+from fsd_decoding.policies.markers import THINKING, thinking_markers
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -268,7 +269,7 @@ class Calibration:
             limits = [context_of(*model, config.dtype) for model in (models if config.engine == "vllm" else models[:1])]
             context = min((limit for limit in limits if limit is not None), default=None)
             self._check_sizes(len(tokenizer), context)
-            task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
+            task = usable(self._with_phase(self._task(tokenizer), tokenizer), tokenizer, context, config.reporter.note)
             guards = self._guards(task, tokenizer, context)
             for line in _code_of_others((task, *guards), loading):
                 config.reporter.note(line)
@@ -329,6 +330,23 @@ class Calibration:
         if self.fixed is not None and task.prompt != self.fixed.prompt:
             config.reporter.note(f"prompts are made otherwise than those of the profile of {self.fixed.task!r}")
         return task
+
+    def _with_phase(self, task: Task, tokenizer: Any) -> Task:
+        """Returns the task with the markers of its phase, if T moves by it: those given, those of thinking, or its own.
+
+        UsageError: there are none.
+        """
+        if not self.decoding.phases:
+            return task
+        begin, end = self.decoding.phase_begin, self.decoding.phase_end
+        given = None if begin is None or end is None else (begin, end)
+        phase = given or thinking_markers(tokenizer) or task.phase
+        if phase is None:
+            raise UsageError(
+                f"the model's chat template and tokens have no markers of thinking ({' '.join(THINKING[0])}, …), and "
+                f"task {task.name} has no phase; give {argument('phase_begin')} and {argument('phase_end')}"
+            )
+        return replace(task, phase=phase)
 
     def _guards(self, task: Task, tokenizer: Any, context: int | None) -> tuple[Task, ...]:
         """The tasks to guard, each with the tuning problems that are decoded."""

@@ -44,6 +44,7 @@ from fsd_calib.calibration.worth import expected_gain
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.extension import TESTS_VERSION
 from fsd_calib.certification.holdout import EngineSequence
+from fsd_calib.common_options import PHASES
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
@@ -160,7 +161,10 @@ class Request:
         """Returns the name of a run whose design is still to be chosen."""
         facts = {
             "identity": session.identity, "wish": self.goal.model_dump(), "space": self.space.values,
-            "policies": [str(getattr(policy, "identity", policy)) for policy in self.policies],
+            "policies": [
+                f"{policy} {session.task.phase}" if policy in PHASES else str(getattr(policy, "identity", policy))
+                for policy in self.policies
+            ],
             "predictor": self.predictor,
             "fixed": [setting.values for setting in self.fixed], "design": self.config.design,
             "problems": [[p.id, p.prompt, p.reference, p.part, p.group] for p in session.task.problems],
