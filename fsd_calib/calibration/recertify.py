@@ -19,13 +19,14 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
 def setting_of(profile: ThresholdProfile) -> Setting:
-    """Returns the setting of a profile: the certified one, even where decoders do not run it as it is slower than `sd`.
+    """Returns the setting of a profile: the certified one, even where decoders do not run it, being slower.
 
     Raises:
         UsageError: It has none, or one with another draft than decoders have, or ends drafts by a predictor, which is
             not part of a setting.
     """
     setting = profile.granted
+    profile.require_addons(profile.rule, profile.divergence)
     if setting is None:
         raise UsageError(
             f"the profile of {profile.task!r} has no threshold (its outcome is {profile.outcome}), so there is nothing "

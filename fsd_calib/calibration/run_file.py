@@ -17,6 +17,7 @@ from pydantic import create_model, model_validator
 
 from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
 from fsd_calib.search.storage_url import is_url, without_password
+from fsd_common.addons import looking_in
 from fsd_common.errors import UsageError
 from fsd_common.option import options_in, other_names
 from fsd_common.settings import Settings
@@ -114,7 +115,9 @@ def read_run_file(path: Path) -> RunFile:
     Raises:
         UsageError: It cannot be read, is no YAML, or breaks a rule.
     """
-    found: RunFile = read_yaml(path / NAME if path.is_dir() else path, _CHECKED, "run file", "docs/commands.md")
+    file = path / NAME if path.is_dir() else path
+    with looking_in(file.parent):
+        found: RunFile = read_yaml(file, _CHECKED, "run file", "docs/commands.md")
     return found
 
 

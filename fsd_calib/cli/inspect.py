@@ -17,10 +17,9 @@ from fsd_calib.cli.options import (
     MaxNewTokensOption,
     OutputOptions,
     RawOption,
+    check_found,
     check_place,
     check_sources,
-    check_words,
-    families,
 )
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
 from fsd_calib.common_options import DECODING, MODELS, RULES, SCORES, Device, Dtype, TopK, TopP
@@ -55,8 +54,7 @@ class SettingOptions(OptionGroup):
     rule: Annotated[
         str | None,
         Option(
-            f"Acceptance rule: target, {', '.join(RULES[:-1])} or {RULES[-1]}. By default the profile's, or "
-            "fsd-coupled.",
+            f"Acceptance rule: target, {', '.join(RULES)}, or mine:Name. By default the profile's, or fsd-coupled.",
             DECODING,
             words=("target", *RULES),
         ),
@@ -64,7 +62,7 @@ class SettingOptions(OptionGroup):
     divergence: Annotated[
         str | None,
         Option(
-            f"Score that the threshold bounds: {', '.join(SCORES)}. By default the profile's, or js.",
+            f"Score that the threshold bounds: {', '.join(SCORES)}, or mine:Name. By default the profile's, or js.",
             DECODING,
             words=SCORES,
             also="score",
@@ -222,10 +220,8 @@ def _check_sources(
 
 def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
     """Returns the shape of trees; None: none is given. UsageError: a setting cannot be."""
-    check_words(
-        ("--rule", [setting.rule], ("target", *RULES)),
-        ("--divergence", families([setting.divergence]), SCORES),
-    )  # fmt: skip
+    check_found("rule", "--rule", [setting.rule], ("target", *RULES))
+    check_found("score", "--divergence", [setting.divergence], SCORES)
     check_settings([], setting.threshold or [])
     ignored = [name for name in _OF_DRAFTS if getattr(setting, name) is not None]
     if setting.rule == "target" and ignored:

@@ -81,7 +81,7 @@ def test_a_sampled_profile_is_drafted_by_sampling(tmp_path: Path, pasted: Any) -
     assert settings(arguments, "--override-generation-config") == SAMPLED["sampling"] | {"repetition_penalty": 1.0}
 
 
-def test_without_a_threshold_the_draft_length_is_that_of_sd_and_a_warning_says_so(
+def test_without_a_threshold_the_draft_length_is_that_of_rival_and_a_warning_says_so(
     tmp_path: Path, pasted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, changes in (("uncertified", UNCERTIFIED), ("front", FRONT)):

@@ -242,18 +242,18 @@ class PerPrompt(Shape):
         self.weights, self.means = _numbers("weights", weights), _numbers("means", means)
         self.steepness = sum(map(abs, self.weights[len(PROMPT_FACTS) :]))
         self.identity = self.describe(weights=self.weights, means=self.means)
-        self.prompts: Mapping[int, Sequence[float]] = {}
+        self._prompts: Mapping[int, Sequence[float]] = {}  # `PROMPT_FACTS` by problem id
         self._facts = PromptFacts()
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
         return cls(0.0, **parameters)
 
-    def knowing(self, prompts: Mapping[int, Sequence[float]]) -> Self:
-        """Returns a copy that has the `PROMPT_FACTS` of problems, by problem id. Replay needs them, as traces hold no
-        prompts."""
+    def knowing(self, prompts: Mapping[int, Sequence[int]], tokenizer: Any) -> Self:
         informed = copy(self)
-        informed.prompts = prompts
+        informed._facts = PromptFacts()
+        informed._facts.check(tokenizer)
+        informed._prompts = {problem: informed._facts(prompt) for problem, prompt in prompts.items()}
         return informed
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
@@ -293,12 +293,12 @@ class PerPrompt(Shape):
         return sum(w * (fact - mean) for w, fact, mean in zip(self.weights, facts, self.means, strict=False))
 
     def _prompt_facts(self, problem: int) -> Sequence[float]:
-        if problem not in self.prompts:
+        if problem not in self._prompts:
             raise UsageError(
                 f"PerPrompt has no facts of the prompt of problem {problem}, and traces hold no prompts; pass them to "
                 "knowing()"
             )
-        return self.prompts[problem]
+        return self._prompts[problem]
 
 
 def _numbers(thing: str, values: object) -> list[float]:

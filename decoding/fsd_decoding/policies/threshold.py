@@ -253,6 +253,14 @@ class ScalePolicy(ThresholdPolicy):
         """Returns the scales along a trace, for replay: (n,) from columns (n,), rows in order, whole completions."""
         raise NotImplementedError
 
+    def knowing(self, prompts: Mapping[int, Sequence[int]], tokenizer: Any) -> Self:
+        """Returns a policy whose `traced` knows what traces do not hold.
+
+        Args:
+            prompts: token ids, by the id of the problem.
+        """
+        return self
+
     def at(self, threshold: float) -> Self:
         """Returns a copy with the same scales and this T."""
         moved = copy(self)

@@ -44,12 +44,12 @@ class DraftsByRule:
 
     @classmethod
     def of(cls, profile: ThresholdProfile) -> DraftsByRule:
-        """Where `sd` was timed with another shape of the same draft, lossless rules take that, as deep as it was."""
-        followed, sd = profile.followed, profile.sd
+        """Where `lossless` was timed with another shape of the same draft, lossless rules take that, as deep."""
+        followed, lossless = profile.followed, profile.lossless
         own = Drafts(followed.draft_length, followed.tree)
-        if sd is None or sd.draft is not None or sd.tree == own.tree:
+        if lossless is None or lossless.draft is not None or lossless.tree == own.tree:
             return cls(own, own)
-        return cls(own, Drafts(sd.draft_length, sd.tree))
+        return cls(own, Drafts(lossless.draft_length, lossless.tree))
 
     def followed(self, kept: Drafts, before: str, rule: str) -> Drafts:
         """Returns what a decoder drafts under another rule: the profile's own goes with the rule, another tree stays.
@@ -353,9 +353,10 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
     """Returns what a profile sets, but for its early stop, which needs the models.
 
     Raises:
-        UsageError: this version does not know its threshold policy.
+        UsageError: this version does not know its threshold policy, or its rule or score is missing or is another.
     """
     followed = profile.followed
+    profile.require_addons(followed.rule, followed.divergence)
     moved = followed.moved
     return DecodingConfig(
         rule=followed.rule, divergence=followed.divergence, threshold=-1.0 if moved is None else moved,

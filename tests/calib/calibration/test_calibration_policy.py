@@ -19,7 +19,7 @@ from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_common.progress.base import Advance, Silent
-from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
+from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Phase, Schedule, Switch
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 from fsd_decoding.profile.setting import Setting
 from support.calibration.untimed import undated
@@ -184,8 +184,6 @@ class Nameless(ScalePolicy):
         ((), "threshold_policy is (); give one or more"),
         (EntropyScaled(0.1, 2.0, "last"), "EntropyScaled(of='last') cannot be replayed"),
         (Switch.after_sentence(Constant(0.1), Constant(0.2)), "Switch cannot be replayed"),
-        (PER_PROMPT, "PerPrompt does not know this task's prompts"),
-        (Min(Constant(0.1), PER_PROMPT), "PerPrompt does not know this task's prompts"),
         (Halved(1.0, 1.0, over=6), "the policy Halved has the identity of Schedule"),
         (Max(Halved(1.0, 1.0, over=6), Constant(0.1)), "the policy Halved has the identity of Schedule"),
         (Nameless(), "the policy Nameless has no identity, so neither a cache of results nor a profile can name it"),
@@ -198,10 +196,9 @@ def test_what_is_no_policy_is_refused_before_the_work(tmp_path: Path, policy: An
 
 
 def test_what_can_be_calibrated_is_let_through() -> None:
-    known = PER_PROMPT.knowing({0: (1.0, 0.0)})
     falling = Schedule(0.2, 0.1, over=6)
-    both: Any = Min(known, Max(falling, known))
-    check_policies([Constant(0.1), falling, EntropyScaled(0.1, 2.0, "draft"), known, both])
+    both: Any = Min(PER_PROMPT, Max(falling, Phase(0.2, 0.1, "<think>", 7)))
+    check_policies([Constant(0.1), falling, EntropyScaled(0.1, 2.0, "draft"), PER_PROMPT, both])
 
 
 def test_a_constant_of_ones_own_moves_nothing() -> None:

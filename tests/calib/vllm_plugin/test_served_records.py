@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
 from fsd_calib.vllm_plugin.draft_logits import HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Verification
+from fsd_calib.vllm_plugin.judge import Judge, JudgedTokens, Verification
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_calib.vllm_plugin.telemetry.records import Records, Served, manifest_of, tables_of
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog
@@ -115,9 +115,10 @@ def _step(log: StepLog, running: Sequence[Running], measures: Measures | None, r
     drafts.end(names)
     judge = Judge(drafts, "js", None)
     rows = torch.tensor([b * (DRAFTS + 1) + place for b in range(len(running)) for place in range(DRAFTS)])
-    step = Verification(names, [DRAFTS] * len(running), target.flatten(0, 1), rows, None, tokens.flatten())
+    greedy = [each.greedy for each in requests]
+    step = Verification(names, [DRAFTS] * len(running), target.flatten(0, 1), rows, tokens.flatten(), greedy)
     judged = judge(step, [each.threshold for each in requests], measures)
-    assert judged is not None
+    assert isinstance(judged, JudgedTokens)
     ends = torch.tensor([len(each.request.prompt) + len(each.tokens) + DRAFTS for each in running], dtype=torch.int32)
     sampled = torch.full((len(running), DRAFTS + 1), -1, dtype=torch.int32)
     for row, each in enumerate(running):
