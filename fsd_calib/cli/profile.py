@@ -38,7 +38,7 @@ _Profiles = Annotated[
 
 app = Family(
     no_args_is_help=True,
-    help="Shows, validates, compares, times again and serves the profiles that fsd-calibrate writes.",
+    help="Shows, validates, compares, times again, serves and exports the profiles that fsd-calibrate writes.",
     epilog=_EPILOG,
 )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
-    from fsd_decoding.profile.parts import DraftKind
+    from fsd_decoding.profile.parts import DraftKind, PolicyInfo
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
     from fsd_decoding.scores import Score
 
@@ -53,6 +53,7 @@ class Engine:
         knobs: by the score, or by the rule, that T belongs to.
         drafts: the kinds of drafts that it is told of.
         lacks: settings of sampling that it has not, or not as in the calibration.
+        one_t: where its one T holds, and the policy to calibrate with, in words.
     """
 
     name: ClassVar[str]
@@ -61,6 +62,7 @@ class Engine:
     knobs: ClassVar[Mapping[str, Knob]]
     drafts: ClassVar[tuple[DraftKind, ...]] = ("model",)
     lacks: ClassVar[tuple[str, ...]] = ()
+    one_t: ClassVar[str] = "one T for all tokens; calibrate with a constant T"
 
     def has(self, profile: ThresholdProfile) -> bool:
         """Whether the engine has what the profile's T belongs to; exact decoding every engine has."""
@@ -75,6 +77,10 @@ class Engine:
     def decoder(self, profile: ThresholdProfile) -> str:
         """The name of what decodes, as profiles name the engine of their certificate."""
         return self.name
+
+    def moves(self, policy: PolicyInfo) -> bool:
+        """Whether the engine moves T as a policy does."""
+        return policy.name == "constant"
 
     def obstacles(self, profile: ThresholdProfile) -> Iterator[str]:
         """Yields what the engine cannot be told of a profile whose score it has, and the way out."""
@@ -131,11 +137,8 @@ class Engine:
             )
         if rule.bounds_divergence and score_named(profile.divergence).on is None and profile.logits != "raw":
             yield f"the profile's score is of processed logits, and {self.title} reads raw ones; calibrate on raw ones"
-        if profile.policy is not None and profile.policy.name != "constant":
-            yield (
-                f"the profile's threshold policy is {profile.policy}, and {self.title} has one T for all tokens; "
-                "calibrate with a constant T"
-            )
+        if profile.policy is not None and not self.moves(profile.policy):
+            yield f"the profile's threshold policy is {profile.policy}, and {self.title} has {self.one_t}"
         if profile.within_support:
             yield (
                 "the profile rejects tokens outside the target's support, which cannot be asked of "

@@ -61,10 +61,11 @@ def _comments(profile: ThresholdProfile, engine: Engine, flags: Flags) -> Iterat
 
 
 def _setting(profile: ThresholdProfile) -> str:
-    followed = profile.followed
+    followed, policy = profile.followed, profile.policy
     by = "lossless"
     if followed.threshold is not None:
         by = f"{'T =' if owner_of(profile) == profile.rule else f'{profile.divergence} <='} {followed.threshold:.9g}"
+        by += "" if policy is None or policy.name == "constant" else f" by {policy}"
     return f"{followed.rule}, {by}, L = {followed.draft_length}"
 
 
@@ -75,10 +76,12 @@ def _scope(profile: ThresholdProfile, engine: Engine) -> str:
     if not profile.certifies:
         return "Nothing is certified of it."
     whose = f"The certificate is of {profile.engine or 'fsd-calib, our own engine'}"
-    if profile.engine_name == engine.decoder(profile):
+    decoder = engine.decoder(profile)
+    if profile.engine_name == decoder:
         return f"{whose}, which decodes here, too."
+    other = engine.title if decoder == engine.name else decoder
     return (
-        f"{whose}, and not of {engine.title}, which ends rounds elsewhere and rounds logits otherwise, so that texts, "
+        f"{whose}, and not of {other}, which ends rounds elsewhere and rounds logits otherwise, so that texts, "
         "accuracy and speed may differ: measure them there."
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fsd_calib.exports.base import Engine, number
 
 if TYPE_CHECKING:
+    from fsd_decoding.profile.parts import PolicyInfo
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
     from fsd_decoding.scores import Score
 
@@ -26,6 +27,10 @@ class Relaxed(Engine):
     """Base class of these engines, in which draft models do not draft where acceptance is relaxed."""
 
     lacks = ("repetition_penalty",)
+    one_t = "one T, while the target thinks; calibrate with --threshold-policy phase-inside"
+
+    def moves(self, policy: PolicyInfo) -> bool:
+        return super().moves(policy) or (policy.name == "phase" and policy.parameters["outside"] == 0)
 
     def obstacles(self, profile: ThresholdProfile) -> Iterator[str]:
         yield from super().obstacles(profile)
@@ -43,13 +48,23 @@ class Relaxed(Engine):
 
     def notes(self, profile: ThresholdProfile) -> list[str]:
         """What is otherwise than in the calibration of a profile with a threshold."""
-        said = [
-            f"{self.title} relaxes between the tokens that begin and end thinking alone. Elsewhere it decodes exactly, "
-            "where the profile's T held, too."
-        ]
+        phase = phase_of(profile)
+        elsewhere = (
+            "Elsewhere it decodes exactly, where the profile's T held, too."
+            if phase is None
+            else f"The profile's T held between {phase[0]!r} and {phase[1]!r}, which these have to be."
+        )
+        said = [f"{self.title} relaxes between the tokens that begin and end thinking alone. {elsewhere}"]
         if profile.draft.kind == "model":
             said.append(
                 f"It relaxes what the target's own MTP layers draft; the profile drafted with {profile.draft.id!r}. "
                 "The score reads the target alone, so T means the same, but other tokens are drafted and kept."
             )
         return said
+
+
+def phase_of(profile: ThresholdProfile) -> tuple[Any, Any] | None:
+    """The markers between which the profile's T holds; None: it holds everywhere."""
+    if profile.policy is None or profile.policy.name != "phase":
+        return None
+    return profile.policy.parameters["begin"], profile.policy.parameters["end"]

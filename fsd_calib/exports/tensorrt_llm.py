@@ -6,12 +6,13 @@ import shlex
 from typing import TYPE_CHECKING, ClassVar
 
 from fsd_calib.exports.base import Flags, Knob
-from fsd_calib.exports.relaxed import Relaxed, relaxed
+from fsd_calib.exports.relaxed import Relaxed, phase_of, relaxed
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _VERSIONS = ">=1.2,<1.5"
+_MARKERS = "begin_thinking_phase_token", "end_thinking_phase_token"
 
 
 class TensorRTLLM(Relaxed):
@@ -27,12 +28,15 @@ class TensorRTLLM(Relaxed):
         length, target = profile.followed.draft_length, shlex.quote(profile.target.id)
         notes = [f"Save it as config.yaml: trtllm-serve {target} --extra_llm_api_options config.yaml"]
         if options:
-            drafting = {"decoding_type": "MTP", "num_nextn_predict_layers": length, **options}
-            notes += [
-                *self.notes(profile),
-                "Thinking begins and ends with DeepSeek-R1's tokens, 128798 and 128799, unless "
-                "begin_thinking_phase_token and end_thinking_phase_token are added.",
-            ]
+            markers = dict(zip(_MARKERS, phase_of(profile) or (), strict=False))
+            known = {name: marker for name, marker in markers.items() if isinstance(marker, int)}
+            drafting = {"decoding_type": "MTP", "num_nextn_predict_layers": length, **options, **known}
+            notes += self.notes(profile)
+            if len(known) < len(_MARKERS):
+                notes.append(
+                    "Thinking begins and ends with DeepSeek-R1's tokens, 128798 and 128799, unless "
+                    f"{' and '.join(_MARKERS)} say other ids."
+                )
         else:
             drafting = {"decoding_type": "Draft_Target", "max_draft_len": length, "speculative_model": profile.draft.id}
         return Flags(safe_dump({"speculative_config": drafting}, sort_keys=False).rstrip(), versions, tuple(notes))

@@ -1,11 +1,11 @@
-"""vLLM: FLy and block verification by its own options, divergences by our plugin."""
+"""vLLM: FLy and block verification by its own options, all other scores by our plugin."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fsd_calib.exports.base import Engine, Flags, Knob, number
+from fsd_calib.exports.base import Engine, Flags, Knob, number, owner_of
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,10 +34,13 @@ class Vllm(Engine):
 
     @property
     def offer(self) -> str:
-        return "fly, and divergences by our plugin"
+        return "fly, and other scores by our plugin"
 
     def has(self, profile: ThresholdProfile) -> bool:
         return super().has(profile) or _by_plugin(profile)
+
+    def decoder(self, profile: ThresholdProfile) -> str:
+        return self.name if _by_plugin(profile) else "vLLM's own FLy"
 
     def obstacles(self, profile: ThresholdProfile) -> Iterator[str]:
         if _by_plugin(profile):
@@ -51,7 +54,8 @@ class Vllm(Engine):
         if not 1 <= window < length:
             yield (
                 f"the profile's score is {profile.divergence!r} at L = {length}, and vLLM's window of FLy has from 1 "
-                f"to L - 1 tokens; calibrate with another, such as --score fly@1"
+                "to L - 1 tokens; calibrate with another, such as --score fly@1, or follow it by our plugin, as "
+                "fsd-profile vllm prints"
             )
 
     def flags(self, profile: ThresholdProfile) -> Flags:
@@ -65,7 +69,9 @@ class Vllm(Engine):
             note = "fsd-calib has to be installed beside vLLM, which finds its plugin; that follows the profile."
             return Flags(f"{serve_command(profile, profile.file)}\n{requests}", SUPPORTED, (note,))
         options, versions = self.knob_of(profile)
-        speculation, notes = {"method": "draft_model", **options}, ("FLy needs a GPU.",) if options else ()
+        speculation, notes = {"method": "draft_model", **options}, tuple[str, ...]()
+        if options:
+            notes = (f"FLy needs a GPU. In vLLM {SUPPORTED} our plugin has it, too: fsd-profile vllm.",)
         block = profile.followed.rule == "sd-block"
         if block:
             speculation["rejection_sample_method"] = "block"
@@ -74,9 +80,8 @@ class Vllm(Engine):
 
 
 def _by_plugin(profile: ThresholdProfile) -> bool:
-    """Whether our plugin follows the profile's score, which vLLM itself has not."""
+    """Whether the profile's T bounds a score that vLLM itself has not, and our plugin has."""
     from fsd_decoding.rules import rule_named
-    from fsd_decoding.scores import is_divergence
 
     lossy = profile.threshold is not None and rule_named(profile.rule).bounds_divergence
-    return lossy and is_divergence(profile.divergence)
+    return lossy and owner_of(profile) not in Vllm.knobs

@@ -25,6 +25,8 @@ from fsd_calib.exports.engines import ENGINES
 from fsd_data import pair_paths
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.policies.markers import Marker
+from fsd_decoding.policies.phase import Phase
 from fsd_decoding.policies.shapes import Schedule
 from fsd_decoding.profile.parts import ModelInfo, PolicyInfo
 from fsd_decoding.rules import RULES
@@ -146,6 +148,36 @@ def test_a_head_drafts_where_the_engine_relaxes_what_heads_draft() -> None:
     assert "the profile drafted with 'small'" in exported("max", RELAXED).replace("\n#  ", "")
 
 
+def by_phase(inside: float, outside: float, begin: Marker, end: Marker) -> dict[str, Any]:
+    return {"policy": PolicyInfo.of(str(Phase(inside, outside, begin, end).identity)).model_dump()}
+
+
+@pytest.mark.parametrize("to", ["tensorrt-llm", "max"])
+def test_a_t_within_thinking_is_what_these_engines_do(to: str) -> None:
+    thinking, everywhere = (
+        exported(to, changes).replace("\n#  ", "")
+        for changes in (RELAXED | by_phase(0.6, 0, "<think>", "</think>"), RELAXED)
+    )
+    assert "relaxed@10 <= 0.6 by phase (begin <think>, end <" in thinking
+    assert "The profile's T held between '<think>' and '</think>', which these have to be." in thinking
+    assert "Elsewhere it decodes exactly, where the profile's T held, too." in everywhere
+    assert yaml.safe_load(thinking) == yaml.safe_load(everywhere)
+
+
+def test_ids_of_markers_are_tensorrt_llm_s_own() -> None:
+    options = options_of("tensorrt-llm", RELAXED | by_phase(0.6, 0, 5, 7))
+    assert (options["begin_thinking_phase_token"], options["end_thinking_phase_token"]) == (5, 7)
+    assert "DeepSeek" not in exported("tensorrt-llm", RELAXED | by_phase(0.6, 0, 5, 7))
+
+
+@pytest.mark.parametrize("to", ["tensorrt-llm", "max"])
+@pytest.mark.parametrize(("inside", "outside"), [(0.6, 0.15), (0.15, 0.6), (0, 0.6)])
+def test_a_t_outside_thinking_is_not(to: str, inside: float, outside: float) -> None:
+    said = usage_error(lambda: exported(to, RELAXED | by_phase(inside, outside, "<think>", "</think>")))
+    assert said.startswith("the profile's threshold policy is phase (")
+    assert said.endswith("has one T, while the target thinks; calibrate with --threshold-policy phase-inside")
+
+
 def test_exact_decoding_sets_nothing_that_is_lossy() -> None:
     assert options_of("vllm", LOSSLESS) == {"model": "small", "num_speculative_tokens": 4, "method": "draft_model"}
     assert not [name for name in options_of("sglang", LOSSLESS | SAMPLED) if "threshold" in name]
@@ -172,27 +204,29 @@ def test_sampled_drafts_are_sampled() -> None:
     assert "do_sample=True, repetition_penalty=1.0, temperature=0.6, top_k=20, top_p=1.0, min_p=None" in text
 
 
-def test_a_divergence_is_followed_by_the_plugin() -> None:
+@pytest.mark.parametrize("changes", [{}, ACCEPT], ids=["divergence", "score"])
+def test_scores_that_vllm_has_not_are_followed_by_the_plugin(changes: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        saved = profile()
+        saved = profile(changes)
         saved.save(Path(folder) / "profile.json")
         words = shlex.split(export_profile(saved, "vllm").replace("\\\n", ""), comments=True)
         assert json.loads(words[words.index("--additional-config") + 1]) == {
             "fsd": {"profile": f"{folder}/profile.json"}
         }
+        assert "rejection_sample_method" not in json.loads(words[words.index("--speculative-config") + 1])
     for to in ("vllm", "transformers"):
-        assert "the profile has no file" in usage_error(partial(exported, to, {}))
+        assert "the profile has no file" in usage_error(partial(exported, to, changes))
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("vllm", ACCEPT, "score is 'accept-threshold@0.9', and vLLM has fly, and divergences by our plugin; calibrate "
-                     "with one of these, or take an engine that has this score: --to sglang, transformers"),
+    ("sglang", RELAXED, "score is 'relaxed@10', and SGLang has accept-threshold alone; calibrate with one of these, or "
+                        "take an engine that has this score: --to vllm, tensorrt-llm, max, transformers"),
     ("sglang", {}, "score is 'js', and SGLang has accept-threshold alone; calibrate with one of these, or take an "
                    "engine that has this score: --to vllm, transformers"),
     ("tensorrt-llm", {"rule": "fsd-sd", "divergence": "margin@10"}, "score is 'margin@10', and TensorRT-LLM has"),
     ("max", ENSEMBLE, "rule is 'ensemble', and MAX has relaxed alone; calibrate with one of these, or take an engine "
                       "that has this rule: --to transformers"),
-    ("vllm", {"rule": "typical"}, "rule is 'typical', and vLLM has fly"),
+    ("vllm", {"rule": "typical"}, "rule is 'typical', and vLLM has fly, and other scores by our plugin; calibrate"),
     ("vllm", FLY | SAMPLED | {"rule": "fsd-coupled"}, "samples under rule 'fsd-coupled', and vLLM as 'fsd-sd' does"),
     ("tensorrt-llm", RELAXED | {"rule": "fsd"}, "rule is 'fsd', and TensorRT-LLM keeps what its exact rule keeps, too"),
     ("vllm", FLY | {"divergence": "fly@0"}, "score is 'fly@0' at L = 5, and vLLM's window of FLy has from 1 to L - 1"),
@@ -246,19 +280,25 @@ def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("to", "changes", "said"),
     [
-        ("vllm", FLY, "The certificate is of fsd-calib, our own engine, and not of vLLM, which ends rounds elsewhere"),
+        ("vllm", FLY, "The certificate is of fsd-calib, our own engine, and not of vLLM's own FLy, which ends rounds"),
         (
             "vllm",
-            FLY | {"engine": {"name": "vllm", "version": "0.33.0"}},
-            "is of vllm 0.33.0, which decodes here, too.",
+            FLY | {"engine": {"name": "vllm", "version": "0.32.0"}},
+            "is of vllm 0.32.0, and not of vLLM's own FLy",
         ),
         ("sglang", ACCEPT | {"engine": {"name": "vllm", "version": "0.33.0"}}, "is of vllm 0.33.0, and not of SGLang"),
         ("max", RELAXED | UNTESTED | {"threshold": 0.6}, "# Nothing is certified of it."),
     ],
-    ids=["ours", "its own", "another's", "nobody's"],
+    ids=["ours", "the plugin's", "another's", "nobody's"],
 )
 def test_the_certificate_is_of_the_engine_that_was_calibrated(to: str, changes: dict[str, Any], said: str) -> None:
     assert said in exported(to, changes).replace("\n#  ", "")
+
+
+def test_the_plugin_keeps_the_certificate_that_it_was_calibrated_with(tmp_path: Path) -> None:
+    followed = profile({"engine": {"name": "vllm", "version": "0.32.0"}})
+    followed.save(tmp_path / "profile.json")
+    assert "# The certificate is of vllm 0.32.0, which decodes here, too." in export_profile(followed, "vllm")
 
 
 def test_nothing_is_certified_of_what_was_edited() -> None:
