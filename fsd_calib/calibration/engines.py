@@ -177,7 +177,7 @@ def _obstacles(
     if decoding.predictor is not None:
         yield "which cannot end drafts by a predictor: leave it out"
     if "per-prompt" in policies:
-        yield "which cannot follow policy 'per-prompt': give constant, schedule or entropy"
+        yield "which cannot follow policy 'per-prompt': give constant, schedule, entropy or phase"
     if config.timing == "careful":
         yield f"whose speeds are timed in this process: leave {named('timing')} careful out"
     if config.compile not in ("auto", "off"):

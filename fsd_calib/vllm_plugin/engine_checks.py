@@ -167,6 +167,8 @@ def _of_engine(config: Any, followed: Followed) -> Iterator[str]:
         yield "--hf-config-path changes the target, and the profile is of the checkpoint as it is; leave it out"
     if config.model_config.uses_mrope and followed.policy is not None and followed.policy.name == "schedule":
         yield "the profile's T follows positions, which M-RoPE counts otherwise; calibrate without a schedule"
+    if config.model_config.enable_prompt_embeds and followed.policy is not None and followed.policy.name == "phase":
+        yield "--enable-prompt-embeds lets prompts have no tokens, and the profile's T follows them; leave it out"
     if config.lora_config is not None:
         yield "--enable-lora lets requests change the target, and the profile is of one target; leave it out"
     if config.model_config.logprobs_mode.startswith("processed"):
