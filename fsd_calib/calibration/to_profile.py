@@ -19,6 +19,7 @@ from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_common.addons import Addon
 from fsd_decoding.divergence import DIVERGENCE_VERSION
+from fsd_decoding.drafters.named import drafter_named
 from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
@@ -101,8 +102,12 @@ def to_profile(findings: Findings) -> ThresholdProfile:
 
 
 def _addons(findings: Findings) -> tuple[Addon, ...]:
+    session = findings.ready.session
     measured = (measurement.setting for part in findings.parts for measurement in part.measured())
-    return tuple(dict.fromkeys(each for setting in measured for each in setting.addons))
+    drafts = (engine.pair.draft for engine in session.drafts.values() or [session.engine])
+    found = [each for setting in measured for each in setting.addons]
+    found += [drafter_named(draft.id).addon for draft in drafts if draft.kind == "addon"]
+    return tuple(dict.fromkeys(found))
 
 
 def _data(ready: Prepared) -> DataInfo:

@@ -513,7 +513,7 @@ class ProfileContent(Part):
         """Raises UsageError where code that is not of fsd-calib is missing here, or is not what was calibrated with.
 
         Args:
-            names: of rules and scores.
+            names: of rules, scores and drafters.
         """
         families = [name.partition("@")[0] for name in names]
         for each in self.addons:

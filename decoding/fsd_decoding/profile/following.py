@@ -353,10 +353,11 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
     """Returns what a profile sets, but for its early stop, which needs the models.
 
     Raises:
-        UsageError: this version does not know its threshold policy, or its rule or score is missing or is another.
+        UsageError: this version does not know its threshold policy, or code of others that it needs is missing or is
+            not that.
     """
     followed = profile.followed
-    profile.require_addons(followed.rule, followed.divergence)
+    profile.require_addons(followed.rule, followed.divergence, profile.draft.id)
     moved = followed.moved
     return DecodingConfig(
         rule=followed.rule, divergence=followed.divergence, threshold=-1.0 if moved is None else moved,
