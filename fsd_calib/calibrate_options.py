@@ -349,6 +349,10 @@ class SearchSpace(Drawing):
             saved=lambda given: given if str(given) == AUTO else absolute(given),
         ),
     ] = None
+    stop_policy: Annotated[
+        Annotated[str, AfterValidator(lambda name: _found("stop policy", name, ()))] | None,
+        Option("A stop policy of your own that ends drafts early: mine:Name (docs/extending.md).", DECODING),
+    ] = None
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -356,6 +360,9 @@ class SearchSpace(Drawing):
         check_phase(self.phase_begin, self.phase_end, self.phases)
         if any(self.trees):
             self.check_walked(f"{named('tree')} is given", "trees")
+        if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
+            what = "a predictor ends drafts too" if self.predictor is not None else "trees are drafted as a whole"
+            raise UsageError(f"{named('stop_policy')} is given, and {what}; leave one of the two out")
         if self.predictor is not None and self.moving:
             raise UsageError(
                 f"a predictor ends drafts by the T they are given, and policy {self.moving} judges them by another; "

@@ -27,6 +27,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import default_device, is_source, keywords_of, load_model
 from fsd_decoding.model_options import USUAL_LOADING, ModelOptions
 from fsd_decoding.models.weights_digest import known_weights_digest
+from fsd_decoding.policies.stopping import stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.requests import requests_for
@@ -46,6 +47,7 @@ class EngineRequest:
         longest: Largest draft length.
         serve_batch: Streams that are timed at once.
         capacity: Of this machine for workers.
+        stop_policy: Name of the policy that ends drafts early; None: there is none.
     """
 
     sources: Sources
@@ -57,6 +59,7 @@ class EngineRequest:
     longest: int
     serve_batch: int
     capacity: Capacity
+    stop_policy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,13 @@ def _own(request: EngineRequest) -> Iterator[OpenEngines]:
         decoders = [_decoder(request, target, draft) for draft in drafts]
         for model in (target, *drafts):
             _read(model, config.reporter)
-        over = None
+        over, policy = None, request.stop_policy
         if workers is not None:
-            over = EngineWorkers(workers, source_of(decoders[0], request.task, workers.sources))
+            over = EngineWorkers(workers, source_of(decoders[0], request.task, workers.sources, stop_policy=policy))
+        ending = None if policy is None else stop_policy_named(policy)
         devices = _devices(decoders)
         yield OpenEngines(
-            [OwnEngine(decoder, request.task) for decoder in decoders], over,
+            [OwnEngine(decoder, request.task, ending=ending) for decoder in decoders], over,
             max(len(devices), workers.gpus if workers else 0), {device.type for device in devices} == {"cpu"},
         )  # fmt: skip
 
@@ -176,6 +180,8 @@ def _obstacles(
         yield "which drafts no trees: leave them out"
     if decoding.predictor is not None:
         yield "which cannot end drafts by a predictor: leave it out"
+    if decoding.stop_policy is not None:
+        yield f"which cannot end drafts by a policy: leave {named('stop_policy')} out"
     if "per-prompt" in policies:
         yield "which cannot follow policy 'per-prompt': give constant, schedule, entropy or phase"
     if config.timing == "careful":

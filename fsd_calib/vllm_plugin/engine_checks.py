@@ -72,6 +72,8 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:
         yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without"
+    if profile.stop_policy is not None:
+        yield f"the profile ends drafts by the stop policy {profile.stop_policy}, which vLLM cannot; calibrate without"
     if profile.draft.kind != "model":
         yield (
             f"the profile's draft is the {IN_WORDS[profile.draft.kind]} {profile.draft.id!r}, and vLLM follows "
