@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin import RULES
-from fsd_calib.vllm_plugin.settings import hidden_noise
+from fsd_calib.vllm_plugin.settings import hidden_noise, other_law
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, reading
@@ -176,6 +177,9 @@ def _obstacles(
     for name in listed(decoding.divergence):
         if hidden := hidden_noise(name, greedy=decoding.temperature == 0):
             yield f"which decodes greedily here, and {hidden}: give another score, or a {named('temperature')}"
+    for rule, name in product(listed(decoding.rule), listed(decoding.divergence)):
+        if law := other_law(rule, name, greedy=decoding.temperature == 0):
+            yield f"and {law}: give {named('rule')} fsd-sd"
     if any(decoding.trees):
         yield "which drafts no trees: leave them out"
     if decoding.predictor is not None:

@@ -10,7 +10,7 @@ import torch
 
 from fsd_calib.vllm_plugin import RULES
 from fsd_calib.vllm_plugin.judge import policy_of
-from fsd_calib.vllm_plugin.settings import Followed, hidden_noise
+from fsd_calib.vllm_plugin.settings import Followed, hidden_noise, other_law
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -68,6 +68,8 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         yield f"the profile's {profile.divergence} is of processed logits, and vLLM's of raw ones: calibrate on these"
     if profile.threshold is not None and (hidden := hidden_noise(profile.divergence, _is_greedy(profile))):
         yield f"the profile is greedy, and its {hidden}; calibrate with another score, or sampling"
+    if profile.threshold is not None and (law := other_law(profile.rule, profile.divergence, _is_greedy(profile))):
+        yield f"the profile samples, and its {law}; calibrate with that rule"
     if profile.within_support:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:
