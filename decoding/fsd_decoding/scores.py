@@ -312,16 +312,22 @@ class Typical(Score):
 
 
 class Posterior(Score):
-    """vllm-ascend's form of typical acceptance, p(x) > min(t, exp(-alpha H)), with `posterior_threshold` t = 1 - T."""
+    """vllm-ascend's entropy verification: the exact test with u min(t, exp(-alpha H)) in the place of u, where
+    `posterior_threshold` t is 1 - T. H is of processed p; there it is of raw p.
+    """
 
-    parameters = (Parameter("alpha", "vllm-ascend's posterior_alpha", 0.3, 0.0, 1e3, whole=False),)
-    formula = "0 where p(x) > exp(-alpha H), else 1 - p(x)"
+    parameters = (Parameter("alpha", "vllm-ascend's posterior_alpha", 0.4, 0.0, 1e3, whole=False),)
+    formula = "0 where u q(x) exp(-alpha H) <= p(x), else 1 - p(x) / (u q(x)); infinite where p(x) = 0"
     on = "processed"
+    reads_draft = reads_noise = True
+    judges_trees = False
 
     def of(self, seen: Seen) -> Tensor:
-        p, entropy = seen.target.drafted, seen.target.entropy
-        kept = torch.where(p > (-self.values[0] * entropy).exp(), 0.0, _strictly(1.0 - p.double()))
-        return kept.masked_fill(p == 0.0, math.inf)
+        assert seen.uniform is not None
+        p, tested = seen.target.drafted.double(), seen.uniform() * seen.draft.drafted.double()
+        shrunk = (-self.values[0] * seen.target.entropy).exp()
+        score = torch.where(tested * shrunk <= p, 0.0, 1.0 - p / tested)
+        return score.masked_fill(p == 0.0, math.inf)
 
 
 def _strictly(score: Tensor) -> Tensor:

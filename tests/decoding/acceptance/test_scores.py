@@ -56,13 +56,14 @@ def medusa(t: float, p: Array, q: Array, x: int, u: float) -> bool:
 
 
 def ascend(alpha: float) -> Callable[..., bool]:
-    return lambda t, p, q, x, u: t >= 0 and p[x] > 0 and p[x] > min(math.exp(-alpha * entropy(p)), 1 - t)
+    """vllm-ascend's `rejection_random_sample_pytorch` with ENTROPY_VERIFY, restated: t, its threshold, is 1 - T here."""
+    return lambda t, p, q, x, u: t >= 0 and p[x] > 0 and p[x] >= u * q[x] * min(math.exp(-alpha * entropy(p)), 1 - t)
 
 
 KEPT: dict[str, Callable[..., bool]] = {
     "margin": ratio_margin(math.inf), "margin@2": ratio_margin(2), "relaxed": relaxed(math.inf),
     "relaxed@3": relaxed(3), "fly@0": fly(3), "fly@0@2": fly(2), "cactus": cactus, "accept-threshold": sglang(1.0),
-    "accept-threshold@0.5": sglang(0.5), "typical": medusa, "posterior": ascend(0.3), "posterior@1.5": ascend(1.5),
+    "accept-threshold@0.5": sglang(0.5), "typical": medusa, "posterior": ascend(0.4), "posterior@1.5": ascend(1.5),
 }  # fmt: skip
 
 
