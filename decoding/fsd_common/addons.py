@@ -119,6 +119,14 @@ def looking_in(folder: Path) -> Iterator[None]:
         _FOLDERS.reset(before)
 
 
+_ADDED: list[str] = []
+
+
+def added_to_path() -> Sequence[str]:
+    """Returns the folders that were added to Python's path, see `looking_in`."""
+    return _ADDED
+
+
 def addon(kind: AddonKind, name: str) -> Addon | None:
     """Returns what is known of an add-on, without importing it; None: no add-on has that name.
 
@@ -300,4 +308,5 @@ def _add_to_path(folder: Path, place: _Place | None) -> None:
         return
     root = folder / place.module.partition(".")[0]
     if root.is_dir() or root.with_name(f"{root.name}.py").is_file():
-        sys.path.append(str(folder.resolve()))
+        _ADDED.append(str(folder.resolve()))
+        sys.path.append(_ADDED[-1])

@@ -147,6 +147,7 @@ class Score:
         parameters: what may follow the name.
         formula: for people.
         on: which logits it is defined on; None: raw or processed ones, as `Criterion.on` says.
+        reads_token: whether it depends on x, and not on p and q alone.
         reads_draft: whether it depends on q.
         reads_noise: whether it depends on u.
         reads_top: how many of the likeliest tokens of p and of q it depends on, besides x; None: on all tokens.
@@ -158,6 +159,7 @@ class Score:
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     formula: ClassVar[str]
     on: ClassVar[Logits | None] = None
+    reads_token: ClassVar[bool] = True
     reads_draft: ClassVar[bool] = False
     reads_noise: bool = False
     judges_trees: ClassVar[bool] = True
@@ -185,6 +187,7 @@ class Score:
 class Divergence(Score):
     """D(p, q): x itself does not matter. `fsd`, `fsd-sd` and `fsd-coupled` of arXiv 2502.20704."""
 
+    reads_token = False
     reads_draft = True
     largest = math.inf
 
@@ -202,6 +205,7 @@ class Gated(Score):
 
     parameters = (Parameter("g", "the largest p1 at which D may keep a token", 0.9, 0.0, 1.0, whole=False),)
     formula = "D, infinite where p1 > g"
+    reads_token = False
     reads_draft = True
     largest = math.inf
 

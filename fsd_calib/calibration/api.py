@@ -51,6 +51,7 @@ from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.policies.markers import THINKING, thinking_markers
+from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -165,6 +166,8 @@ class Calibration:
             self.decoding.check_walked(f"the draft is {other!r:.60}", "drafts by it")
         if len(drafts) > 1 and self.fixed is not None:
             raise UsageError(f"the profile's setting has one draft, and {len(drafts)} are given; give one of them")
+        if self.decoding.stop_policy is not None:
+            _check_ending(stop_policy_named(self.decoding.stop_policy), self.decoding)
         if len(drafts) > 1 and (self.decoding.predictor is not None or "per-prompt" in self._policies):
             what = "a predictor" if self.decoding.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
@@ -279,7 +282,7 @@ class Calibration:
             config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
             self.sources, self._first, config, divided, guards, tokenizer, self._longest, self.goal.serve_batch,
-            capacity,
+            capacity, self.decoding.stop_policy,
         )  # fmt: skip
         with open_engines(request) as opened:
             engines = named(opened.engines)
@@ -413,6 +416,21 @@ def _check_rule(name: str) -> None:
             f"is none to search for; give one of {', '.join(RULES_WITH_T)}"
         )
     replayable(name)
+
+
+def _check_ending(policy: StopPolicy, decoding: SearchSpace) -> None:
+    """Raises UsageError where a stop policy does not go with what is searched."""
+    if policy.reads_threshold and decoding.moving:
+        raise UsageError(
+            f"the stop policy {policy.name} ends drafts by the T they are given, and policy {decoding.moving} judges "
+            "them by another; leave one of the two out"
+        )
+    for rule in listed(decoding.rule):
+        if policy.rules is not None and rule not in policy.rules:
+            raise UsageError(
+                f"the stop policy {policy.name} is for {', '.join(sorted(policy.rules))}, and the rule is {rule!r}; "
+                "leave one of the two out"
+            )
 
 
 def _divided(task: Task, parts: Parts) -> Task:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from fsd_common.files import atomic_write, make_private_folder, naming
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.scores import addon_of
-
-if TYPE_CHECKING:
-    from fsd_calib.calibration.predictor import EarlyStop
 
 LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)
@@ -55,9 +52,12 @@ class TracedDrafts:
     traces: Mapping[str | None, Traces]
     costs: Mapping[Drafting, CostModel]
 
-    def forecast(self, early: EarlyStop | None, shaped: Shaped) -> DraftForecasts:
-        """Returns the forecast for all drafts: of a model's chains from traces, else from rounds decoded for it."""
-        stops = early.replayed if early else None
+    def forecast(self, stops: Mapping[str, Any] | None, shaped: Shaped) -> DraftForecasts:
+        """Returns the forecast for all drafts: of a model's chains from traces, else from rounds decoded for it.
+
+        Args:
+            stops: by divergence, how replay ends drafts early; None: they are taken as a whole.
+        """
         chains = {
             Drafting(draft): ReplayForecast(
                 seen, replace(self.space, drafts=(draft,)), self.costs[Drafting(draft)], stops=stops, shapes=shaped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -261,7 +261,7 @@ def prepare(
         chain = costs[Drafting(first)]
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
         drafts = TracedDrafts(session, space, traces, costs)
-        forecast = drafts.forecast(early, shaped)
+        forecast = drafts.forecast(early.replayed if early else _replayed(session, space), shaped)
         rival_speeds = drafts.rival_speeds(forecast)
         # Of a token: prompts take as long whatever is accepted, so they lower every gain.
         prefill = facts.timings.prefill * baseline.alone.correct.size / baseline.alone.tokens
@@ -296,6 +296,17 @@ def prepare(
     plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size, ceiling=ceiling, expected=expected)
     info = early.info if early else None
     return Prepared(session, goal, space, facts, forecast, rivals, timer, plan, config, info, fixed)
+
+
+def _replayed(session: Session, space: Space) -> Mapping[str, Any] | None:
+    """How replay ends drafts by a policy of the user's own, by divergence; None: forecasts take drafts as a whole."""
+    ending = session.engine.ending
+    if ending is not None and ending.replayed is None:
+        session.progress.note(
+            f"forecasts take drafts as a whole, since the stop policy {ending.name} does not say how it is replayed; "
+            "what is decoded and timed ends by it"
+        )
+    return None if ending is None or ending.replayed is None else dict.fromkeys(space.divergences, ending.replayed)
 
 
 def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fsd_calib.calibrate_options import Goal, RunConfig
+from fsd_calib.calibrate_options import Goal, RunConfig, own_drafters
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, other_models, setting_of
 from fsd_calib.calibration.run_file import NAME, RunFile, read_run_file
@@ -23,6 +23,7 @@ from fsd_common.argument_checks import amount, named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.drafters.named import drafter_named
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.fields import COMPILE, Outcome, Speed, follows, timed_outcome
@@ -114,7 +115,9 @@ def _calibration(
 def _draft(file: RunFile, profile: ThresholdProfile) -> Any:
     """The only draft that the file names, whose path is absolute there; among several, the profile's."""
     drafts: list[Any] = [*(file.job.get("draft") or ()), *map(Eagle, file.job.get("head") or ())]
-    drafts += [NGram()] if "ngram" in (file.job.get("drafter") or ()) else []
+    named = file.job.get("drafter") or ()
+    drafts += [NGram()] if "ngram" in named else []
+    drafts += map(drafter_named, own_drafters(named))
     return drafts[0] if len(drafts) == 1 else draft_of(profile.draft)
 
 

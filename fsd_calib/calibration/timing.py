@@ -290,8 +290,8 @@ class Timer:
     def _job(self, settings: Sequence[Setting], problems: Sequence[Problem], streams: int, share: float) -> TimingJob:
         session, decoder = self.session, self.session.decoder
         return TimingJob(
-            source=source_of(decoder, session.task, self.sources, self.early_stop), problems=problems,
-            settings=settings, keys=[session.decode.key(c).json for c in settings],
+            source=source_of(decoder, session.task, self.sources, self.early_stop, session.engine.stop_policy),
+            problems=problems, settings=settings, keys=[session.decode.key(c).json for c in settings],
             seed=decoder.seed, streams=streams, confidence=self.goal.confidence, threads=torch.get_num_threads(),
             compile=decoder.compile, seconds=share * self.seconds / _PROCESSES,
         )  # fmt: skip

@@ -17,8 +17,9 @@ from fsd_calib.certification.harm import difference_of, harm_of, retention_inter
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
-from fsd_common.addons import Addon
+from fsd_common.addons import Addon, addon
 from fsd_decoding.divergence import DIVERGENCE_VERSION
+from fsd_decoding.drafters.named import drafter_named
 from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
@@ -91,6 +92,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         ),
         addons=_addons(findings),
         early_stop=ready.early_stop,
+        stop_policy=engine.stop_policy,
         effort=_effort(findings),
         compile=None if engine.info else ready.facts.timings.compile,
         engine=engine.info,
@@ -101,8 +103,13 @@ def to_profile(findings: Findings) -> ThresholdProfile:
 
 
 def _addons(findings: Findings) -> tuple[Addon, ...]:
+    session = findings.ready.session
     measured = (measurement.setting for part in findings.parts for measurement in part.measured())
-    return tuple(dict.fromkeys(each for setting in measured for each in setting.addons))
+    drafts = (engine.pair.draft for engine in session.drafts.values() or [session.engine])
+    found = [each for setting in measured for each in setting.addons]
+    found += [drafter_named(draft.id).addon for draft in drafts if draft.kind == "addon"]
+    ending = None if session.engine.stop_policy is None else addon("stop policy", session.engine.stop_policy)
+    return tuple(dict.fromkeys([*found, *([] if ending is None else [ending])]))
 
 
 def _data(ready: Prepared) -> DataInfo:

@@ -152,7 +152,8 @@ def main_figures(profile: ThresholdProfile) -> list[Figures]:
 
 def draft_length_label(profile: ThresholdProfile) -> str:
     """Returns "L = 5" for drafts of the fuzzy rule, "L ≤ 5" where they end early, and the shape of its trees."""
-    return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}{in_trees(profile.tree)}"
+    whole = profile.early_stop is None and profile.stop_policy is None
+    return f"L {'=' if whole else '≤'} {profile.draft_length}{in_trees(profile.tree)}"
 
 
 def draft_label(profile: ThresholdProfile, other: str | None) -> str:

@@ -94,6 +94,8 @@ def _unless_bound(p: ThresholdProfile) -> str:
 
 
 def _early_stop(p: ThresholdProfile) -> str:
+    if p.stop_policy is not None:
+        return f"stop policy {p.stop_policy}"
     if p.early_stop is None:
         return "none: every draft has its full length"
     return f"predictor {p.early_stop.predictor!r} ({p.early_stop.fingerprint[:12]})"

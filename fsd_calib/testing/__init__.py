@@ -29,7 +29,7 @@ def check(kind: AddonKind, name: str) -> None:
     """Runs all checks of one kind.
 
     Args:
-        kind: "score" or "rule".
+        kind: "score", "rule", "drafter" or "stop policy".
         name: module:Name, or that of an entry point; of a score with its numbers, such as "mine:Skew@3".
 
     Raises:
@@ -43,4 +43,9 @@ def check(kind: AddonKind, name: str) -> None:
             raise AssertionError(f"{kind} {name!r}, {each.__name__}: {error}") from error
 
 
-_MODULES: dict[AddonKind, str] = {"score": "scores", "rule": "rules"}
+_MODULES: dict[AddonKind, str] = {
+    "score": "scores",
+    "rule": "rules",
+    "drafter": "drafters",
+    "stop policy": "stop_policies",
+}

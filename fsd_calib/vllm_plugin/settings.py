@@ -113,6 +113,19 @@ def _finite(number: float) -> bool:
         return False
 
 
+def other_law(rule: str, name: str, greedy: bool) -> str | None:
+    """Returns why vLLM's rejection sampling samples from another law than a rule of `RULES`; None: from the same.
+
+    Where the score is of p and q alone, a token is drawn from q if it is at most T, else from p, by either rule.
+
+    Args:
+        name: of the score.
+    """
+    if greedy or rule == "fsd-sd" or not score_named(name).reads_token:
+        return None
+    return f"rule {rule!r} with score {name!r} samples from another law than vLLM, whose rule is 'fsd-sd'"
+
+
 def hidden_noise(name: str, greedy: bool, noise_is_seen: bool = True) -> str | None:
     """Returns why a request cannot be decoded by a score: it needs the u of vLLM's exact test. None: it can.
 

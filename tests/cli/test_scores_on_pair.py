@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 QUESTION = "Question: Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there in 2 weeks?\nAnswer:"
 SAMPLED = ["--temperature", "0.8", "--rule", "fsd-sd"]
 SCORES: dict[str, list[str]] = {
-    "gated-js@0.95": [], "margin": [], "relaxed@4": [], "fly@1": [], "posterior": [], "typical": [],
+    "gated-js@0.95": [], "margin": [], "relaxed@4": [], "fly@1": [], "typical": [], "posterior": SAMPLED,
     "cactus": SAMPLED, "accept-threshold@0.9": SAMPLED, "fly": SAMPLED,
 }  # fmt: skip
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fsd_decoding.divergence import DistributionPair
 
+_LEAST = 1e-12  # that is left of a distribution: rounding may leave nothing, which would make divergences infinite
+
 
 @dataclass(frozen=True)
 class Likeliest:
@@ -72,7 +74,7 @@ class Likeliest:
             log = torch.full(known.shape, -torch.inf, dtype=torch.float64, device=drafted.device)
             log.scatter_(-1, drafted.unsqueeze(-1), x.double().log().unsqueeze(-1))
             log.scatter_(-1, tokens, torch.cat([of_target, of_draft], -1).double())
-            left = (1.0 - log.exp().sum(-1)).clamp_min(0.0) / (~known).sum(-1).clamp_min(1)  # to each other token
+            left = (1.0 - log.exp().sum(-1)).clamp_min(_LEAST) / (~known).sum(-1).clamp_min(1)  # to each other token
             least = own[:, -1].double()  # of rounding there may be more left than a token beyond the likeliest can have
             both.append(log.where(known, torch.minimum(left.log(), least).unsqueeze(-1)))
         return both[0], both[1]

@@ -422,6 +422,9 @@ class ProfileContent(Part):
     under these names."""
     early_stop: EarlyStopInfo | None = None
     """Ends drafts of fuzzy rules early in decoders of the profile. null: they have `draft_length` tokens."""
+    stop_policy: str | None = None
+    """The policy that ends drafts of the rule early in decoders of the profile, by its name: code that is not of
+    fsd-calib. null: there is none."""
     effort: Effort | None = None
     """What the calibration decoded. null: not measured."""
     compile: Rounds | None = None
@@ -513,7 +516,7 @@ class ProfileContent(Part):
         """Raises UsageError where code that is not of fsd-calib is missing here, or is not what was calibrated with.
 
         Args:
-            names: of rules and scores.
+            names: of rules, scores, drafters and stop policies.
         """
         families = [name.partition("@")[0] for name in names]
         for each in self.addons:

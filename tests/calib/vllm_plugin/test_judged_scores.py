@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from fsd_calib.vllm_plugin import processed
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits
+from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_calib.vllm_plugin.judge import Judge, JudgedTokens, Pending, Verification
 from fsd_calib.vllm_plugin.logits_v2 import ChunkedDecisions, StepRows
 from fsd_calib.vllm_plugin.processed import Sight
 from fsd_calib.vllm_plugin.running_requests import describe
 from fsd_calib.vllm_plugin.settings import EXACT, hidden_noise
+from fsd_common.errors import UsageError
 from fsd_decoding.scores import Seen, score_named
 from support.calibration.profiles import profile
 
@@ -89,7 +92,8 @@ class Step:
         return kept
 
     def of(self, values: Tensor, request: int) -> Tensor:
-        return values.split(self.counts)[request]
+        parts: list[Tensor] = values.split(self.counts)
+        return parts[request]
 
     def sight(self) -> Sight:
         if all(self.greedy):
@@ -106,7 +110,8 @@ class Step:
                 p, q = (self.rows_of(self.target), self.draft) if raw else (self.processed, self.q.log())
                 at = sum(self.counts[:request]) + place
                 x = max(int(self.drafted[at]), 0)
-                seen = Seen(p[at].double(), q[at].double(), torch.tensor(x), lambda at=at: self.uniform[at])
+                u = self.uniform[at]
+                seen = Seen(p[at].double(), q[at].double(), torch.tensor(x), partial(torch.clone, u))
                 value = float(score.of(seen))
                 after = exact[place + 1 : place + 1 + score.window]
                 holds = len(after) == score.window and all(after)
@@ -211,10 +216,11 @@ def test_few_tokens_at_a_time_are_judged_as_all(name: str, monkeypatch: pytest.M
     draft = target + torch.randn(40, VOCABULARY, generator=source)
     sight = Sight(target, draft.argmax(-1), draft.softmax(-1), torch.rand(40, generator=source, dtype=torch.float64))
     after, greedy = torch.arange(40).flip(0) % 8, torch.rand(40, generator=source) < 0.5
-    scores, _ = sight.judge(score_named(name), processed.Bounds(torch.zeros(40), after, greedy))
-    bounds = processed.Bounds(scores[scores < torch.inf].median().expand(40), after, greedy)
+    scores, *_ = sight.judge(score_named(name), processed.Bounds(torch.zeros(40), torch.ones(40), after, greedy))
+    limit = scores[scores < torch.inf].median().expand(40)
+    bounds = processed.Bounds(limit, torch.ones(40), after, greedy)
     whole = sight.judge(score_named(name), bounds)
-    assert 0 < whole[1].sum() < 40
+    assert 0 < whole[-1].sum() < 40
     monkeypatch.setattr(processed, "chunk_elements", lambda device, vocabulary: 3 * vocabulary)
     for one, other in zip(sight.judge(score_named(name), bounds), whole, strict=True):
         assert torch.equal(one, other)
@@ -251,3 +257,37 @@ def test_requests_whose_noise_is_hidden_are_decoded_exactly(
     )  # fmt: skip
     assert (described.threshold, described.fault) == (0.25 if reason is None else EXACT, reason)
     assert reason is None if said is None else reason is not None and reason.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"divergence": "fly@2@3"}, None),
+        ({"divergence": "typical", "logits": "processed"}, None),
+        ({"divergence": "margin@3", "rule": "fsd-sd", "sampling.temperature": 0.8}, None),
+        ({"divergence": "gated-js@0.8", "sampling.temperature": 0.8}, None),
+        ({"divergence": "cactus", "rule": "fsd-sd", "sampling.temperature": 0.8}, None),
+        (
+            {"divergence": "cactus"},
+            "the profile is greedy, and its score 'cactus' reads the random number of the exact test, which vLLM draws "
+            "in sampled requests alone; calibrate with another score, or sampling",
+        ),
+        (
+            {"divergence": "margin", "sampling.temperature": 0.8},
+            "the profile samples, and its rule 'fsd-coupled' with score 'margin' samples from another law than vLLM, "
+            "whose rule is 'fsd-sd'; calibrate with that rule",
+        ),
+        (
+            {"divergence": "margin", "logits": "processed"},
+            "the profile's margin is of processed logits, and vLLM's of raw ones: calibrate on these",
+        ),
+    ],
+    ids=str,
+)
+def test_profiles_are_followed_by_what_vllm_lets_compute(changes: dict[str, Any], said: str | None) -> None:
+    if said is None:
+        check_profile(profile(changes))
+        return
+    with pytest.raises(UsageError) as caught:
+        check_profile(profile(changes))
+    assert str(caught.value) == said

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from fsd_common.errors import UsageError
 from fsd_data import pair_paths
 from fsd_decoding.loading import load_tokenizer
-from fsd_decoding.policies.markers import THINKING, Automaton, Markers, _built, automaton, thinking_markers
+from fsd_decoding.policies.markers import THINKING, Automaton, _built, automaton, thinking_markers
 from fsd_decoding.text import token_bytes
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_tokenizers import byte_fallback, byte_level
+from support.phases import inside_before
 
 FEW = st.text("ab<", max_size=4)  # so few characters that markers come often, begin in one another, and overlap
 VOCABULARIES = st.lists(FEW, min_size=1, max_size=6)
@@ -26,26 +27,6 @@ VOCABULARIES = st.lists(FEW, min_size=1, max_size=6)
 @cache
 def bundled() -> Any:
     return load_tokenizer(str(pair_paths()[0]))
-
-
-def inside_before(tokens: Sequence[int], texts: Sequence[bytes], markers: Markers) -> list[bool]:
-    """Whether each token is inside the phase, and what would follow the last: by looking for one marker at a time."""
-    inside, rest, found = False, b"", []
-    for token in tokens:
-        found.append(inside)
-        rest += texts[token]
-        while True:
-            marker = markers[inside]
-            if isinstance(marker, int):
-                rest = b""
-                if token == marker and inside is found[-1]:
-                    inside = not inside
-                break
-            before, marked, after = rest.partition(marker.encode())
-            if not marked:
-                break
-            inside, rest = not inside, after
-    return [*found, inside]
 
 
 def along(reading: Automaton, tokens: Sequence[int], state: int = 0) -> tuple[list[bool], int]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from conformance.threshold_policies import assert_same, counted
 from fsd_collectors.replay import ScaledTraces, quantiles, replay
@@ -47,7 +46,7 @@ def is_inside(tokens: Sequence[int]) -> bool:
 def rounds(decoder: SpeculativeDecoder, prompts: list[list[int]], **settings: Any) -> Iterator[tuple[Any, list[int]]]:
     """Yields, one prompt at a time, every round with the text before it."""
     for i, prompt in enumerate(prompts):
-        seen: list[tuple[RoundRecord, list[Tensor]]] = []
+        seen: list[tuple[RoundRecord, list[int]]] = []
 
         def keep(record: RoundRecord, seen: Any = seen) -> None:
             kept = copy(record)
@@ -191,7 +190,7 @@ def test_a_profile_names_it_whole() -> None:
     from fsd_decoding.profile.parts import PolicyInfo
 
     policy = Phase(0.4, 0.1, "<think>", 7)
-    info = PolicyInfo.of(policy.identity)
+    info = PolicyInfo.of(policy.identity or "")
     assert str(info) == "phase (begin <think>, end 7, inside 1, outside 0.25)"
     again = info.at(0.4)
     assert isinstance(again, Phase)
