@@ -117,7 +117,7 @@ def test_paths_and_names_are_quoted_and_absolute(tmp_path: Path, pasted: Any, mo
     ("changes", "message"),
     [
         ({"rule": "fsd"}, "the profile's rule is 'fsd'; vLLM can follow fsd-sd and fsd-coupled"),
-        ({"logits": "processed"}, "the profile's divergence is of processed logits"),
+        ({"logits": "processed"}, "the profile's js is of processed logits"),
         ({"within_support": True}, "rejects tokens outside the target's support"),
         ({"sampling": {"temperature": 0.6, "top_k": None, "top_p": None, "min_p": 0.1}}, "samples with min_p 0.1"),
         (
