@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from fsd_decoding.scores import Score
 
 
+_OR_PLUGIN = "or follow it by our plugin, as fsd-profile vllm prints"
+
+
 def _fly(score: Score, threshold: float) -> dict[str, Any]:
     from fsd_decoding.scores import Fly
 
@@ -31,6 +34,7 @@ class Vllm(Engine):
     name, title, versions = "vllm", "vLLM", ">=0.32,<0.34"
     knobs: ClassVar = {"fly": Knob(">=0.33,<0.34", _fly)}
     lacks = ("min_p",)
+    one_t = f"one T of FLy for all tokens; calibrate with a constant T, {_OR_PLUGIN}"
 
     @property
     def offer(self) -> str:
@@ -54,8 +58,7 @@ class Vllm(Engine):
         if not 1 <= window < length:
             yield (
                 f"the profile's score is {profile.divergence!r} at L = {length}, and vLLM's window of FLy has from 1 "
-                "to L - 1 tokens; calibrate with another, such as --score fly@1, or follow it by our plugin, as "
-                "fsd-profile vllm prints"
+                f"to L - 1 tokens; calibrate with another, such as --score fly@1, {_OR_PLUGIN}"
             )
 
     def flags(self, profile: ThresholdProfile) -> Flags:
