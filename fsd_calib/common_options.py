@@ -138,7 +138,7 @@ PhaseBegin = Annotated[
     PlainValidator(_marker),
     Option(
         "Marker behind which a phase begins: a text, in the prompt or in what is written, or the id of a token. By "
-        "default the tag of thinking that the chat template or the tokens have; else the task's own.",
+        "default the one that thinking has in the chat template or among the tokens, else the task's own.",
         DECODING,
         read=_read_marker,
     ),

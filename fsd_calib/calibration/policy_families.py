@@ -158,10 +158,10 @@ def _by_phase(*scales: tuple[float, float]) -> Family:
         found = _knowing(Phase(1.0, 0.0, begin, end), session)
         inside = np.concatenate([found.traced(block.columns) for block in blocks(traces, found.columns)]).mean()
         if inside in (0.0, 1.0):
-            where = "is inside the phase" if not inside else "of the traced texts is outside the phase"
             raise UsageError(
-                f"no token {where} from {begin!r} to {end!r}; {named('phase_begin')} and {named('phase_end')} are the "
-                "markers, which the prompt may hold; whether a model thinks is up to its chat template"
+                f"no token of the traced texts is {'outside' if inside else 'inside'} the phase from {begin!r} to "
+                f"{end!r}; give other markers ({named('phase_begin')}, {named('phase_end')}), or where a model is to "
+                f"think, the arguments by which its chat template lets it ({named('chat_template_kwargs')})"
             )
         session.progress.note(f"phase from {begin!r} to {end!r}: {inside:.0%} of the tokens of the traced texts")
         return [Phase(*each, begin, end) for each in scales]

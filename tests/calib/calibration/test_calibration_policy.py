@@ -123,12 +123,19 @@ def test_an_interrupted_search_comes_to_the_same_end(made: ThresholdProfile, fol
     assert undated(resumed.certificate) == undated(made.certificate)
 
 
+MARKERS: dict[str, Any] = {"phase_begin": "w1", "phase_end": "w2"}  # with which many words begin
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["entropy", "per-prompt"])
-def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Path) -> None:
-    made = run(tmp_path, threshold_policy=policy)
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [("entropy", {}), ("per-prompt", {}), ("phase", MARKERS), ("phase-outside", {"phase_begin": 5, "phase_end": 9})],
+)
+def test_other_families_are_found_tested_and_followed(policy: str, more: dict[str, Any], tmp_path: Path) -> None:
+    made = run(tmp_path, threshold_policy=policy, **more)
     assert made.policy is not None
-    assert (made.certificate.certified, made.policy.name) == (True, policy)
+    assert (made.certificate.certified, made.policy.name) == (True, policy.removesuffix("-outside"))
+    assert made.policy.parameters.items() >= {key.removeprefix("phase_"): each for key, each in more.items()}.items()
     following = decoder(made)
     texts = following.generate([p.prompt for p in TASK.problems[:40]], 12, ids=[p.id for p in TASK.problems[:40]])
     setting = Setting(made.rule, made.divergence, made.draft_length, made.threshold, made.policy)
@@ -193,6 +200,28 @@ class Nameless(ScalePolicy):
 def test_what_is_no_policy_is_refused_before_the_work(tmp_path: Path, policy: Any, message: str) -> None:
     assert message in usage_error(lambda: run(tmp_path, threshold_policy=policy))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "have no markers of thinking (<think> </think>, …), and task tiny has no phase; give phase_begin and"),
+        (
+            {"phase_begin": "<a>", "phase_end": "w2"},
+            "no token of the traced texts is inside the phase from '<a>' to 'w2'; give other markers (phase_begin",
+        ),
+        ({"phase_begin": "w", "phase_end": "</a>"}, "no token of the traced texts is outside the phase from 'w' to"),
+        ({"phase_begin": "<a>", "phase_end": 40}, "the marker 40 is no token; ids are from 0 to 39"),
+        ({"phase_begin": "<a>"}, "phase_begin is '<a>' and phase_end is None; give both, or none"),
+        ({"phase_begin": "", "phase_end": "b"}, "phase_begin is ''; it must be a text of 1 to 200 bytes, or the id"),
+        (
+            {"phase_begin": 3, "phase_end": 4, "threshold_policy": "entropy"},
+            "no policy goes by it; give threshold_policy phase, phase-inside or phase-outside, or leave them out",
+        ),
+    ],
+)
+def test_a_phase_that_texts_do_not_have_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
+    assert message in usage_error(lambda: run(tmp_path, **{"threshold_policy": "phase", **changes}))
 
 
 def test_what_can_be_calibrated_is_let_through() -> None:
