@@ -182,8 +182,8 @@ def test_a_phase_scales_by_what_stands_before_tokens(tells_scaled: bool) -> None
     states = torch.where(inside, policy.reading.inside, 0)
     plain = Judge(drafts, "js", None)(step, [0.3] * 3)
     judged = Judge(drafts, "js", policy, tells_scaled)(step._replace(phases=states), [0.3] * 3)
-    assert plain is not None
-    assert judged is not None
+    assert isinstance(plain, JudgedTokens)
+    assert isinstance(judged, JudgedTokens)
     scales = torch.where(inside[torch.tensor([0, 1, 3, 4, 5])], 1.0, 0.25)
     told = plain.divergences / scales if tells_scaled else plain.divergences
     assert torch.allclose(judged.divergences.float(), told)
@@ -203,7 +203,7 @@ def test_where_the_scale_is_zero_nothing_is_accepted(policy: ScalePolicy) -> Non
     step = step._replace(places=torch.arange(LENGTH), phases=torch.tensor([0, 1, 1]))
     for threshold in (0.0, 0.5):
         judged = Judge(drafts, "js", policy)(step, [threshold])
-        assert judged is not None
+        assert isinstance(judged, JudgedTokens)
         assert judged.divergences.max() < 1e-6
         assert (judged.divergences == 0).any()
         within = (judged.divergences <= threshold).tolist()
