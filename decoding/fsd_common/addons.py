@@ -122,7 +122,7 @@ _ADDED: list[str] = []
 
 def added_to_path() -> Sequence[str]:
     """Returns the folders that were added to Python's path, see `looking_in`."""
-    return _ADDED
+    return [folder for folder in _ADDED if folder in sys.path]
 
 
 def addon(kind: AddonKind, name: str) -> Addon | None:
@@ -149,7 +149,8 @@ def unless_known(kind: AddonKind, name: str, own: Sequence[str]) -> str | None:
     """Returns what a name must be; None: it is that of an add-on, or one of this package's own."""
     if name in own or addon(kind, name) is not None:
         return None
-    return f"it must be one of {', '.join([*own, *_points(kind)])}, or {OWN}"
+    known = ", ".join([*own, *_points(kind)])
+    return f"it must be {f'one of {known}, or ' if known else ''}{OWN}"
 
 
 def is_standard(module: str) -> bool:

@@ -56,6 +56,7 @@ from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.rules import rule_named
+from fsd_decoding.scores import score_named
 from fsd_decoding.workers.model_workers import Sources
 
 DRAFT_LENGTHS = tuple(range(1, 13))
@@ -161,6 +162,8 @@ class Calibration:
         check_policies(self._policies)
         for rule in listed(self.decoding.rule):
             _check_rule(rule)
+        for score in listed(self.decoding.divergence):
+            score_named(score)  # raises UsageError
         drafts = drafts_of(self.draft)
         if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
             self.decoding.check_walked(f"the draft is {other!r:.60}", "drafts by it")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
 from fsd_common.addons import Addon
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.io import SCHEMA_VERSION
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
@@ -518,10 +519,12 @@ class ProfileContent(Part):
         Args:
             names: of rules, scores, drafters and stop policies.
         """
-        families = [name.partition("@")[0] for name in names]
-        for each in self.addons:
-            if each.name in families:
-                each.require(f"the profile of {self.task!r}")
+        recorded, whose = {each.name: each for each in self.addons}, f"the profile of {self.task!r}"
+        for family in (name.partition("@")[0] for name in names):
+            if family in recorded:
+                recorded[family].require(whose)
+            elif ":" in family:
+                raise UsageError(f"{whose} needs {family!r}, and does not say what code that was; calibrate again")
 
 
 def _shown_by(speed: Speed) -> Outcome:

@@ -365,7 +365,9 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
             not that.
     """
     followed = profile.followed
-    profile.require_addons(followed.rule, followed.divergence, profile.draft.id)
+    profile.require_addons(
+        followed.rule, followed.divergence, profile.draft.id if profile.draft.kind == "addon" else ""
+    )
     moved = followed.moved
     return DecodingConfig(
         rule=followed.rule, divergence=followed.divergence, threshold=-1.0 if moved is None else moved,
