@@ -17,12 +17,13 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.common_options import CONSTANT
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import quantiles
-from fsd_collectors.replay.blocks import Traces, blocks
+from fsd_collectors.replay.blocks import blocks
+from fsd_collectors.store.reading import Traces
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import EntropyScaled, Phase, Schedule
 from fsd_decoding.policies.composed import Composed, policy_named
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy, TracedText
 from fsd_decoding.text import prompt_tokens
 
 _STRICT = 0.25  # the smaller scale of a schedule or of two phases, where the larger is 1
@@ -59,15 +60,23 @@ def shapes(choices: Sequence[PolicyChoice], session: Session, space: Space, trac
             policies += FAMILIES[choice](session, space, traces)
         else:
             policies.append(choice if moves(choice) else None)
-    return {None if each is None else _identity(each): None if each is None else _knowing(each, session)
+    texts = _texts(session, traces) if any(policies) else {}
+    return {None if each is None else _identity(each): each and each.knowing(texts, session.engine.tokenizer)
             for each in policies}  # fmt: skip
 
 
-def _knowing(policy: ScalePolicy, session: Session) -> ScalePolicy:
-    """Returns the policy as it can be replayed from the traces of the first tuning problems."""
-    tokenizer = session.engine.tokenizer
-    prompts = {each.id: prompt_tokens(tokenizer, each.prompt) for each in session.tuning.problems[:TRACED]}
-    return policy.knowing(prompts, tokenizer)
+def _texts(session: Session, traces: Traces) -> dict[int, TracedText]:
+    """The traced texts of tuning problems, by the problems' ids."""
+    tokenizer, prompts = session.engine.tokenizer, {each.id: each.prompt for each in session.tuning.problems}
+    tables = traces.batches(("problem", "tokens", "emitted"), table="completions")
+    return {
+        problem: TracedText(
+            prompt_tokens(tokenizer, prompts[problem]),
+            [*tokens, *tokens[:1] * (emitted - len(tokens))],  # an EOS, which completions leave out
+        )
+        for table in tables
+        for problem, tokens, emitted in zip(*(column.to_pylist() for column in table.columns), strict=True)
+    }
 
 
 def _identity(policy: ThresholdPolicy) -> str:
@@ -155,7 +164,7 @@ def _by_phase(*scales: tuple[float, float]) -> Family:
     def phases(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
         assert session.task.phase is not None  # where a family of phases is asked for, the task has one
         begin, end = session.task.phase
-        found = _knowing(Phase(1.0, 0.0, begin, end), session)
+        found = Phase(1.0, 0.0, begin, end).knowing(_texts(session, traces), session.engine.tokenizer)
         inside = np.concatenate([found.traced(block.columns) for block in blocks(traces, found.columns)]).mean()
         if inside in (0.0, 1.0):
             raise UsageError(

@@ -30,7 +30,7 @@ class RunningPhases:
     def begin(self, texts: Mapping[str, Sequence[int]]) -> None:
         """Reads texts from their beginning, by the ids of their requests: prompts, and texts of resumed requests."""
         if texts:
-            states = to_device([self._reading.read(tokens) for tokens in texts.values()], self._device, torch.int64)
+            states = to_device([self._reading.read(tokens)[-1] for tokens in texts.values()], self._device, torch.int64)
             self._at |= {request: (states, row) for row, request in enumerate(texts)}
 
     def forget(self, finished: Iterable[str]) -> None:

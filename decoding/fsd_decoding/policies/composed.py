@@ -32,6 +32,7 @@ from fsd_decoding.policies.threshold import (
     ScalePolicy,
     Shape,
     ThresholdPolicy,
+    TracedText,
     check_output,
     share,
 )
@@ -150,9 +151,9 @@ class Scaled(Shape, Composed):
     def of(cls, parameters: Mapping[str, Any]) -> Self:
         return cls(*parts_of(parameters))
 
-    def knowing(self, prompts: Mapping[int, Sequence[int]], tokenizer: Any) -> Self:
+    def knowing(self, texts: Mapping[int, TracedText], tokenizer: Any) -> Self:
         informed = copy(self)
-        informed.policies = informed.parts = tuple(part.knowing(prompts, tokenizer) for part in self.parts)
+        informed.policies = informed.parts = tuple(part.knowing(texts, tokenizer) for part in self.parts)
         return informed
 
     def scales(self, state: RoundState) -> Tensor:

@@ -60,12 +60,12 @@ class Automaton:
     inside: int
     _on: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)  # the table, by device
 
-    def read(self, tokens: Sequence[int]) -> int:
-        """Returns the state after the tokens, on the host."""
-        state, unknown = 0, self.table.shape[1] - 1
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        """Returns the states before each token of a text, and after the last, on the host."""
+        states, unknown = [0], self.table.shape[1] - 1
         for token in tokens:
-            state = self.table.item(state, min(token, unknown))
-        return state
+            states.append(self.table.item(states[-1], min(token, unknown)))
+        return states
 
     def after(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Returns the states after one token each: (…) of states (…) and ids (…), whatever ids padding has."""

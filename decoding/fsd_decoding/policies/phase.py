@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_common.argument_checks import marker, number
 from fsd_common.errors import UsageError
 from fsd_decoding.policies.markers import Automaton, Marker, automaton
-from fsd_decoding.policies.threshold import Array, NewRequests, RoundOutcome, RoundState, Shape, share
+from fsd_decoding.policies.threshold import Array, NewRequests, RoundOutcome, RoundState, Shape, TracedText, share
 from fsd_decoding.trees import Tree
 
 _MEMORY = "state between the markers"
@@ -33,7 +34,7 @@ class Phase(Shape):
     """
 
     name: ClassVar = "phase"
-    columns = ("problem", "position", "target_choice")
+    columns = ("problem", "position")
 
     def __init__(self, inside: float, outside: float, begin: Marker, end: Marker) -> None:
         given = [number("T inside", inside), number("T outside", outside)]
@@ -50,7 +51,7 @@ class Phase(Shape):
             inside=self.scale_inside, outside=self.scale_outside, begin=self.markers[0], end=self.markers[1]
         )
         self._automaton: Automaton | None = None
-        self._begun: Mapping[int, int] = {}  # the state after the prompt of each problem, by its id
+        self._inside: Mapping[int, NDArray[np.bool_]] = {}  # whether each token of a text is inside, by its problem
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
@@ -66,7 +67,7 @@ class Phase(Shape):
         self._automaton = automaton(tokenizer, self.markers)
 
     def start(self, new: NewRequests) -> None:
-        states = [self.reading.read(request.prompt) for request in new.requests]
+        states = [self.reading.read(request.prompt)[-1] for request in new.requests]
         column = new.memory.column(_MEMORY)
         column[new.rows] = torch.tensor(states, dtype=column.dtype).to(column.device)
 
@@ -89,33 +90,27 @@ class Phase(Shape):
         along = self.reading.along(_remembered(outcome.state), emitted)
         outcome.state.memory.column(_MEMORY).copy_(along.gather(1, outcome.kept[:, None]).squeeze(1))
 
-    def knowing(self, prompts: Mapping[int, Sequence[int]], tokenizer: Any) -> Self:
+    def knowing(self, texts: Mapping[int, TracedText], tokenizer: Any) -> Self:
         informed = copy(self)
         informed._automaton = automaton(tokenizer, self.markers)
-        informed._begun = {problem: informed._automaton.read(prompt) for problem, prompt in prompts.items()}
+        informed._inside = {problem: informed._inside_of(text) for problem, text in texts.items()}
         return informed
 
     def traced(self, columns: Mapping[str, Array]) -> Array:
-        """As `ScalePolicy.traced`. Raises UsageError if the prompt of a problem is unknown, see `knowing`."""
+        """As `ScalePolicy.traced`. Raises UsageError if a text is unknown, see `knowing`."""
         begins = np.flatnonzero(columns["position"] == 0)
-        if not len(begins):
-            return np.zeros(0)
-        begun = [self._begun_of(int(problem)) for problem in columns["problem"][begins]]
-        lengths = np.diff(begins, append=len(columns["position"]))
-        tokens = np.zeros((len(begins), lengths.max()), np.int64)
-        filled = np.arange(tokens.shape[1]) < lengths[:, None]
-        tokens[filled] = columns["target_choice"]
-        states = self.reading.along(torch.tensor(begun), torch.from_numpy(tokens))
-        scales: Array = self.scales_at(states[:, :-1]).numpy()[filled]
-        return scales
+        rows = np.diff(begins, append=len(columns["position"]))
+        parts = [self._known(int(problem))[-n:] for problem, n in zip(columns["problem"][begins], rows, strict=True)]
+        return np.where(np.concatenate([np.zeros(0, bool), *parts]), self.scale_inside, self.scale_outside)
 
-    def _begun_of(self, problem: int) -> int:
-        if problem not in self._begun:
-            raise UsageError(
-                f"Phase does not know in which phase the prompt of problem {problem} ends, and traces hold no prompts; "
-                "pass them to knowing()"
-            )
-        return self._begun[problem]
+    def _inside_of(self, text: TracedText) -> NDArray[np.bool_]:
+        states = self.reading.read([*text.prompt, *text.tokens])[len(text.prompt) : -1]
+        return np.array(states, np.int64) >= self.reading.inside
+
+    def _known(self, problem: int) -> NDArray[np.bool_]:
+        if problem not in self._inside:
+            raise UsageError(f"Phase does not know the text of problem {problem}; pass it to knowing()")
+        return self._inside[problem]
 
 
 def _remembered(state: RoundState) -> Tensor:

@@ -16,7 +16,15 @@ from torch import Tensor
 from fsd_common.argument_checks import amount, check_count, number
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import entropy, log_softmax
-from fsd_decoding.policies.threshold import Array, NewRequests, RoundOutcome, RoundState, Shape, share
+from fsd_decoding.policies.threshold import (
+    Array,
+    NewRequests,
+    RoundOutcome,
+    RoundState,
+    Shape,
+    TracedText,
+    share,
+)
 from fsd_decoding.text import per_tokenizer
 
 
@@ -249,11 +257,11 @@ class PerPrompt(Shape):
     def of(cls, parameters: Mapping[str, Any]) -> Self:
         return cls(0.0, **parameters)
 
-    def knowing(self, prompts: Mapping[int, Sequence[int]], tokenizer: Any) -> Self:
+    def knowing(self, texts: Mapping[int, TracedText], tokenizer: Any) -> Self:
         informed = copy(self)
         informed._facts = PromptFacts()
         informed._facts.check(tokenizer)
-        informed._prompts = {problem: informed._facts(prompt) for problem, prompt in prompts.items()}
+        informed._prompts = {problem: informed._facts(text.prompt) for problem, text in texts.items()}
         return informed
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:

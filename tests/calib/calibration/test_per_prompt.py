@@ -18,20 +18,20 @@ from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Constant, Min, PerPrompt, policy_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.shapes import PROMPT_FACTS, PromptFacts
-from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.policies.threshold import ScalePolicy, TracedText
 from fsd_decoding.profile.setting import Setting
 from support.calibration.simulated_worlds import problems
 from support.models.tiny_models import word_tokenizer
 from support.traces.memory_traces import MemoryTraces
 
 WEIGHTS, MEANS = (0.4, 0.0, 0.1, -2.0), (2.5, 0.0, 3.0, 0.3)
-PROMPT_OF_TRACE = {0: [5, 9, 3]}  # what the conformance tests decode
+TEXT_OF_TRACE = {0: TracedText([5, 9, 3])}  # what the conformance tests decode
 THRESHOLDS = tuple(np.geomspace(0.01, 1.0, 12))
 CONFIGURATION = Setting("fsd-coupled", "js", 4)
 
 
 def learned_policy() -> PerPrompt:
-    return PerPrompt(0.1, WEIGHTS, MEANS).knowing(PROMPT_OF_TRACE, decoder().tokenizer)
+    return PerPrompt(0.1, WEIGHTS, MEANS).knowing(TEXT_OF_TRACE, decoder().tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_without_a_tokenizer_it_says_what_to_give() -> None:
 
 def test_a_trace_of_several_texts_gives_each_its_own_scale() -> None:
     shape = PerPrompt(0.1, [1.0, 0.0, 0.0, 2.0], [1.0, 0.0, 0.0, 0.5])
-    policy = shape.knowing({7: [5], 8: [5, 6]}, word_tokenizer())
+    policy = shape.knowing({7: TracedText([5]), 8: TracedText([5, 6])}, word_tokenizer())
     columns = {
         "problem": np.array([8, 8, 7, 7, 7]), "position": np.array([0, 1, 0, 1, 2]),
         "draft_entropy": np.zeros(5, np.float32), "draft_top1": np.array([0.5, 0.9, 0.25, 0.9, 0.9], np.float32),
@@ -158,10 +158,10 @@ def test_it_learns_which_fact_decides_and_by_how_much() -> None:
 
 def test_prompts_are_ordered_by_what_they_tolerate() -> None:
     *_, shape = learned(Tolerance(300))
-    prompts = {i: [5] * digits + [4] * (40 - digits) for i, digits in enumerate([1, 4, 9])}
+    texts = {i: TracedText([5] * digits + [4] * (40 - digits)) for i, digits in enumerate([1, 4, 9])}
     columns = {"problem": np.arange(3), "position": np.zeros(3, int)}
     columns |= {"draft_entropy": np.ones(3), "draft_top1": np.full(3, 0.5)}
-    scales = shape.knowing(prompts, word_tokenizer(others={4: "seven"})).traced(columns)
+    scales = shape.knowing(texts, word_tokenizer(others={4: "seven"})).traced(columns)
     assert scales[0] > scales[1] > scales[2]
 
 

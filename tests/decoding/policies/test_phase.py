@@ -20,12 +20,13 @@ from fsd_decoding.adaptive import Phase
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.policies.threshold import TracedText
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_shape import TreeShape
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.traces.at_the_limit import is_drafted_as_replayed
-from support.traces.memory_traces import trace_texts
+from support.traces.memory_traces import MemoryTraces, trace_texts
 
 BEGIN, END = "w1", "w2"  # with which many words begin, so that both come often
 NEW, LENGTH = 14, 4
@@ -149,14 +150,25 @@ def test_inside_its_interval_every_t_gives_a_text_again(
         assert all(beyond[i].interval[0] == pytest.approx(was[i].interval[1], rel=1e-6) for i in bounded)
 
 
-@pytest.mark.parametrize("rule", ["fsd", "fsd-coupled"])
-def test_decoding_equals_replay_until_a_substitution(decoder: SpeculativeDecoder, rule: str) -> None:
-    prompts = ragged_prompts(40)
-    policy = Phase(0.2, 0.05, BEGIN, END).knowing(dict(enumerate(prompts)), word_tokenizer())
+def traced(
+    decoder: SpeculativeDecoder, prompts: list[list[int]]
+) -> tuple[MemoryTraces, list[Result], dict[int, TracedText]]:
+    """The target's own texts, their traces, and what a policy is told of them."""
     alone = decoder.generate(prompts, NEW, rule="target")
     whole = trace_texts(decoder, prompts, alone, Sampling())
+    texts = [
+        TracedText(prompt, [*r.tokens, *[0] * (r.emitted - len(r.tokens))])
+        for prompt, r in zip(prompts, alone, strict=True)
+    ]
+    return whole, alone, dict(enumerate(texts))
+
+
+@pytest.mark.parametrize("rule", ["fsd", "fsd-coupled"])
+def test_decoding_equals_replay_until_a_substitution(decoder: SpeculativeDecoder, rule: str) -> None:
+    whole, alone, texts = traced(decoder, ragged_prompts(40))
+    policy = Phase(0.2, 0.05, BEGIN, END).knowing(texts, word_tokenizer())
     threshold = float(quantiles(ScaledTraces(whole, policy), "js", [0.5])[0])
-    decoded = decoder.generate(prompts, NEW, rule=rule, threshold=policy.at(threshold))
+    decoded = decoder.generate([*ragged_prompts(40)], NEW, rule=rule, threshold=policy.at(threshold))
     same = 0
     for own, real, completion in zip(alone, decoded, whole.completions, strict=True):
         result = replay(ScaledTraces(replace(whole, completions=[completion]), policy), rule, "js", threshold, LENGTH)
@@ -164,26 +176,26 @@ def test_decoding_equals_replay_until_a_substitution(decoder: SpeculativeDecoder
             same += 1
             assert (real.tokens, real.rounds) == (own.tokens, result.rounds)
             assert is_drafted_as_replayed(real, result.drafted, LENGTH, NEW)
-    assert 5 < same < len(prompts)
+    assert 5 < same < len(decoded)
 
 
-def test_traced_scales_are_those_of_the_texts(decoder: SpeculativeDecoder) -> None:
-    prompts = ragged_prompts(20)
-    policy = Phase(0.2, 0.05, BEGIN, END).knowing(dict(enumerate(prompts)), word_tokenizer())
-    whole = trace_texts(decoder, prompts, decoder.generate(prompts, NEW, rule="target"), Sampling())
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_traced_scales_are_those_of_the_texts(decoder: SpeculativeDecoder, skipped: int) -> None:
+    """Also where the first tokens have no rows, as in traces of vLLM."""
+    whole, _, texts = traced(decoder, ragged_prompts(20))
+    policy = Phase(0.2, 0.05, BEGIN, END).knowing(texts, word_tokenizer())
     found, expected = [], []
-    for table in whole.batches(policy.columns):
+    rows = [completion[skipped:] for completion in whole.completions if len(completion) > 1]
+    for table in MemoryTraces(rows).batches(policy.columns):
         found += policy.traced({name: table[name].to_numpy() for name in policy.columns}).tolist()
-    for i, (prompt, rows) in enumerate(zip(prompts, whole.completions, strict=True)):
-        assert rows[0]["problem"] == i
-        text = [int(row["target_choice"]) for row in rows]
-        expected += [1.0 if is_inside(prompt + text[:place]) else 0.25 for place in range(len(text))]
+    for text, completion in zip(texts.values(), whole.completions, strict=True):
+        assert len(text.tokens) == len(completion)
+        places = range(skipped, len(completion)) if len(completion) > 1 else ()
+        expected += [1.0 if is_inside([*text.prompt, *text.tokens[:place]]) else 0.25 for place in places]
     assert found == expected
     assert {*found} == {1.0, 0.25}
-    with pytest.raises(UsageError, match="Phase does not know in which phase the prompt of problem 19 ends"):
-        policy.knowing({0: [5]}, word_tokenizer()).traced(
-            {"problem": np.array([19]), "position": np.array([0]), "target_choice": np.array([3])}
-        )
+    with pytest.raises(UsageError, match=r"Phase does not know the text of problem 19; pass it to knowing\(\)"):
+        policy.knowing({}, word_tokenizer()).traced({"problem": np.array([19]), "position": np.array([0])})
 
 
 def test_a_profile_names_it_whole() -> None:
