@@ -14,6 +14,8 @@ from vllm.v1.sample import rejection_sampler as of_vllm
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.vllm.engine import VllmEngine
 from fsd_calib.vllm_plugin import rejection_sampler
+from fsd_collectors.store.reading import load_traces
+from fsd_collectors.store.verifying import verify
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.setting import Setting
@@ -112,6 +114,21 @@ def test_beside_requests_whose_logits_are_processed_all_are_judged_by_processed_
             assert near[known.numpy()].tolist() == pytest.approx(expected[known].tolist(), abs=1e-4)
             compared += int(known.sum())
     assert compared > 200
+
+
+def test_records_hold_the_score_that_decided(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    llm = engine(saved(tmp_path, {"divergence": "fly@1", "threshold": THRESHOLDS["fly@1"]}),
+                 {"records": str(folder), "record_texts": 30})  # fmt: skip
+    served(llm, arithmetic(30), sampling())
+    llm.llm_engine.engine_core.shutdown()
+    traces = load_traces(folder)
+    assert verify(folder) == []
+    rows = traces.to_pandas()
+    within = rows["fly@1"] <= THRESHOLDS["fly@1"]
+    assert within[rows.fuzzy].all()
+    assert (within & ~rows.fuzzy).any(), "no window fails"
+    assert rows.accepted[rows.fuzzy].any()
 
 
 def scores(name: str, text: list[int]) -> torch.Tensor:

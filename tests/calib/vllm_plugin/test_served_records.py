@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shutil
 import time
@@ -254,6 +255,19 @@ def test_the_divergence_of_the_rule_is_the_one_that_decided() -> None:
     text.add(1, [6, 7, 8], 2, facts, facts.shape[1])
     tables = tables_of(manifest(), MEASURES.columns, [Served.of(text, TOKENIZER)], 0)
     assert tables["tokens"]["js"].to_pylist() == [0.25, 0.5]
+
+
+def test_a_score_that_looks_at_later_tokens_is_recorded_as_traces_have_it() -> None:
+    """Without that look, which a replay takes itself: what decided is infinite where the next token is rejected."""
+    of = manifest_of(profile({"threshold": THRESHOLD, "divergence": "fly@1"}), 1000, **ENGINE)
+    columns = Measures(of.divergences, "raw", Sampling()).columns
+    facts = np.zeros((3 + len(columns), 2), np.float32)
+    facts[0], facts[3 + columns.index("fly@1")] = [math.inf, 0.5], [0.25, 0.5]
+    text = ServedText(request(2, 9))
+    text.add(0, [5], 0, facts[:, :0], 0)
+    text.add(1, [6, 7, 8], 2, facts, facts.shape[1])
+    tables = tables_of(of, columns, [Served.of(text, TOKENIZER)], 0)
+    assert tables["tokens"]["fly@1"].to_pylist() == [0.25, 0.5]
 
 
 def test_what_nobody_knows_is_null_and_is_described_as_unknown(
