@@ -13,6 +13,7 @@ from nbclient import NotebookClient
 
 from conformance.threshold_policies import EveryScalePolicy
 from fsd_calib.testing import check
+from support.own_code import on_path
 from support.paths import DOCS, EXAMPLES
 from support.snippets import snippets
 
@@ -39,12 +40,10 @@ OWN = {"new_score": ("score", "Behind@10"), "new_rule": ("rule", "OneSwap"), "ne
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", OWN)
-def test_what_is_written_for_the_package_keeps_what_its_checks_ask_for(
-    module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
+def test_what_is_written_for_the_package_keeps_what_its_checks_ask_for(module: str) -> None:
     kind, name = OWN[module]
-    check(kind, f"{module}:{name}")  # type: ignore[arg-type]
+    with on_path(EXAMPLES):
+        check(kind, f"{module}:{name}")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("module", OWN)

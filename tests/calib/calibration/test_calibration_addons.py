@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
+from support.own_code import on_path
 from support.paths import EXAMPLES
 
 OWN = {"divergence": "new_score:Behind@10", "rule": "new_rule:OneSwap", "stop_policy": "own_endings:Short"}
@@ -49,11 +49,8 @@ class Unknown(Rule):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "own_endings.py").write_text(WRITTEN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(EXAMPLES), str(folder)])
+def own() -> Iterator[None]:
+    with on_path(EXAMPLES, own_endings=WRITTEN):
         yield
 
 

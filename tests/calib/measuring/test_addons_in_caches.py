@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from fsd_decoding.scores import score_named
 from fsd_decoding.workers.model_workers import Capacity, Sources, open_workers
 from support.models.tiny_calibration import task
 from support.models.tiny_pair import saved, tiny_decoder
+from support.own_code import on_path
 from support.paths import EXAMPLES
 
 SCORE = "new_score:Behind@9"
@@ -32,8 +32,7 @@ FUZZY = Setting("new_rule:OneSwap", SCORE, 4, threshold=0.4)
 
 @pytest.fixture(scope="module", autouse=True)
 def path() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
+    with on_path(EXAMPLES):
         yield
 
 

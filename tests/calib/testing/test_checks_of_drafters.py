@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from fsd_calib.testing import check
+from support.own_code import on_path
 from support.paths import EXAMPLES
 
 WRITTEN = """
@@ -72,12 +72,9 @@ class Prompted(Keeping):  # a new prompt does not make it forget the first token
 
 
 @pytest.fixture(scope="module", autouse=True)
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def broken() -> Iterator[None]:
     """A module with a drafter for each thing that can be wrong."""
-    folder = tmp_path_factory.mktemp("broken")
-    (folder / "broken_drafters.py").write_text(WRITTEN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(folder), str(EXAMPLES)])
+    with on_path(EXAMPLES, broken_drafters=WRITTEN):
         yield
 
 

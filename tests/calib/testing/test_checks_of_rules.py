@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from fsd_calib.testing import check, checks_of
 from fsd_decoding.rules import RULES
+from support.own_code import on_path
 
 DECODING = ("its_texts_below_zero_are_the_lossless_ones", "intervals_decode_equal")
 QUICK = [each for each in checks_of("rule") if each.__name__ not in DECODING]
@@ -28,12 +28,9 @@ def test_they_pass_where_texts_are_decoded(name: str) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def broken() -> Iterator[None]:
     """A module with a rule for each thing that can be wrong."""
-    folder = tmp_path_factory.mktemp("broken")
-    (folder / "broken_rules.py").write_text(WRITTEN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(folder)])
+    with on_path(broken_rules=WRITTEN):
         yield
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from fsd_calib.testing import check, checks_of
 from fsd_decoding.scores import FAMILIES
+from support.own_code import on_path
 
 NAMES = [*FAMILIES, "js@3", "gated-js", "margin@4", "fly@1@2", "accept-threshold@0.7"]
 DECODING = ("below_zero_it_is_lossless", "intervals_decode_equal")
@@ -28,12 +28,9 @@ def test_they_pass_where_texts_are_decoded(name: str) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def broken() -> Iterator[None]:
     """A module with a score for each thing that can be wrong."""
-    folder = tmp_path_factory.mktemp("broken")
-    (folder / "broken_scores.py").write_text(SCORES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(folder)])
+    with on_path(broken_scores=SCORES):
         yield
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from fsd_calib.testing import check
+from support.own_code import on_path
 
 pytestmark = pytest.mark.slow  # all of them decode
 
@@ -46,12 +46,9 @@ class SecretlyByThreshold(ByThreshold):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def broken() -> Iterator[None]:
     """A module with a stop policy for each thing that can be wrong."""
-    folder = tmp_path_factory.mktemp("broken")
-    (folder / "broken_stop_policies.py").write_text(WRITTEN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(folder)])
+    with on_path(broken_stop_policies=WRITTEN):
         yield
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.models.followed_pair import NEW, PAIR, PROMPTS, followed, load
 from support.models.tiny_models import word_tokenizer
+from support.own_code import on_path
 from support.paths import EXAMPLES
 
 SCORE, RULE, DRAFTER, STOP = "new_score:Behind", "new_rule:OneSwap", "new_drafter:Lookup", "own_stop:Shy"
@@ -29,11 +29,8 @@ class Shy(StopPolicy):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "own_stop.py").write_text(STOPPING)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(EXAMPLES), str(folder)])
+def own() -> Iterator[None]:
+    with on_path(EXAMPLES, own_stop=STOPPING):
         yield
 
 
