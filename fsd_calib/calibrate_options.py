@@ -6,7 +6,7 @@ Importing this imports nothing heavy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +25,7 @@ from fsd_calib.common_options import (
     DRAFT,
     GOAL,
     MODELS,
+    PHASES,
     POLICIES,
     RULES_WITH_T,
     SCORES,
@@ -36,16 +37,20 @@ from fsd_calib.common_options import (
     Group,
     Limit,
     PathLike,
+    PhaseBegin,
+    PhaseEnd,
     Ray,
     Seed,
     Target,
     Workers,
     absolute,
+    check_phase,
     family_of,
 )
 from fsd_calib.search.storage_url import without_password
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks
+from fsd_common.addons import AddonKind, unless_known
 from fsd_common.argument_checks import check_path, named
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, json_object, several, several_each, whole_numbers
@@ -73,12 +78,20 @@ Compiling = Literal["auto", "off", "capture", "on"]
 DesignName = Literal["all", "auto"]
 EngineName = Literal["fsd-calib", "vllm"]
 """What decodes."""
-DrafterName = Literal["model", "eagle", "ngram", "auto"]
+DRAFTERS = ("model", "eagle", "ngram", AUTO)
+"""What --drafter takes, beside drafters of one's own."""
 
 
-def _score(name: str) -> str:
-    """A name, behind which may stand numbers."""
-    return _one_of(family_of(name), SCORES) and name
+def _found(kind: AddonKind, name: str, own: tuple[str, ...]) -> str:
+    """A name of this package's own or of an add-on, behind which may stand numbers."""
+    if rule := unless_known(kind, family_of(name), own):
+        raise ValueError(rule)
+    return name
+
+
+def own_drafters(named: Iterable[str]) -> list[str]:
+    """Returns those of --drafter that are not of this package."""
+    return [name for name in named if name not in DRAFTERS]
 
 
 def _one_of(name: str, known: tuple[str, ...]) -> str:
@@ -147,12 +160,13 @@ class Job(Settings):
         ),
     ] = None
     drafter: Annotated[
-        Several[DrafterName] | None,
+        Several[Annotated[str, AfterValidator(lambda name: _found("drafter", name, DRAFTERS))]] | None,
         Option(
             "What drafts: model (--draft), eagle (--head), ngram, which goes by the text itself and needs no model, "
-            "several of these, separated by commas, or auto: all that there are, as chains and as trees. By default "
-            "what --draft and --head say.",
+            "mine:Name, a drafter of your own (docs/extending.md), several of these, separated by commas, or auto: all "
+            "that this package has, as chains and as trees. By default what --draft and --head say.",
             MODELS,
+            words=DRAFTERS,
             read=several,
         ),
     ] = None
@@ -259,20 +273,21 @@ class SearchSpace(Drawing):
     """What a calibration chooses among, and how tokens are drawn. T itself is always searched."""
 
     rule: Annotated[
-        Several[Annotated[str, AfterValidator(lambda name: _one_of(name, RULES_WITH_T))]],
+        Several[Annotated[str, AfterValidator(lambda name: _found("rule", name, RULES_WITH_T))]],
         Option(
-            f"Acceptance rule: {', '.join(RULES_WITH_T)}, or several, separated by commas.",
+            f"Acceptance rule: {', '.join(RULES_WITH_T)}, or several, separated by commas. mine:Name is a rule of your "
+            "own (docs/extending.md).",
             DECODING,
             words=RULES_WITH_T,
             read=several,
         ),
     ] = ("fsd-coupled",)
     divergence: Annotated[
-        Several[Annotated[str, AfterValidator(_score)]],
+        Several[Annotated[str, AfterValidator(lambda name: _found("score", name, SCORES))]],
         Option(
             f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. js@50 uses only "
             "the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
-            "docs/rules.md.",
+            "docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
             DECODING,
             words=SCORES,
             read=several,
@@ -284,9 +299,10 @@ class SearchSpace(Drawing):
         Option(
             "How T changes over a text: constant (the default), schedule (stricter at the beginning, or towards the "
             "end), entropy (looser where the target is unsure), per-prompt (predicted from the prompt and the draft's "
-            "first token; learned on the tuning part, even with --plan), or several, separated by commas or by "
-            "repeating the option. Each policy has a handful of shapes; how loose a shape may be is searched and "
-            "certified like a constant T.",
+            "first token; learned on the tuning part, even with --plan), phase (one T while the model thinks and "
+            "another one else; phase-inside and phase-outside are exact in the other phase), or several, separated by "
+            "commas or by repeating the option. Each policy has a handful of shapes; how loose a shape may be is "
+            "searched and certified like a constant T.",
             DECODING,
             words=POLICIES,
             read=several_each,
@@ -294,6 +310,8 @@ class SearchSpace(Drawing):
             written=Several[Annotated[str, AfterValidator(_policy)]],
         ),
     ] = (CONSTANT,)
+    phase_begin: PhaseBegin = None
+    phase_end: PhaseEnd = None
     draft_length: Annotated[
         Several[Count] | None,
         Option(
@@ -331,12 +349,20 @@ class SearchSpace(Drawing):
             saved=lambda given: given if str(given) == AUTO else absolute(given),
         ),
     ] = None
+    stop_policy: Annotated[
+        Annotated[str, AfterValidator(lambda name: _found("stop policy", name, ()))] | None,
+        Option("A stop policy of your own that ends drafts early: mine:Name (docs/extending.md).", DECODING),
+    ] = None
     seed: Seed = 0
 
     @model_validator(mode="after")
     def _check_together(self) -> SearchSpace:
+        check_phase(self.phase_begin, self.phase_end, self.phases)
         if any(self.trees):
             self.check_walked(f"{named('tree')} is given", "trees")
+        if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
+            what = "a predictor ends drafts too" if self.predictor is not None else "trees are drafted as a whole"
+            raise UsageError(f"{named('stop_policy')} is given, and {what}; leave one of the two out")
         if self.predictor is not None and self.moving:
             raise UsageError(
                 f"a predictor ends drafts by the T they are given, and policy {self.moving} judges them by another; "
@@ -363,6 +389,11 @@ class SearchSpace(Drawing):
         policies = listed(self.threshold_policy)
         names = (each if isinstance(each, str) else type(each).__name__ for each in policies)
         return ", ".join(names) if any(map(moves, policies)) else ""
+
+    @property
+    def phases(self) -> bool:
+        """Whether T moves by the task's phase."""
+        return any(isinstance(each, str) and each in PHASES for each in listed(self.threshold_policy))
 
     @property
     def trees(self) -> tuple[TreeShape | None, ...]:

@@ -28,6 +28,8 @@ class CalibratingServing(Serving):
         first: the setting until another one arrives.
     """
 
+    _tells_scaled = True  # as intervals of T are of what is compared with T
+
     def __init__(self, runner: Any, first: MeasuredSetting) -> None:
         self._taken = TextLog(runner.vllm_config)
         super().__init__(runner, first, self._taken)
@@ -130,10 +132,10 @@ def _has_bonus(text: ServedText, round: Round) -> bool:
 
 
 def interval_of(text: ServedText) -> tuple[float, float]:
-    """Returns lo and hi: greedy decoding at any constant T in [lo, hi) gives the same text in the same rounds.
+    """Returns lo and hi: greedy decoding at any T in [lo, hi) gives the same text in the same rounds.
 
-    Of the tokens that are not the target's argmax and whose acceptance decided the text, lo is the largest D that was
-    accepted, hi the smallest that was rejected.
+    Of the tokens that are not the target's argmax and whose acceptance decided the text, lo is the largest D, divided
+    by the policy's scale, that was accepted, and hi the smallest that was rejected.
     """
     lo, hi = -math.inf, math.inf
     for each in text.rounds:

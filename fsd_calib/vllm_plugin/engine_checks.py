@@ -74,6 +74,8 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:
         yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without"
+    if profile.stop_policy is not None:
+        yield f"the profile ends drafts by the stop policy {profile.stop_policy}, which vLLM cannot; calibrate without"
     if profile.draft.kind != "model":
         yield (
             f"the profile's draft is the {IN_WORDS[profile.draft.kind]} {profile.draft.id!r}, and vLLM follows "
@@ -169,6 +171,8 @@ def _of_engine(config: Any, followed: Followed) -> Iterator[str]:
         yield "--hf-config-path changes the target, and the profile is of the checkpoint as it is; leave it out"
     if config.model_config.uses_mrope and followed.policy is not None and followed.policy.name == "schedule":
         yield "the profile's T follows positions, which M-RoPE counts otherwise; calibrate without a schedule"
+    if config.model_config.enable_prompt_embeds and followed.policy is not None and followed.policy.name == "phase":
+        yield "--enable-prompt-embeds lets prompts have no tokens, and the profile's T follows them; leave it out"
     if config.lora_config is not None:
         yield "--enable-lora lets requests change the target, and the profile is of one target; leave it out"
     if config.model_config.logprobs_mode.startswith("processed"):

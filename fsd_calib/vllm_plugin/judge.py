@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
-from fsd_calib.vllm_plugin.processed import Bounds, Sight, ids_of
+from fsd_calib.vllm_plugin.processed import Bounds, Sight, compare, ids_of
 from fsd_calib.vllm_plugin.settings import Followed
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused
+from fsd_decoding.policies.phase import Phase
 from fsd_decoding.policies.shapes import Constant, EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.parts import SamplingInfo
@@ -33,6 +34,7 @@ class StepTokens:
     places: Tensor | None  # (N,) positions in their completions, from 0
     target_entropy: Tensor | None  # (N,) in nats, of raw logits
     draft_entropy: Tensor | None  # (N,)
+    phases: Tensor | None = None  # (N,) see `Verification`
 
 
 def policy_of(followed: Followed) -> ScalePolicy | None:
@@ -46,18 +48,21 @@ def policy_of(followed: Followed) -> ScalePolicy | None:
     policy = followed.policy.at(followed.threshold)
     if isinstance(policy, Constant):
         return None
-    if isinstance(policy, Schedule) or (isinstance(policy, EntropyScaled) and policy.signal != "last"):
+    if isinstance(policy, Schedule | Phase) or (isinstance(policy, EntropyScaled) and policy.signal != "last"):
         return policy
     raise UsageError(
-        f"the profile's threshold policy is {followed.policy}; vLLM can follow a constant T, 'schedule' and 'entropy' "
-        "of the target or the draft: calibrate with one of these"
+        f"the profile's threshold policy is {followed.policy}; vLLM can follow a constant T, 'schedule', 'phase' and "
+        "'entropy' of the target or the draft: calibrate with one of these"
     )
 
 
-def scaled(thresholds: Tensor, policy: ScalePolicy, tokens: StepTokens) -> Tensor:
-    """Returns the T (N,) of every token from that of its request (N,)."""
-    state: Any = tokens  # the supported policies read nothing else of a round
-    return torch.where(thresholds > 0, thresholds * policy.scales(state), thresholds)
+def scales_of(policy: ScalePolicy, tokens: StepTokens) -> Tensor:
+    """Returns the factors of T (N,)."""
+    if isinstance(policy, Phase):
+        assert tokens.phases is not None
+        return policy.scales_at(tokens.phases)
+    state: Any = tokens  # the other supported policies read nothing else of a round
+    return policy.scales(state)
 
 
 _FORCED = 1e8  # vLLM gives tokens that a thinking budget forces a logit of 1e9
@@ -234,6 +239,7 @@ class Pending(NamedTuple):
     layout: Layout
     score: Score
     bounds: Bounds  # of the N tokens
+    tells_scaled: bool  # see `Judge`
     measured: Tensor | None  # as of `JudgedTokens`
     at: Tensor | None
 
@@ -241,13 +247,14 @@ class Pending(NamedTuple):
         """Judges them by what vLLM sees of all drafted tokens of the step."""
         return self.decided(*sight.judge(self.score, self.bounds.spread(len(sight.drafted), self.at)), self.at)
 
-    def decided(self, scores: Tensor, fuzzy: Tensor, at: Tensor | None) -> JudgedTokens:
+    def decided(self, scores: Tensor, compared: Tensor, fuzzy: Tensor, at: Tensor | None) -> JudgedTokens:
         """Returns them judged.
 
         Args:
-            scores, fuzzy: (total,) of tokens among which they are.
+            scores, compared, fuzzy: (total,) of tokens among which they are; see `Sight.judge`.
             at: (N,) their places there; None: they are all.
         """
+        scores = compared if self.tells_scaled else scores
         if at is not None:
             scores, fuzzy = scores[at], fuzzy[at]
         return JudgedTokens(self.layout, scores, fuzzy, self.measured, self.at)
@@ -263,14 +270,16 @@ class Verification(NamedTuple):
     drafted: Tensor  # (N,) the tokens; negative ones are padding
     greedy: Sequence[bool]  # B: whether a request is greedy
     places: Tensor | None = None  # (N,) positions in their completions, from 0; None where no policy needs them
+    phases: Tensor | None = None  # (N,) states of `Phase.reading` before the tokens; None where T does not go by them
 
     def only(self, known: Sequence[bool]) -> tuple[Verification, Tensor]:
         """Returns the step without the drafts of some requests, and the places of the other tokens among all: (n,)."""
         kept = np.flatnonzero(np.repeat(known, self.counts))
         at = to_device(kept.tolist(), self.rows.device, torch.int64)
-        places = None if self.places is None else self.places[at]
+        places, phases = (None if each is None else each[at] for each in (self.places, self.phases))
         counts = [count if is_known else 0 for count, is_known in zip(self.counts, known, strict=True)]
-        return self._replace(counts=counts, rows=self.rows[at], places=places, drafted=self.drafted[at]), at
+        drafted = self.drafted[at]
+        return self._replace(counts=counts, rows=self.rows[at], places=places, drafted=drafted, phases=phases), at
 
 
 class Judge:
@@ -280,10 +289,12 @@ class Judge:
         drafts: logits of the drafts.
         score: its name.
         policy: scales T; None: T is the request's own.
+        tells_scaled: whether the D that it tells of tokens are divided by the scales, as they are compared with T.
     """
 
-    def __init__(self, drafts: KeptLogits, score: str, policy: ScalePolicy | None) -> None:
+    def __init__(self, drafts: KeptLogits, score: str, policy: ScalePolicy | None, tells_scaled: bool = False) -> None:
         self._drafts, self._score, self._policy = drafts, score_named(score), policy
+        self._tells_scaled = tells_scaled
 
     @property
     def needs_places(self) -> bool:
@@ -316,14 +327,15 @@ class Judge:
             found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
         device = step.logits.device
         limits = to_device(np.repeat(thresholds, step.counts).tolist(), device, torch.float64)
-        if self._policy is not None:
-            limits = scaled(limits, self._policy, self._tokens(step, entropies))
+        scales = (
+            torch.ones_like(limits) if self._policy is None else scales_of(self._policy, self._tokens(step, entropies))
+        )
         if found is None:
             after, greedy = to_device(layout.after.tolist(), device), np.repeat(step.greedy, step.counts).tolist()
-            bounds = Bounds(limits, after, to_device(greedy, device, torch.bool))
-            return Pending(layout, self._score, bounds, measured, at)
-        fuzzy = (found <= limits) & (found < torch.inf)
-        return JudgedTokens(layout, found, fuzzy, measured, at)
+            bounds = Bounds(limits, scales, after, to_device(greedy, device, torch.bool))
+            return Pending(layout, self._score, bounds, self._tells_scaled, measured, at)
+        compared, fuzzy = compare(found, limits, scales)
+        return JudgedTokens(layout, compared if self._tells_scaled else found, fuzzy, measured, at)
 
     def of_rejected(
         self, step: Verification, accepted: Sequence[bool], thresholds: Sequence[float]
@@ -396,7 +408,8 @@ class Judge:
 
     def _tokens(self, step: Verification, entropies: Tensor | None) -> StepTokens:
         of_target = isinstance(self._policy, EntropyScaled) and self._policy.signal == "target"
-        return StepTokens(step.places, entropies if of_target else None, None if of_target else entropies)
+        of_draft = None if of_target else entropies
+        return StepTokens(step.places, entropies if of_target else None, of_draft, step.phases)
 
     def _pieces(self, step: Verification, layout: Layout) -> Iterator[Piece]:
         """Yields the logits of the drafted tokens, in order.

@@ -71,7 +71,7 @@ class ChunkedDecisions:
     def __init__(self, judged: JudgedTokens | Pending, rows: StepRows, device: torch.device) -> None:
         self._judged, self._total, self._of_tokens = judged, rows.total, rows.on(device)
         self._fuzzy = rows.spread(judged.fuzzy) if isinstance(judged, JudgedTokens) else None
-        self._found: list[tuple[Tensor, ...]] = []  # by chunk: the most likely tokens; where pending, scores and fuzzy
+        self._found: list[tuple[Tensor, ...]] = []  # by chunk: the most likely tokens; of `Sight.judge`
         self._end = 0  # rows that are in chunks
 
     def next(self, logits: Tensor, verified: Tensor, own: bool) -> Tensor:
@@ -83,9 +83,9 @@ class ChunkedDecisions:
             return certain
         assert isinstance(self._judged, Pending)
         bounds = self._judged.bounds.spread(self._total, self._of_tokens).part(begin, self._end)
-        scores, fuzzy = Sight(logits, _next_inputs(verified)).judge(self._judged.score, bounds)
-        certain, most_likely = with_certain(logits, verified, fuzzy, own)
-        self._found.append((most_likely, scores, fuzzy))
+        decided = Sight(logits, _next_inputs(verified)).judge(self._judged.score, bounds)
+        certain, most_likely = with_certain(logits, verified, decided[-1], own)
+        self._found.append((most_likely, *decided))
         return certain
 
     def judged(self) -> JudgedTokens:
@@ -93,8 +93,8 @@ class ChunkedDecisions:
         most_likely, *decided = (torch.cat(each) for each in zip(*self._found, strict=True))
         judged = self._judged
         if isinstance(judged, Pending):
-            scores, fuzzy = decided
-            judged = judged.decided(scores, fuzzy, self._of_tokens)
+            scores, compared, fuzzy = decided
+            judged = judged.decided(scores, compared, fuzzy, self._of_tokens)
         judged.accepted(most_likely[self._of_tokens])
         return judged
 

@@ -17,10 +17,17 @@ from fsd_decoding.scores import Score, Seen, window_kept
 from fsd_decoding.tensors import argmax
 
 
+def compare(scores: Tensor, limits: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns scores divided by the factors of T, infinite where those are 0, and whether they are at most T: (n,)."""
+    compared = torch.where(scales > 0, scores / scales, torch.inf)
+    return compared, (compared <= limits) & (compared < torch.inf)
+
+
 class Bounds(NamedTuple):
     """What a score must not exceed at n tokens, and what else is known of these before vLLM processes their logits."""
 
     limits: Tensor  # (n,) T; below 0 nothing is accepted by its score
+    scales: Tensor  # (n,) factors of T
     after: Tensor  # (n,) how many tokens of the same draft follow
     greedy: Tensor  # (n,) bool: whether their request is greedy
 
@@ -30,7 +37,7 @@ class Bounds(NamedTuple):
             return self
         return Bounds(*(
             each.new_full((total,), nothing).index_put_((at,), each)
-            for each, nothing in zip(self, (-torch.inf, 0, False), strict=True)
+            for each, nothing in zip(self, (-torch.inf, 1, 0, False), strict=True)
         ))  # fmt: skip
 
     def part(self, begin: int, end: int) -> Bounds:
@@ -47,8 +54,8 @@ class Sight:
     draft: Tensor | None = None  # (n, V) q that the tokens were drawn from; None: it is not known
     uniform: Tensor | None = None  # (n,) u that vLLM's exact test is about to take, in fp64; None: it is not known
 
-    def judge(self, score: Score, bounds: Bounds) -> tuple[Tensor, Tensor]:
-        """Returns the scores, infinite where no T may accept, and whether they are at most T: (n,) each."""
+    def judge(self, score: Score, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the scores, infinite where no T may accept, and what `compare` does: (n,) each."""
         parts = [
             (score.of(seen), self._kept(seen, part, bounds.greedy[part]) if score.window else None)
             for part, seen in self._parts(score)
@@ -58,7 +65,7 @@ class Sight:
             kept = torch.cat([each for _, each in parts if each is not None])
             confirmed = window_kept(kept, score.window) & (bounds.after >= score.window)
             scores = scores.masked_fill(~confirmed, torch.inf)
-        return scores, (scores <= bounds.limits) & (scores < torch.inf)
+        return scores, *compare(scores, bounds.limits, bounds.scales)
 
     def _parts(self, score: Score) -> Iterator[tuple[slice, Seen]]:
         """Yields few enough tokens at a time for the memory that vLLM leaves."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from fsd_calib.vllm_plugin import KEY, supported_vllm
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Judged, Pending, Verification, policy_of
+from fsd_calib.vllm_plugin.phases import phases_of
 from fsd_calib.vllm_plugin.processed import Sight
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import Followed, ServeSettings
@@ -81,6 +82,8 @@ class Serving:
         telemetry: receives the steps.
     """
 
+    _tells_scaled = False  # see `Judge`
+
     def __init__(self, runner: Any, followed: Followed, telemetry: StepTelemetry) -> None:
         supported_vllm.check_runner(runner)
         _check_drafter(runner.drafter)
@@ -93,7 +96,9 @@ class Serving:
         runner.drafter._sample_draft_tokens = functools.partial(_sample_draft_tokens, runner.drafter, self._drafts)
 
     def _follow(self, followed: Followed) -> None:
-        self._judge = Judge(self._drafts, followed.divergence, policy_of(followed))
+        policy = policy_of(followed)
+        self._judge = Judge(self._drafts, followed.divergence, policy, self._tells_scaled)
+        self._phases = phases_of(policy, self._runner.vllm_config, self._runner.device)
         self._requests = RunningRequests(
             self._runner.requests, followed, functools.partial(warn_of, followed.task),
             self._runner.vllm_config.model_config.max_model_len,
@@ -109,13 +114,23 @@ class Serving:
 
     def admit(self, requests: Iterable[Any]) -> None:
         """Notes requests that the scheduler sends for the first time, or again with other parameters."""
+        requests = list(requests)
         self._requests.forget(request.req_id for request in requests)
+        if self._phases is not None:
+            self._phases.begin({request.req_id: request.prompt_token_ids for request in requests})
+
+    def resume(self, texts: Mapping[str, Sequence[int]]) -> None:
+        """Notes the prompts and texts so far of requests that the last step left out."""
+        if self._phases is not None:
+            self._phases.begin(texts)
 
     def forget(self, finished: Set[str]) -> None:
         """Forgets requests that have finished."""
         if finished:
             self._telemetry.log.finish(finished)
             self._requests.forget(finished)
+        if self._phases is not None:
+            self._phases.forget(finished)
 
     def close(self) -> None:
         """Brings what was seen of the last steps to where it belongs. Nothing follows."""
@@ -133,8 +148,9 @@ class Serving:
         if max(drafting) < 0 and self._telemetry.measures is None:
             return None
         rows, drafted = metadata.target_logits_indices, metadata.draft_token_ids
+        phases = None if self._phases is None else self._phases.before(ids, counts, drafted)
         greedy = [request.greedy for request in requests]
-        step = Verification(ids, counts, state.logits, rows, drafted, greedy, self._places(metadata))
+        step = Verification(ids, counts, state.logits, rows, drafted, greedy, self._places(metadata), phases)
         thresholds = [request.threshold for request in requests]
         if self._looks_first(state.logits) and all(request.plain for request in requests):
             return self._judge.of_rejected(step, _accepted_exactly(state.logits, rows, drafted), thresholds)
@@ -159,15 +175,18 @@ class Serving:
 
     def _sample(self, original: Callable[[Any, Any], Any], logits: Any, metadata: Any) -> Any:
         """vLLM's `_sample`, whose step is logged: every one, so that the tokens of all texts are known."""
-        if not self._telemetry.listens:
+        if not self._telemetry.listens and self._phases is None:
             return original(logits, metadata)
         output, judged = original(logits, metadata), self._sampler.judged
         assert not isinstance(judged, Pending)  # the sampler decided
         runner, ids = self._runner, self._runner.input_batch.req_ids
-        ends = runner.seq_lens[: len(ids)]
-        drafted = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
-        emitted = Emitted(output.sampled_token_ids, ends, drafted, ~runner.discard_request_mask.np[: len(ids)])
-        self._telemetry.log.add(ids, self._requests.of(ids), judged, emitted)
+        emits = ~runner.discard_request_mask.np[: len(ids)]
+        if self._phases is not None:
+            self._phases.advance(ids, output.sampled_token_ids, emits)
+        if self._telemetry.listens:
+            drafted = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
+            emitted = Emitted(output.sampled_token_ids, runner.seq_lens[: len(ids)], drafted, emits)
+            self._telemetry.log.add(ids, self._requests.of(ids), judged, emitted)
         return output
 
 

@@ -7,7 +7,7 @@ that nothing is done while it drafts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from fsd_calib.vllm_plugin import KEY, supported_vllm
 from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Pending, Verification, policy_of
 from fsd_calib.vllm_plugin.logits_v2 import ChunkedDecisions, StateDraftLogits, StepRows, padded
+from fsd_calib.vllm_plugin.phases import phases_of
 from fsd_calib.vllm_plugin.rejection_sampler import warn_of
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import ServeSettings
@@ -43,7 +44,9 @@ class ServingV2:
         drafts = StateDraftLogits(_draft_logits(runner), runner.req_states.req_id_to_index)
         self._runner = runner
         self._known: dict[str, Any] = {}
-        self._judge = Judge(drafts, profile.divergence, policy_of(profile))
+        policy = policy_of(profile)
+        self._judge = Judge(drafts, profile.divergence, policy)
+        self._phases = phases_of(policy, config, runner.device)
         self._requests = RunningRequests(
             self._known, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len,
             noise_is_seen=False,
@@ -61,10 +64,16 @@ class ServingV2:
         yield
 
     def admit(self, requests: Iterable[Any]) -> None:
-        """Notes requests that the scheduler sends for the first time, or again with other parameters."""
+        """Notes requests that the scheduler sends for the first time, again with other parameters, or to be resumed."""
+        requests = list(requests)
         for request in requests:
             self._known[request.req_id] = request
             self._requests.forget([request.req_id])
+        if self._phases is not None:
+            self._phases.begin({request.req_id: request.prefill_token_ids for request in requests})
+
+    def resume(self, texts: Mapping[str, Sequence[int]]) -> None:
+        """Requests that are resumed are sent again to this runner, so there are none."""
 
     def forget(self, finished: Iterable[str]) -> None:
         """Forgets requests that have finished."""
@@ -72,6 +81,8 @@ class ServingV2:
         if ended:
             self._telemetry.log.finish(ended)
             self._requests.forget(ended)
+        if self._phases is not None:
+            self._phases.forget(ended)
         for request in ended:
             self._known.pop(request, None)
 
@@ -92,11 +103,15 @@ class ServingV2:
         """vLLM's `sample`, whose step is logged: every one, so that the tokens of all texts are known."""
         self._verified = None
         result = original(hidden_states, batch, grammar_output)
+        if not self._telemetry.listens and self._phases is None:
+            return result
+        ids, emits = list(batch.req_ids), np.ones(len(batch.req_ids), bool)
+        sampled = padded(result[0].sampled_token_ids, result[0].num_sampled)
+        if self._phases is not None:
+            self._phases.advance(ids, sampled, emits)
         if self._telemetry.listens:
-            ids, counts = list(batch.req_ids), StepRows(batch.cu_num_logits_np).counts
-            lengths = batch.seq_lens[: len(ids)]
-            sampled = padded(result[0].sampled_token_ids, result[0].num_sampled)
-            emitted = Emitted(sampled, lengths, counts, np.ones(len(ids), bool))
+            lengths, counts = batch.seq_lens[: len(ids)], StepRows(batch.cu_num_logits_np).counts
+            emitted = Emitted(sampled, lengths, counts, emits)
             self._telemetry.log.add(ids, self._requests.of(ids), self._verified, emitted)
         return result
 
@@ -106,9 +121,10 @@ class ServingV2:
         places = self._places(rows, batch) if self._judge.needs_places else None
         of_tokens = rows.on(logits.device)
         drafted = batch.input_ids[batch.logits_indices][of_tokens + 1]
+        phases = None if self._phases is None else self._phases.before(ids, rows.counts, drafted)
         requests = self._requests.of(ids)
         greedy, thresholds = zip(*((request.greedy, request.threshold) for request in requests), strict=True)
-        step = Verification(ids, rows.counts, logits, of_tokens, drafted, greedy, places)
+        step = Verification(ids, rows.counts, logits, of_tokens, drafted, greedy, places, phases)
         return self._judge(step, thresholds, self._telemetry.measures)
 
     def _places(self, rows: StepRows, batch: Any) -> Tensor:

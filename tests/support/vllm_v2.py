@@ -4,7 +4,9 @@ vLLM refuses that runner where it finds no Triton for the device, so it is told 
 what the engine did as one line of JSON: of each case of `CASES`, the `Served` of each prompt. With a score and a T, the
 profile has these, and the case is its own.
 
-    python vllm_v2.py FOLDER [SCORE T]
+    python vllm_v2.py FOLDER [phase | SCORE T]
+
+With `phase` T is START inside a phase and END outside, and there is one case.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 PROMPTS, LENGTH, TOKENS, OVER = 6, 4, 24, 20
 START, END = 0.1, 0.02  # T of the first token, and after OVER tokens
+MARKERS = ",", "."
 GRAMMAR = "[0-9]{4,40}"
 CASES: dict[str, dict[str, Any]] = {
     "off": {"extra_args": {"fsd": "off"}},
@@ -75,11 +78,11 @@ def _know_log1p() -> None:
     rejection_sampler_utils.tldevice = SimpleNamespace(log1p=lambda x: language.log(1.0 + x))
 
 
-def _run(folder: Path, *scored: str) -> dict[str, list[dict[str, Any]]]:
+def _run(folder: Path, *by: str) -> dict[str, list[dict[str, Any]]]:
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
-    from fsd_decoding.adaptive import Schedule
+    from fsd_decoding.adaptive import Phase, Schedule
     from fsd_decoding.profile.parts import PolicyInfo
     from support.vllm_engine import Recorded, arithmetic, engine, saved
 
@@ -87,18 +90,18 @@ def _run(folder: Path, *scored: str) -> dict[str, list[dict[str, Any]]]:
     rejection_sampler.MAX_CHUNK_BYTES = 3 * (LENGTH + 1) * 4 * 979  # three requests a chunk
     prompts = [problem.prompt for problem in arithmetic(PROMPTS).problems]
     changes: dict[str, Any] = {"draft_length": LENGTH}
-    if scored:
-        changes |= {"divergence": scored[0], "threshold": float(scored[1])}
+    if len(by) == 2:
+        changes |= {"divergence": by[0], "threshold": float(by[1])}
     else:
-        policy = PolicyInfo.of(str(Schedule(start=START, end=END, over=OVER).identity)).model_dump()
-        changes |= {"threshold": START, "policy": policy}
+        moved = Phase(START, END, *MARKERS) if by else Schedule(start=START, end=END, over=OVER)
+        changes |= {"threshold": START, "policy": PolicyInfo.of(str(moved.identity)).model_dump()}
     llm = engine(
         saved(folder, changes), {"untested_v2_runner": True},
         max_num_seqs=PROMPTS,
         speculative_config={"num_speculative_tokens": LENGTH, "draft_sample_method": "probabilistic"},
     )  # fmt: skip
     found = {}
-    for name, case in {"calibrated": {}}.items() if scored else CASES.items():
+    for name, case in {"calibrated": {}}.items() if by else CASES.items():
         options = dict(case)
         if grammar := options.pop("grammar", None):
             options["structured_outputs"] = StructuredOutputsParams(regex=grammar)

@@ -98,7 +98,7 @@ def test_its_numbers_are_those_of_our_engine_but_for_where_rounds_end(folder: Pa
     alone = {p.source: p for p in found.curve if p.setting.rule == "target"}
     assert sum(round(p.accuracy * p.problems) for p in alone.values()) == right
     ours = sum(r.emitted for r in results) / sum(r.rounds for r in results)
-    assert found.tokens_per_round.sd == pytest.approx(ours, rel=0.25)
+    assert found.tokens_per_round.lossless == pytest.approx(ours, rel=0.25)
 
 
 def test_the_served_command_has_no_doubt_and_our_decoder_has_one(folder: Path) -> None:

@@ -22,17 +22,19 @@ from vllm.version import __version__ as vllm_version
 from fsd_calib.vllm_plugin.supported_vllm import RUNNER_V2, check_vllm
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
+from fsd_decoding.text import token_bytes
 from support import vllm_v2
-from support.vllm_engine import DRAFT, TARGET, logits
-from support.vllm_v2 import CASES, END, GRAMMAR, OVER, START, Served
+from support.phases import inside_before
+from support.vllm_engine import DRAFT, TARGET, logits, tokenizer
+from support.vllm_v2 import CASES, END, GRAMMAR, MARKERS, OVER, START, Served
 
 ALL = [name for name in CASES if name.startswith("all")]
 
 
-def run(folder: Path, *scored: str) -> dict[str, list[Served]]:
+def run(folder: Path, *by: str) -> dict[str, list[Served]]:
     """Returns what the engine did, by case."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, vllm_v2.__file__, str(folder), *scored], env=environment,
+    done = subprocess.run([sys.executable, vllm_v2.__file__, str(folder), *by], env=environment,
                           capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
@@ -107,6 +109,22 @@ def test_decisions_equal_those_from_uncached_logits_in_fp64(ran: dict[str, list[
             assert facts[1] or token == argmax
     assert (False, True) in outcomes
     assert name == "strict" or (True, False) in outcomes
+
+
+def test_each_token_is_judged_by_the_t_of_its_phase(tmp_path: Path) -> None:
+    texts, judged = token_bytes(tokenizer()), set()
+    for served in run(tmp_path, "phase")["calibrated"]:
+        every = [*served.prompt, *served.tokens]
+        inside = inside_before(every, texts, MARKERS)
+        for place, token, accepted, (found, fuzzy, argmax) in decisions(served):
+            at = len(served.prompt) + place
+            if at >= len(every):
+                continue  # behind the text's end, so not in it
+            assert bool(fuzzy) == (found <= (START if inside[at] else END))
+            assert accepted == bool(fuzzy or argmax)
+            assert not accepted or token == every[at]
+            judged.add((inside[at], END < found <= START))
+    assert len(judged) == 4
 
 
 def test_sampled_requests_accept_what_is_near_enough(ran: dict[str, list[Served]]) -> None:

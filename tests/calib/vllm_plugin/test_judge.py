@@ -14,8 +14,9 @@ from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits,
 from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Verification, accept_at, accept_certainly
 from fsd_common.errors import UsageError
 from fsd_decoding import tensors
-from fsd_decoding.adaptive import EntropyScaled, Schedule
+from fsd_decoding.adaptive import EntropyScaled, Phase, Schedule
 from fsd_decoding.divergence import DIVERGENCES, divergence, entropy
+from fsd_decoding.policies.threshold import ScalePolicy
 
 VOCABULARY, LENGTH = 7, 3
 
@@ -165,6 +166,48 @@ def test_an_entropy_policy_scales_by_entropies(seed: int, of: Any) -> None:
     bounds = torch.where(torch.arange(5) < 2, 0.1 * torch.exp(2 * (1 - torch.exp(-entropy(logits).double()))), -1.0)
     assert judged is not None
     assert judged.fuzzy.tolist() == (judged.divergences <= bounds).tolist()
+
+
+def phase(inside: float, outside: float) -> Phase:
+    made = Phase(inside, outside, 3, 4)
+    made.check([], None, "", "")
+    return made
+
+
+@pytest.mark.parametrize("tells_scaled", [False, True])
+def test_a_phase_scales_by_what_stands_before_tokens(tells_scaled: bool) -> None:
+    drafts, _ = drafted(["a", "b"])
+    step, _ = verification(["b", "x", "a"], [2, 1, LENGTH])  # the drafts of x are not known
+    inside, policy = torch.tensor([True, False, False, False, True, True]), phase(1.0, 0.25)
+    states = torch.where(inside, policy.reading.inside, 0)
+    plain = Judge(drafts, "js", None)(step, [0.3] * 3)
+    judged = Judge(drafts, "js", policy, tells_scaled)(step._replace(phases=states), [0.3] * 3)
+    assert isinstance(plain, JudgedTokens)
+    assert isinstance(judged, JudgedTokens)
+    scales = torch.where(inside[torch.tensor([0, 1, 3, 4, 5])], 1.0, 0.25)
+    told = plain.divergences / scales if tells_scaled else plain.divergences
+    assert torch.allclose(judged.divergences.float(), told)
+    assert judged.fuzzy.tolist() == (plain.divergences <= 0.3 * scales).tolist()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [phase(0.5, -1), Schedule(0.0, 0.5, over=1), EntropyScaled(0.5, 0.0)],
+    ids=["phase", "schedule", "entropy"],
+)
+def test_where_the_scale_is_zero_nothing_is_accepted(policy: ScalePolicy) -> None:
+    """Not even where target and draft are the same."""
+    drafts, of = drafted(["a"])
+    step, _ = verification(["a"], [LENGTH])
+    step.logits[:LENGTH] = of["a"]
+    step = step._replace(places=torch.arange(LENGTH), phases=torch.tensor([0, 1, 1]))
+    for threshold in (0.0, 0.5):
+        judged = Judge(drafts, "js", policy)(step, [threshold])
+        assert isinstance(judged, JudgedTokens)
+        assert judged.divergences.max() < 1e-6
+        assert (judged.divergences == 0).any()
+        within = (judged.divergences <= threshold).tolist()
+        assert judged.fuzzy.tolist() == [within[0] and isinstance(policy, EntropyScaled), *within[1:]]
 
 
 @pytest.mark.thinned(every=6)

@@ -216,10 +216,11 @@ def test_few_tokens_at_a_time_are_judged_as_all(name: str, monkeypatch: pytest.M
     draft = target + torch.randn(40, VOCABULARY, generator=source)
     sight = Sight(target, draft.argmax(-1), draft.softmax(-1), torch.rand(40, generator=source, dtype=torch.float64))
     after, greedy = torch.arange(40).flip(0) % 8, torch.rand(40, generator=source) < 0.5
-    scores, _ = sight.judge(score_named(name), processed.Bounds(torch.zeros(40), after, greedy))
-    bounds = processed.Bounds(scores[scores < torch.inf].median().expand(40), after, greedy)
+    scores, *_ = sight.judge(score_named(name), processed.Bounds(torch.zeros(40), torch.ones(40), after, greedy))
+    limit = scores[scores < torch.inf].median().expand(40)
+    bounds = processed.Bounds(limit, torch.ones(40), after, greedy)
     whole = sight.judge(score_named(name), bounds)
-    assert 0 < whole[1].sum() < 40
+    assert 0 < whole[-1].sum() < 40
     monkeypatch.setattr(processed, "chunk_elements", lambda device, vocabulary: 3 * vocabulary)
     for one, other in zip(sight.judge(score_named(name), bounds), whole, strict=True):
         assert torch.equal(one, other)
