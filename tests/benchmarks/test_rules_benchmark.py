@@ -138,8 +138,8 @@ def test_the_error_of_a_retention_is_that_of_resampled_problems() -> None:
 
 
 def made_up() -> tuple[Panel, Compared]:
-    """Of 100 solved problems js saves rounds of each at T = .005, and loses one at each hundredth of T; of an ensemble's
-    two weights the looser one loses ten."""
+    """Of 100 solved problems js saves rounds of each at T = .005, and loses one at each hundredth of T; of the
+    two weights of an ensemble the looser one loses ten."""
     panel = Panel("coupled", ("js",), (Judge("ensemble", threshold=0.1), Judge("ensemble", threshold=0.3)))
     base = [[Text(-1.0, math.inf, True, 60, 20, 160, 40)] for _ in range(100)]
     js = [
@@ -206,9 +206,9 @@ def test_stored_texts_are_read_as_they_were_and_a_run_goes_on(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_traces_say_how_long_rounds_are_where_so_much_is_replaced(tmp_path: Path) -> None:
-    task = pool_task(rules.SEED, 40)
+    task, (target, draft) = pool_task(rules.SEED, 40), pair_paths()
     traces = collect_traces(
-        task, *pair_paths(), out=tmp_path / "traces", divergences=("js", "margin", "fly@6", "typical"), temperature=0.0
+        task, target=target, draft=draft, out=tmp_path / "traces", divergences=("js", "margin", "fly@6", "typical")
     )
     found = from_traces(traces, LENGTH)
     lossless = found[0]["tokens_per_round"]

@@ -102,7 +102,7 @@ class Compared:
         curve, gain = self._curves[default.judge], self._gain(default.judge)
         at = curve.place(default.threshold) if default.judge.score is not None else 0
         retention = curve.retention[:, at]
-        others = [fastest(rule.gain, rule.curve.retention >= retention[:, None])[1] for rule in self.rules]
+        others = [fastest(rule.gain, rule.curve.keeping(retention[:, None]))[1] for rule in self.rules]
         names = [rule.name for rule in self.rules]
         best = int(np.argmax([float(of[0]) for of in others]))
         return {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fsd_collectors.replay.cost import CostModel
 
-Floats = NDArray[np.float32] | NDArray[np.float64]
+Floats = NDArray[Any]  # of 32 or 64 bits
 Columns = dict[str, NDArray[Any]]
 
 RESAMPLES, CONFIDENCE = 400, 0.95
@@ -97,7 +97,8 @@ class Curve:
     def error(self) -> Floats:
         """The standard error of the retention, of which problems that flip are the cause."""
         flipped = self.right + self.correct - 2 * self.both
-        return self.retention * np.sqrt(flipped / (self.right * np.maximum(self.correct, 1)))
+        share: Floats = flipped / (self.right * np.maximum(self.correct, 1))
+        return self.retention * np.sqrt(share)
 
     @property
     def tokens_per_round(self) -> Floats:
@@ -112,10 +113,10 @@ class Curve:
         """The place of a T among the thresholds."""
         return int(np.searchsorted(self.thresholds, threshold, side="right")) - 1
 
-    def keeping(self, wanted: float | None) -> NDArray[np.bool_]:
+    def keeping(self, wanted: float | Floats | None) -> NDArray[np.bool_]:
         """Where the retention is at least what is wanted, and where nothing is lost by design.
 
-        wanted: None: at least 1 less two standard errors.
+        wanted: for all draws, or for each: (draws, 1). None: at least 1 less two standard errors.
         """
         least = 1.0 - SPREAD * self.error if wanted is None else wanted
         return np.asarray((self.retention >= least) | (np.arange(self.retention.shape[1]) == 0))

@@ -18,7 +18,7 @@ from fsd_decoding.batch import Request
 from fsd_decoding.engine.cache_pool import KVCachePool, Models
 from fsd_decoding.engine.rounds import Rounds
 from fsd_decoding.models.runner import vocabulary_size
-from lib.rules.judges import Judged, Panel
+from lib.rules.judges import Panel
 
 if TYPE_CHECKING:
     from lib.rules.texts import End
@@ -77,12 +77,14 @@ class RoundMaker:
         proposal = self._rounds.propose(draft, self._rounds.verify(draft, kv_length))
         drafted, choice = proposal.drafted.tolist(), proposal.target_choice.tolist()
         self._held = [request.prompt + tokens for request, tokens in zip(asked, drafted, strict=True)]
-        judged = _listed(self.panel.judge(proposal))
-        rounds = []
-        for row, request in enumerate(asked):
-            count = request.drafts(0)
-            rounds.append(Round(drafted[row][:count], choice[row][count], *(part[row] for part in judged)))
-        return [None if request is None else made for request, made in zip(requests, rounds, strict=True)]
+        judged = self.panel.judge(proposal)
+        kept, fallback, scores = judged.kept.tolist(), judged.fallback.tolist(), judged.scores.tolist()
+        made: list[Round | None] = [None] * len(asked)
+        for row, request in enumerate(requests):
+            if request is not None:
+                count = request.drafts(0)
+                made[row] = Round(drafted[row][:count], choice[row][count], kept[row], fallback[row], scores[row])
+        return made
 
     def _read(self, asked: Sequence[Request]) -> None:
         """Reads what the caches lack of the texts; the last token, and of the draft the last two, are left to it."""
@@ -106,7 +108,3 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
         if a != b:
             return count
     return min(len(one), len(other))
-
-
-def _listed(judged: Judged) -> tuple[list[list[list[bool]]], list[list[list[int]]], list[list[list[float]]]]:
-    return judged.kept.tolist(), judged.fallback.tolist(), judged.scores.tolist()

@@ -21,7 +21,7 @@ def _levels(found: Mapping[str, Any]) -> Iterator[str]:
     by_rule: dict[str, list[Mapping[str, Any]]] = {}
     for level in found["levels"]:
         by_rule.setdefault(level["rule"], []).append(level)
-    yield f"temperature {found['temperature']:g}: tokens/s over those of {found['fastest_lossless']}, the fastest lossless"
+    yield f"temperature {found['temperature']:g}: times the speed of {found['fastest_lossless']}, the fastest lossless"
     yield ""
     yield "| score | " + " | ".join(_TOLD.get(each, str(each)) for each in wanted) + " |"
     yield "| --- " * (1 + len(wanted)) + "|"

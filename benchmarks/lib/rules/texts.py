@@ -138,7 +138,7 @@ def write(
     waiting = iter(zip(problems, requests, strict=True))
     asking: list[_Row | None] = [_Row.begin(writer, *each) for each in islice(waiting, rows)]
     while any(asking):
-        for place, made in enumerate(maker.make([row and row.asked for row in asking])):
+        for place, made in enumerate(maker.make([None if row is None else row.asked for row in asking])):
             row = asking[place]
             if row is not None and made is not None and (texts := row.answer(made)) is not None:
                 yield row.number, texts
