@@ -43,7 +43,7 @@ def test_a_score_that_looks_at_later_tokens_certifies(tmp_path: Path) -> None:
     found = ThresholdProfile.load(tmp_path / "out")
     assert found.certificate.certified
     assert found.divergence == "fly@1"
-    assert found.tokens_per_round.chosen > found.tokens_per_round.sd
+    assert found.tokens_per_round.chosen > found.tokens_per_round.lossless
 
 
 def decodings(folder: Path) -> int:
