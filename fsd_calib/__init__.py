@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
     from fsd_calib.calibration.api import calibrate
     from fsd_calib.calibration.retime import retime
+    from fsd_calib.exports.engines import export_profile
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry import Telemetry
     from fsd_collectors.collection.rescoring import with_scores
@@ -52,6 +53,7 @@ __all__ = [
     "calibrate",
     "collect_traces",
     "drafter_named",
+    "export_profile",
     "fsd_generate",
     "load_task",
     "load_traces",
@@ -82,6 +84,7 @@ __getattr__, __dir__ = lazy_exports(
         "adaptive": "fsd_calib.adaptive",
         "calibrate": "fsd_calib.calibration.api",
         "collect_traces": "fsd_collectors.collection.run",
+        "export_profile": "fsd_calib.exports.engines",
         "drafter_named": "fsd_decoding.drafters.named",
         "fsd_generate": "fsd_decoding.hf",
         "load_task": "fsd_calib.tasks.registry",

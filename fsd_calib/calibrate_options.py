@@ -25,6 +25,7 @@ from fsd_calib.common_options import (
     DRAFT,
     GOAL,
     MODELS,
+    PHASES,
     POLICIES,
     RULES_WITH_T,
     SCORES,
@@ -36,11 +37,14 @@ from fsd_calib.common_options import (
     Group,
     Limit,
     PathLike,
+    PhaseBegin,
+    PhaseEnd,
     Ray,
     Seed,
     Target,
     Workers,
     absolute,
+    check_phase,
     family_of,
 )
 from fsd_calib.search.storage_url import without_password
@@ -295,9 +299,10 @@ class SearchSpace(Drawing):
         Option(
             "How T changes over a text: constant (the default), schedule (stricter at the beginning, or towards the "
             "end), entropy (looser where the target is unsure), per-prompt (predicted from the prompt and the draft's "
-            "first token; learned on the tuning part, even with --plan), or several, separated by commas or by "
-            "repeating the option. Each policy has a handful of shapes; how loose a shape may be is searched and "
-            "certified like a constant T.",
+            "first token; learned on the tuning part, even with --plan), phase (one T while the model thinks and "
+            "another one else; phase-inside and phase-outside are exact in the other phase), or several, separated by "
+            "commas or by repeating the option. Each policy has a handful of shapes; how loose a shape may be is "
+            "searched and certified like a constant T.",
             DECODING,
             words=POLICIES,
             read=several_each,
@@ -305,6 +310,8 @@ class SearchSpace(Drawing):
             written=Several[Annotated[str, AfterValidator(_policy)]],
         ),
     ] = (CONSTANT,)
+    phase_begin: PhaseBegin = None
+    phase_end: PhaseEnd = None
     draft_length: Annotated[
         Several[Count] | None,
         Option(
@@ -350,6 +357,7 @@ class SearchSpace(Drawing):
 
     @model_validator(mode="after")
     def _check_together(self) -> SearchSpace:
+        check_phase(self.phase_begin, self.phase_end, self.phases)
         if any(self.trees):
             self.check_walked(f"{named('tree')} is given", "trees")
         if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
@@ -381,6 +389,11 @@ class SearchSpace(Drawing):
         policies = listed(self.threshold_policy)
         names = (each if isinstance(each, str) else type(each).__name__ for each in policies)
         return ", ".join(names) if any(map(moves, policies)) else ""
+
+    @property
+    def phases(self) -> bool:
+        """Whether T moves by the task's phase."""
+        return any(isinstance(each, str) and each in PHASES for each in listed(self.threshold_policy))
 
     @property
     def trees(self) -> tuple[TreeShape | None, ...]:

@@ -12,7 +12,8 @@ from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 
 from fsd_calib.tasks.asking import PROBLEMS
 from fsd_calib.tasks.registry import TASKS
-from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_path, check_sampling, named
+from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_path, check_sampling, marker, named
+from fsd_common.errors import UsageError
 from fsd_common.option import Option
 from fsd_common.settings import Count, Rule, Settings
 
@@ -23,7 +24,8 @@ RULES = (*RULES_WITHOUT_T, *RULES_WITH_T, "typical", "ensemble")
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
 SCORES = (*DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior")
 CONSTANT = "constant"
-POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt")
+PHASES = ("phase", "phase-inside", "phase-outside")
+POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt", *PHASES)
 DTYPES = ("float32", "bfloat16", "float16")
 
 GOAL, MODELS, DECODING = "Goal", "Models", "Decoding"
@@ -108,6 +110,43 @@ TopK = Annotated[Count | None, Option("Sample from this many of the likeliest to
 TopP = Annotated[
     Shares | None,
     Option("Sample from the likeliest tokens that together have this probability.", DECODING, within="sampling"),
+]
+
+
+def _marker(value: Any, info: ValidationInfo) -> Any:
+    return None if value is None else marker(named(str(info.field_name)), value)
+
+
+def _read_marker(option: str, text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
+
+
+def check_phase(begin: str | int | None, end: str | int | None, wanted: bool) -> None:
+    """Raises UsageError where one marker of a phase is given, or both though no policy wants a phase."""
+    first, last = named("phase_begin"), named("phase_end")
+    if wanted and (begin is None) != (end is None):
+        raise UsageError(f"{first} is {begin!r} and {last} is {end!r}; give both, or none")
+    if not wanted and (begin, end) != (None, None):
+        raise UsageError(
+            f"{first} and {last} mark a phase, and no policy goes by it; give {named('threshold_policy')} "
+            f"{', '.join(PHASES[:-1])} or {PHASES[-1]}, or leave them out"
+        )
+
+
+PhaseBegin = Annotated[
+    str | int | None,
+    PlainValidator(_marker),
+    Option(
+        "Marker behind which a phase begins: a text, in the prompt or in what is written, or the id of a token. By "
+        "default the one that thinking has in the chat template or among the tokens, else the task's own.",
+        DECODING,
+        read=_read_marker,
+    ),
+]
+PhaseEnd = Annotated[
+    str | int | None,
+    PlainValidator(_marker),
+    Option("Marker behind which the phase ends, likewise.", DECODING, read=_read_marker),
 ]
 
 

@@ -20,9 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
-
-from pydantic import ConfigDict, Field
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from fsd_common.errors import UsageError, in_one_line
 
@@ -45,10 +43,10 @@ _Found = TypeVar("_Found")
 class Addon:
     """What is known of code that is not of fsd-calib."""
 
-    __pydantic_config__ = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True,
-        json_schema_extra={"description": "Code that is not of fsd-calib: a score, rule, drafter or stop policy."},
-    )  # fmt: skip
+    __pydantic_config__ = {  # noqa: RUF012  # of pydantic, which takes long to import
+        "extra": "forbid", "use_attribute_docstrings": True,
+        "json_schema_extra": {"description": "Code that is not of fsd-calib: a score, rule, drafter or stop policy."},
+    }  # fmt: skip
 
     kind: AddonKind
     """What it is."""
@@ -58,7 +56,7 @@ class Addon:
     """The package that has the entry point. null: it was named by its module."""
     version: str | None
     """The version of that package."""
-    source: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    source: str
     """SHA-256 of its module's file, or where that is in a package of Python's, of all files in Python of the latter."""
 
     @property

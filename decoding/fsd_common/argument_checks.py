@@ -52,6 +52,20 @@ def amount(thing: str, value: object, *, zero: bool = True) -> float:
     return found
 
 
+LONGEST_MARKER = 200  # bytes
+
+
+def marker(thing: str, value: object) -> str | int:
+    """Returns the value. UsageError: it is neither a text, which may not be long, nor the id of a token."""
+    if isinstance(value, str) and 0 < len(value.encode()) <= LONGEST_MARKER:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise UsageError(
+            f"{thing} is {value!r:.60}; it must be a text of 1 to {LONGEST_MARKER} bytes, or the id of a token"
+        )
+    return int(value)
+
+
 def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]) -> None:
     """UsageError: a draft length is not a whole number of at least 1, or a threshold is not a number."""
     for length in draft_lengths:

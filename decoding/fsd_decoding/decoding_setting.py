@@ -11,6 +11,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.base import Drafter
 from fsd_decoding.policies.composed import Composed, Switch
+from fsd_decoding.policies.phase import Phase
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, Shape, ThresholdPolicy
 from fsd_decoding.proposal import Criterion
@@ -141,7 +142,9 @@ def _obstacles_to_trees(setting: DecodingSetting) -> Iterator[str]:
 
 
 def _scales_nodes(policy: ThresholdPolicy) -> bool:
-    """Whether a policy scales T for each token from that token's place and logits alone, so that nodes are as good."""
+    """Whether a policy scales T for each node as for a token of a chain: by what stands before it, and its logits."""
+    if isinstance(policy, Phase):
+        return True
     if isinstance(policy, Composed):
         return not isinstance(policy, Switch) and all(map(_scales_nodes, policy.policies))
     return isinstance(policy, Shape) and not policy.reads_outcomes

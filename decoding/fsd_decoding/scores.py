@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fsd_common.addons import OWN, Addon, Registry
 from fsd_common.errors import UsageError
@@ -146,6 +147,7 @@ class Score:
         parameters: what may follow the name.
         formula: for people.
         on: which logits it is defined on; None: raw or processed ones, as `Criterion.on` says.
+        reads_token: whether it depends on x, and not on p and q alone.
         reads_draft: whether it depends on q.
         reads_noise: whether it depends on u.
         reads_top: how many of the likeliest tokens of p and of q it depends on, besides x; None: on all tokens.
@@ -157,8 +159,9 @@ class Score:
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     formula: ClassVar[str]
     on: ClassVar[Logits | None] = None
+    reads_token: ClassVar[bool] = True
     reads_draft: ClassVar[bool] = False
-    reads_noise: ClassVar[bool] = False
+    reads_noise: bool = False
     judges_trees: ClassVar[bool] = True
     reads_top: int | None = None
     largest: float = 1.0
@@ -184,6 +187,7 @@ class Score:
 class Divergence(Score):
     """D(p, q): x itself does not matter. `fsd`, `fsd-sd` and `fsd-coupled` of arXiv 2502.20704."""
 
+    reads_token = False
     reads_draft = True
     largest = math.inf
 
@@ -201,15 +205,16 @@ class Gated(Score):
 
     parameters = (Parameter("g", "the largest p1 at which D may keep a token", 0.9, 0.0, 1.0, whole=False),)
     formula = "D, infinite where p1 > g"
+    reads_token = False
     reads_draft = True
     largest = math.inf
 
     def __init__(self, written: str, values: Sequence[float], divergence: Divergence) -> None:
         super().__init__(written, values)
-        self._divergence, self.reads_top = divergence, divergence.reads_top
+        self.divergence, self.reads_top = divergence, divergence.reads_top
 
     def of(self, seen: Seen) -> Tensor:
-        return self._divergence.of(seen).masked_fill(seen.target.largest > self.values[0], math.inf)
+        return self.divergence.of(seen).masked_fill(seen.target.largest > self.values[0], math.inf)
 
 
 class _AmongTop(Score):
@@ -310,9 +315,12 @@ class AcceptThreshold(Score):
     parameters = (Parameter("a", "SGLang's --speculative-accept-threshold-acc", 1.0, 0.0, 1.0, whole=False),)
     formula = "1 - p(x), or 0 where u < p(x)/a and a < 1; infinite where p(x) = 0"
     on = "processed"
-    reads_noise = True
     reads_top = 0
     judges_trees = False
+
+    def __init__(self, written: str, values: Sequence[float]) -> None:
+        super().__init__(written, values)
+        self.reads_noise = self.values[0] < 1.0
 
     def of(self, seen: Seen) -> Tensor:
         p, a = seen.target.drafted, self.values[0]
@@ -336,15 +344,20 @@ class Typical(Score):
 
 
 class Posterior(Score):
-    """vllm-ascend's form of typical acceptance, p(x) > min(t, exp(-alpha H)), with `posterior_threshold` t = 1 - T."""
+    """vllm-ascend's `enable_entropy_verify`: the exact test with u min(t, exp(-alpha H)) in place of u, where
+    `posterior_threshold` t is 1 - T. H is of p here, of the target's raw logits there.
+    """
 
-    parameters = (Parameter("alpha", "vllm-ascend's posterior_alpha", 0.3, 0.0, 1e3, whole=False),)
-    formula = "0 where p(x) > exp(-alpha H), else 1 - p(x)"
+    parameters = (Parameter("alpha", "vllm-ascend's posterior_alpha", 0.4, 0.0, 1e3, whole=False),)
+    formula = "0 where u q(x) exp(-alpha H) <= p(x), else 1 - p(x) / (u q(x))"
     on = "processed"
+    reads_draft = reads_noise = True
+    judges_trees = False
 
     def of(self, seen: Seen) -> Tensor:
-        p, entropy = seen.target.drafted, seen.target.entropy
-        kept = torch.where(p > (-self.values[0] * entropy).exp(), 0.0, _strictly(1.0 - p.double()))
+        assert seen.uniform is not None
+        p, bar = seen.target.drafted.double(), seen.uniform() * seen.draft.drafted
+        kept = torch.where(bar * (-self.values[0] * seen.target.entropy).exp() <= p, 0.0, 1.0 - p / bar)
         return kept.masked_fill(p == 0.0, math.inf)
 
 
@@ -437,6 +450,16 @@ def scores_of(names: Sequence[str], on: Logits, seen: Callable[[Logits], Seen]) 
         found = unchecked_divergences(plain, at.target_logits, at.draft_logits, at.scans)
     scores = {name: score_named(name) for name in names}
     return {name: found[name] if name in found else score.of(seen(score.on or on)) for name, score in scores.items()}
+
+
+def window_kept(exact: Tensor, window: int) -> Tensor:
+    """Whether the exact rule keeps as many tokens after each one, none of which is beyond the last: (…, L) bool.
+
+    Args:
+        exact: (…, L) bool: the tokens that it keeps.
+    """
+    kept: Tensor = pad(exact, (0, window)).unfold(-1, window, 1)[..., 1:, :].all(-1)
+    return kept
 
 
 def is_divergence(name: str) -> bool:

@@ -165,3 +165,28 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
             raise
         raise UsageError(f"prompt {prompt!r:.40} holds what is not UTF-8; give it in UTF-8") from error
     return tokens
+
+
+@per_tokenizer
+def token_bytes(tokenizer: Any) -> list[bytes]:
+    """Returns the bytes that each token adds to a text, by id; special tokens have theirs, parts of characters, too."""
+    ids, unsettled = range(len(tokenizer)), unsettled_tokens(tokenizer)
+    anchor = next(i for i in ids if i not in unsettled and tokenizer.decode([i]).strip())
+    alone, *texts = tokenizer.batch_decode(  # behind another token: at the beginning a space may be left out
+        [[anchor], *([anchor, i] for i in ids)], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    names = tokenizer.convert_ids_to_tokens(ids)
+    return [
+        _bytes_named(name) if _BROKEN in text else text.removeprefix(alone).encode()
+        for name, text in zip(names, texts, strict=True)
+    ]
+
+
+def _bytes_named(name: str) -> bytes:
+    """The bytes of a token that is no whole character: `<0xE4>`, or a character of byte-level BPE for each byte."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    if name.startswith("<0x"):
+        return bytes([int(name[3:-1], 16)])
+    byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
+    return bytes(byte_of[c] for c in name) if byte_of.keys() >= set(name) else name.encode()

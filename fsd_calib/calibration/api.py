@@ -52,6 +52,7 @@ from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
 from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
+from fsd_decoding.policies.markers import THINKING, thinking_markers
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.parts import attempt_level
@@ -84,7 +85,7 @@ def calibrate(
         target: hub id, path, or loaded model (then `tokenizer` is needed).
         draft: the same, `Eagle(…)`, a head of the target, `NGram()`, which needs no model, or a list of drafts.
             Several are searched and certified together, in one attempt; the profile names the chosen draft, or, if
-            nothing is certified, the one with which `sd` is fastest.
+            nothing is certified, the one with which lossless decoding is fastest.
         goal: the accuracy or speed to reach, and the confidence of the certificate.
         decoding: the search space, and how tokens are drawn. The search chooses among several values of a field.
             `tree` may be a list of shapes, in which "chain" or None stands for chains. `threshold_policy` may be the
@@ -272,9 +273,11 @@ class Calibration:
             for draft in drafts[1:]:
                 shared_tokenizer(self.target, draft, tokenizer, loading)
             models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
-            context = context_of(*models[0], config.dtype)
+            # vLLM's texts end with the shorter context, ours with the target's.
+            limits = [context_of(*model, config.dtype) for model in (models if config.engine == "vllm" else models[:1])]
+            context = min((limit for limit in limits if limit is not None), default=None)
             self._check_sizes(len(tokenizer), context)
-            task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
+            task = usable(self._with_phase(self._task(tokenizer), tokenizer), tokenizer, context, config.reporter.note)
             guards = self._guards(task, tokenizer, context)
             for line in _code_of_others((task, *guards), loading, self._addons):
                 config.reporter.note(line)
@@ -336,6 +339,23 @@ class Calibration:
             config.reporter.note(f"prompts are made otherwise than those of the profile of {self.fixed.task!r}")
         return task
 
+    def _with_phase(self, task: Task, tokenizer: Any) -> Task:
+        """Returns the task with the markers of its phase, if T moves by it: those given, those of thinking, or its own.
+
+        UsageError: there are none.
+        """
+        if not self.decoding.phases:
+            return task
+        begin, end = self.decoding.phase_begin, self.decoding.phase_end
+        given = None if begin is None or end is None else (begin, end)
+        phase = given or thinking_markers(tokenizer) or task.phase
+        if phase is None:
+            raise UsageError(
+                f"the model's chat template and tokens have no markers of thinking ({' '.join(THINKING[0])}, …), and "
+                f"task {task.name} has no phase; give {argument('phase_begin')} and {argument('phase_end')}"
+            )
+        return replace(task, phase=phase)
+
     def _guards(self, task: Task, tokenizer: Any, context: int | None) -> tuple[Task, ...]:
         """The tasks to guard, each with the tuning problems that are decoded."""
         names, config = listed(self.config.guard or ()), self.config
@@ -364,7 +384,7 @@ class Calibration:
 
     @property
     def _longest(self) -> int:
-        """The largest draft length: of the search, or of `sd` where that has lengths of its own."""
+        """The largest draft length: of the search, or of lossless rules where those have lengths of its own."""
         space = self._space
         trees = [tree.scratch(max(space.lengths(tree))) for tree in space.trees if tree is not None]
         own = max([*space.draft_lengths, *trees])

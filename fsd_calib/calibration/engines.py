@@ -6,22 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import torch
 from torch.nn import Module
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
-from fsd_calib.common_options import DIVERGENCES, family_of
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits, short_name
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin import RULES
+from fsd_calib.vllm_plugin.settings import hidden_noise, other_law
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_common.formatting import megabytes
-from fsd_common.progress.base import Progress
+from fsd_common.progress.base import Progress, reading
 from fsd_common.settings import listed
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -124,14 +124,8 @@ def _read(model: Any, progress: Progress) -> None:
     """Reads a model's weights for its fingerprint, unless that is known of its files."""
     if not isinstance(model, Module):  # some other draft
         return
-    total, read = megabytes(sum(tensor.nbytes for tensor in model.state_dict().values())), 0
-    with progress.step(f"fingerprint of {short_name(model)}, MB", total) as advance:
-
-        def add(more: int) -> None:
-            nonlocal read
-            advance(megabytes(read + more) - megabytes(read))
-            read += more
-
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    with reading(progress, f"fingerprint of {short_name(model)}", size) as add:
         known_weights_digest(model, add)
 
 
@@ -181,8 +175,11 @@ def _obstacles(
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
     for name in listed(decoding.divergence):
-        if family_of(name) not in DIVERGENCES or name.startswith("gated-"):
-            yield f"which follows divergences, and the score is {name!r}: give one of {', '.join(DIVERGENCES)}"
+        if hidden := hidden_noise(name, greedy=decoding.temperature == 0):
+            yield f"which decodes greedily here, and {hidden}: give another score, or a {named('temperature')}"
+    for rule, name in product(listed(decoding.rule), listed(decoding.divergence)):
+        if law := other_law(rule, name, greedy=decoding.temperature == 0):
+            yield f"and {law}: give {named('rule')} fsd-sd"
     if any(decoding.trees):
         yield "which drafts no trees: leave them out"
     if decoding.predictor is not None:
@@ -190,7 +187,7 @@ def _obstacles(
     if decoding.stop_policy is not None:
         yield f"which cannot end drafts by a policy: leave {named('stop_policy')} out"
     if "per-prompt" in policies:
-        yield "which cannot follow policy 'per-prompt': give constant, schedule or entropy"
+        yield "which cannot follow policy 'per-prompt': give constant, schedule, entropy or phase"
     if config.timing == "careful":
         yield f"whose speeds are timed in this process: leave {named('timing')} careful out"
     if config.compile not in ("auto", "off"):

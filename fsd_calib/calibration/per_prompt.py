@@ -19,7 +19,7 @@ from fsd_calib.tasks.base import Problem
 from fsd_collectors.replay.blocks import Traces
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.policies.shapes import PROMPT_FACTS, PerPrompt, PromptFacts
+from fsd_decoding.policies.shapes import PerPrompt, PromptFacts
 from fsd_decoding.profile.setting import Setting
 
 Floats = NDArray[np.float64]
@@ -67,8 +67,7 @@ def per_prompt_shapes(
     """
     losses = measure_losses(decode, setting, thresholds, problems, facts)
     weights, means = np.array(_rounded(fit_weights(losses))), _rounded(losses.facts.mean(0))
-    prompts = {problem.id: facts[problem.id][: len(PROMPT_FACTS)] for problem in problems}
-    return [PerPrompt(0.0, (gain * weights).tolist(), means).knowing(prompts) for gain in GAINS]
+    return [PerPrompt(0.0, (gain * weights).tolist(), means) for gain in GAINS]
 
 
 def facts_of(traces: Traces, decoder: SpeculativeDecoder, problems: Sequence[Problem]) -> dict[int, tuple[float, ...]]:

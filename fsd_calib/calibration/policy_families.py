@@ -17,13 +17,16 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.common_options import CONSTANT
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import quantiles
-from fsd_collectors.replay.blocks import Traces, blocks
+from fsd_collectors.replay.blocks import blocks
+from fsd_collectors.store.reading import Traces
+from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_decoding.adaptive import EntropyScaled, PerPrompt, Schedule
+from fsd_decoding.adaptive import EntropyScaled, Phase, Schedule
 from fsd_decoding.policies.composed import Composed, policy_named
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy, TracedText
+from fsd_decoding.text import prompt_tokens
 
-_STRICT = 0.25  # the smaller scale of a schedule, where the larger is 1
+_STRICT = 0.25  # the smaller scale of a schedule or of two phases, where the larger is 1
 _SLOPES = (1.0, 2.0, 3.0)  # T times 2.7, 7.4 or 20 where the target is entirely unsure
 _TRIED_SHARES = (0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.987, 0.992, 0.995, 0.998, 0.9995)
 """Shares of drafted tokens accepted by the thresholds that `PerPrompt` is trained at: dense where most are lost."""
@@ -57,7 +60,23 @@ def shapes(choices: Sequence[PolicyChoice], session: Session, space: Space, trac
             policies += FAMILIES[choice](session, space, traces)
         else:
             policies.append(choice if moves(choice) else None)
-    return {None if policy is None else _identity(policy): policy for policy in policies}
+    texts = _texts(session, traces) if any(policies) else {}
+    return {None if each is None else _identity(each): each and each.knowing(texts, session.engine.tokenizer)
+            for each in policies}  # fmt: skip
+
+
+def _texts(session: Session, traces: Traces) -> dict[int, TracedText]:
+    """The traced texts of tuning problems, by the problems' ids."""
+    tokenizer, prompts = session.engine.tokenizer, {each.id: each.prompt for each in session.tuning.problems}
+    tables = traces.batches(("problem", "tokens", "emitted"), table="completions")
+    return {
+        problem: TracedText(
+            prompt_tokens(tokenizer, prompts[problem]),
+            [*tokens, *tokens[:1] * (emitted - len(tokens))],  # an EOS, which completions leave out
+        )
+        for table in tables
+        for problem, tokens, emitted in zip(*(column.to_pylist() for column in table.columns), strict=True)
+    }
 
 
 def _identity(policy: ThresholdPolicy) -> str:
@@ -88,11 +107,6 @@ def _check_replayed(policy: ThresholdPolicy) -> None:
     """Raises UsageError where its scales cannot be computed from traces, so that its speed could not be forecast."""
     for part in _parts(policy):
         _check_replayed(part)
-    if isinstance(policy, PerPrompt) and not policy.prompts:
-        raise UsageError(
-            "PerPrompt does not know this task's prompts, which traces do not hold; give it them with knowing(), or "
-            "give 'per-prompt', which learns its own weights"
-        )
     if isinstance(policy, ScalePolicy):
         policy.traced(dict.fromkeys(policy.columns, np.zeros(0)))
 
@@ -144,7 +158,29 @@ def _by_prompt(session: Session, space: Space, traces: Traces) -> list[ScalePoli
     return [*per_prompt_shapes(session.tuning.decode, arm, thresholds, problems, facts)]
 
 
+def _by_phase(*scales: tuple[float, float]) -> Family:
+    """Returns a family of one shape for each pair of scales, inside the task's phase and outside."""
+
+    def phases(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
+        assert session.task.phase is not None  # where a family of phases is asked for, the task has one
+        begin, end = session.task.phase
+        found = Phase(1.0, 0.0, begin, end).knowing(_texts(session, traces), session.engine.tokenizer)
+        inside = np.concatenate([found.traced(block.columns) for block in blocks(traces, found.columns)]).mean()
+        if inside in (0.0, 1.0):
+            raise UsageError(
+                f"no token of the traced texts is {'outside' if inside else 'inside'} the phase from {begin!r} to "
+                f"{end!r}; give other markers ({named('phase_begin')}, {named('phase_end')}), or where a model is to "
+                f"think, the arguments by which its chat template lets it ({named('chat_template_kwargs')})"
+            )
+        session.progress.note(f"phase from {begin!r} to {end!r}: {inside:.0%} of the tokens of the traced texts")
+        return [Phase(*each, begin, end) for each in scales]
+
+    return phases
+
+
 FAMILIES: Mapping[str, Family] = {
     CONSTANT: _constant, "schedule": _schedules, "entropy": _by_entropy, "per-prompt": _by_prompt,
+    "phase": _by_phase((1.0, 0.0), (1.0, _STRICT), (_STRICT, 1.0), (0.0, 1.0)),
+    "phase-inside": _by_phase((1.0, 0.0)), "phase-outside": _by_phase((0.0, 1.0)),
 }  # fmt: skip
 """By the names that `--threshold-policy` takes; a new family is added here."""

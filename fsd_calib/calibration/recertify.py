@@ -19,7 +19,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
 def setting_of(profile: ThresholdProfile) -> Setting:
-    """Returns the setting of a profile: the certified one, even where decoders do not run it as it is slower than `sd`.
+    """Returns the setting of a profile: the certified one, even where decoders do not run it, being slower.
 
     Raises:
         UsageError: It has none, or one with another draft than decoders have, or ends drafts by a predictor, which is

@@ -65,7 +65,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         policy=chosen.policy,
         draft_length=chosen.draft_length,
         tree=chosen.tree,
-        sd=findings.exported(findings.sd),
+        lossless=findings.exported(findings.rival),
         sampling=SamplingInfo.model_validate(decoding.sampling, from_attributes=True),
         seed=decoding.seed,
         seeds=ready.session.decode.seeds,
@@ -75,7 +75,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         guards=tuple(_guard(each, ready.goal.confidence) for each in findings.guarded),
         accuracy=Accuracy(target=grades.target_accuracy, chosen=grades.accuracy),
         tokens_per_round=TokensPerRound(
-            sd=findings.measured(findings.sd).tokens_per_round, chosen=fuzzy.tokens_per_round
+            lossless=findings.measured(findings.rival).tokens_per_round, chosen=fuzzy.tokens_per_round
         ),
         speed=_speed(findings),
         estimate=_estimate(findings, fuzzy),
@@ -224,24 +224,24 @@ def _speed(findings: Findings) -> Speed:
 
 def _forecasts(findings: Findings) -> dict[str, float]:
     """Fields of `Forecasts`."""
-    settings = {"target": findings.ready.alone, "sd": findings.sd, "chosen": findings.chosen}
+    settings = {"target": findings.ready.alone, "lossless": findings.rival, "chosen": findings.chosen}
     return {name: findings.ready.timer.forecast_of(setting) for name, setting in settings.items()}
 
 
 def _figures(findings: Findings, speeds: Speeds[Setting]) -> dict[str, Any]:
-    return speed_figures(speeds, findings.ready.alone, findings.sd, findings.chosen, findings.ready.goal.confidence)
+    return speed_figures(speeds, findings.ready.alone, findings.rival, findings.chosen, findings.ready.goal.confidence)
 
 
 def speed_figures(
-    speeds: Speeds[Setting], alone: Setting, sd: Setting, chosen: Setting, confidence: float
+    speeds: Speeds[Setting], alone: Setting, rival: Setting, chosen: Setting, confidence: float
 ) -> dict[str, Any]:
     """Returns fields of `SpeedFigures`, without intervals where too little was timed for any of them."""
-    settings = {"target": alone, "sd": sd, "chosen": chosen}
+    settings = {"target": alone, "lossless": rival, "chosen": chosen}
     found = {name: speeds.of(setting) for name, setting in settings.items()}
     figures: dict[str, Any] = {name: speed.value for name, speed in found.items()} | {"timed": speeds.problems}
     if not speeds.timed:
         return figures
-    ratios = {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
+    ratios = {"over_lossless": speeds.ratio(chosen, rival), "over_target": speeds.ratio(chosen, alone)}
     figures |= {"clock": speeds.clock, "ratios": {name: ratio.value for name, ratio in ratios.items()}}
     figures["answer"] = {name: speeds.answer_seconds(setting) for name, setting in settings.items()}
     found |= ratios

@@ -135,7 +135,7 @@ def command(
     drawn = Drawing.over({}, with_preset(drawing, preset))
     config = RunConfig(
         **run, batch_size=batch_size, progress=progress, model_kwargs=loading.target,
-        draft_model_kwargs=loading.draft,
+        draft_model_kwargs=loading.draft, compile="off",
     )  # fmt: skip
     _check_policy(policies)
     if log_probs is not None:

@@ -179,17 +179,17 @@ def prefill_seconds(
     decoder: SpeculativeDecoder, prompts: Sequence[Prompt], ids: Sequence[int], rows: int, costs: CostModel
 ) -> float:
     """Returns the median seconds of the prefill of `rows` prompts: of calls of one round, without that round."""
-    clock, length, taken = undisturbed_clock(decoder.device), COSTED_LENGTHS[0], []
+    clock, taken = undisturbed_clock(decoder.device), list[float]()
     for batch in range(1 + _PREFILLS):  # the first warms up
         chosen = [i % len(prompts) for i in range(batch * rows, (batch + 1) * rows)]
         began = clock()
         decoder.generate(
             [prompts[i] for i in chosen], 1, ids=[ids[i] for i in chosen], rule=_RULE, threshold=_LOSSLESS,
-            draft_length=length, batch_size=rows,
+            draft_length=1, batch_size=rows,
         )  # fmt: skip
         synchronize(decoder.device)
         taken.append(clock() - began)
-    return max(median(taken[1:]) - float(costs.seconds(1, length)), 0.0)
+    return max(median(taken[1:]) - float(costs.seconds(1, 1)), 0.0)
 
 
 def seconds_of_costs(of_a_round: float) -> float:

@@ -99,6 +99,7 @@ class Task:
     answer_after: str | None = None  # see `PromptInfo`
     runs: str = ""  # a user's function that grades
     asks: str = ""  # what it asks and grades, however its file is called and its data change; "": its name says it
+    phase: tuple[str | int, str | int] | None = None  # the markers, texts or tokens, between which it is worked out
 
     @property
     def claim(self) -> str:
@@ -188,8 +189,7 @@ class TaskKind:
 
     Attributes:
         form: Returns the form of prompts for a model, and the strings that end its answers, such as `WorkedExamples`.
-        grading: See `Task`.
-        asks: See `Task`.
+        grading, asks, phase: See `Task`.
     """
 
     name: str
@@ -199,6 +199,7 @@ class TaskKind:
     grader: Grader
     grading: str = ""
     asks: str = ""
+    phase: tuple[str, str] | None = None
 
     def prompts(self, asking: Asking) -> PromptInfo:
         """See `Kind.prompts`."""
@@ -211,7 +212,8 @@ class TaskKind:
         info = self.prompts(asking)
         renderer = asking.renderer(info, f"prompts of task {self.name}")
         problems = tuple(problem_of(example, prompt_of(renderer, example)) for example in examples)
-        return task_of(self.name, problems, info, source, self.grader, grading=self.grading, asks=self.asks)
+        facts = {"grading": self.grading, "asks": self.asks, "phase": self.phase}
+        return task_of(self.name, problems, info, source, self.grader, **facts)
 
 
 def task_of(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.logger import init_logger
-from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample.rejection_sampler import (
+    RejectionSampler,
+    apply_sampling_constraints,
+    generate_uniform_probs,
+)
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin import KEY, supported_vllm
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, policy_of
+from fsd_calib.vllm_plugin.judge import Judge, Judged, Pending, Verification, policy_of
+from fsd_calib.vllm_plugin.phases import phases_of
+from fsd_calib.vllm_plugin.processed import Sight
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import Followed, ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
@@ -30,22 +36,37 @@ logger = init_logger("vllm.fsd")
 class FuzzyRejectionSampler(RejectionSampler):
     """vLLM's own rejection sampler, run on logits in which the fuzzily accepted tokens are certain.
 
-    Where D <= T the target's distribution is replaced by certainty of the drafted token, so vLLM's rule accepts it: the
-    argmax is x, and u <= p(x)/q(x) holds for every u. All other positions, the noise and its order stay vLLM's. Tokens
-    that the request forbids (a grammar, bad words, allowed tokens) are left to vLLM's rule, which rejects them.
+    Where the score is at most T the target's distribution is replaced by certainty of the drafted token, so vLLM's rule
+    accepts it: the argmax is x, and u <= p(x)/q(x) holds for every u. All other positions, the noise and its order stay
+    vLLM's. Tokens that the request forbids (a grammar, bad words, allowed tokens) are left to vLLM's rule, which
+    rejects them.
 
     Attributes:
         judged: the step's tokens; None: vLLM's rule alone decides.
     """
 
-    judged: Judged | None = None
+    judged: Judged | Pending | None = None
+    _draft_probs: Tensor | None = None  # q of the step, as vLLM's exact test takes it
+
+    def forward(self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any) -> Any:
+        self._draft_probs = draft_probs
+        return super().forward(metadata, draft_probs, logits, sampling_metadata)
 
     def apply_logits_processors(self, logits: Tensor, sampling_metadata: Any, metadata: Any) -> Tensor:
-        """Returns the processed logits (N, V) of the drafted tokens."""
+        """Returns the processed logits (N, V) of the drafted tokens, before temperature, top-k and top-p."""
         processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
+        if isinstance(self.judged, Pending):
+            self.judged = self.judged.decide(self._sight(processed, sampling_metadata, metadata))
         if self.judged is not None:
             self.judged.accept(processed, metadata.draft_token_ids)
         return processed
+
+    def _sight(self, processed: Tensor, sampling_metadata: Any, metadata: Any) -> Sight:
+        drafted = metadata.draft_token_ids
+        if sampling_metadata.all_greedy:
+            return Sight(processed, drafted)
+        target = apply_sampling_constraints(processed.clone(), metadata.cu_num_draft_tokens, sampling_metadata)
+        return Sight(target, drafted, self._draft_probs, _next_uniform(metadata, sampling_metadata, processed.device))
 
 
 class Serving:
@@ -61,6 +82,8 @@ class Serving:
         telemetry: receives the steps.
     """
 
+    _tells_scaled = False  # see `Judge`
+
     def __init__(self, runner: Any, followed: Followed, telemetry: StepTelemetry) -> None:
         supported_vllm.check_runner(runner)
         _check_drafter(runner.drafter)
@@ -73,7 +96,9 @@ class Serving:
         runner.drafter._sample_draft_tokens = functools.partial(_sample_draft_tokens, runner.drafter, self._drafts)
 
     def _follow(self, followed: Followed) -> None:
-        self._judge = Judge(self._drafts, followed.divergence, policy_of(followed))
+        policy = policy_of(followed)
+        self._judge = Judge(self._drafts, followed.divergence, policy, self._tells_scaled)
+        self._phases = phases_of(policy, self._runner.vllm_config, self._runner.device)
         self._requests = RunningRequests(
             self._runner.requests, followed, functools.partial(warn_of, followed.task),
             self._runner.vllm_config.model_config.max_model_len,
@@ -89,19 +114,29 @@ class Serving:
 
     def admit(self, requests: Iterable[Any]) -> None:
         """Notes requests that the scheduler sends for the first time, or again with other parameters."""
+        requests = list(requests)
         self._requests.forget(request.req_id for request in requests)
+        if self._phases is not None:
+            self._phases.begin({request.req_id: request.prompt_token_ids for request in requests})
+
+    def resume(self, texts: Mapping[str, Sequence[int]]) -> None:
+        """Notes the prompts and texts so far of requests that the last step left out."""
+        if self._phases is not None:
+            self._phases.begin(texts)
 
     def forget(self, finished: Set[str]) -> None:
         """Forgets requests that have finished."""
         if finished:
             self._telemetry.log.finish(finished)
             self._requests.forget(finished)
+        if self._phases is not None:
+            self._phases.forget(finished)
 
     def close(self) -> None:
         """Brings what was seen of the last steps to where it belongs. Nothing follows."""
         self._telemetry.close()
 
-    def _judged(self) -> Judged | None:
+    def _judged(self) -> Judged | Pending | None:
         """The drafted tokens that the runner is about to verify, judged; None: vLLM's rule alone decides."""
         state = self._runner.execute_model_state
         metadata = None if state is None else state.spec_decode_metadata
@@ -113,7 +148,9 @@ class Serving:
         if max(drafting) < 0 and self._telemetry.measures is None:
             return None
         rows, drafted = metadata.target_logits_indices, metadata.draft_token_ids
-        step = Verification(ids, counts, state.logits, rows, self._places(metadata), drafted)
+        phases = None if self._phases is None else self._phases.before(ids, counts, drafted)
+        greedy = [request.greedy for request in requests]
+        step = Verification(ids, counts, state.logits, rows, drafted, greedy, self._places(metadata), phases)
         thresholds = [request.threshold for request in requests]
         if self._looks_first(state.logits) and all(request.plain for request in requests):
             return self._judge.of_rejected(step, _accepted_exactly(state.logits, rows, drafted), thresholds)
@@ -138,14 +175,18 @@ class Serving:
 
     def _sample(self, original: Callable[[Any, Any], Any], logits: Any, metadata: Any) -> Any:
         """vLLM's `_sample`, whose step is logged: every one, so that the tokens of all texts are known."""
-        if not self._telemetry.listens:
+        if not self._telemetry.listens and self._phases is None:
             return original(logits, metadata)
         output, judged = original(logits, metadata), self._sampler.judged
+        assert not isinstance(judged, Pending)  # the sampler decided
         runner, ids = self._runner, self._runner.input_batch.req_ids
-        ends = runner.seq_lens[: len(ids)]
-        drafted = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
-        emitted = Emitted(output.sampled_token_ids, ends, drafted, ~runner.discard_request_mask.np[: len(ids)])
-        self._telemetry.log.add(ids, self._requests.of(ids), judged, emitted)
+        emits = ~runner.discard_request_mask.np[: len(ids)]
+        if self._phases is not None:
+            self._phases.advance(ids, output.sampled_token_ids, emits)
+        if self._telemetry.listens:
+            drafted = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
+            emitted = Emitted(output.sampled_token_ids, runner.seq_lens[: len(ids)], drafted, emits)
+            self._telemetry.log.add(ids, self._requests.of(ids), judged, emitted)
         return output
 
 
@@ -161,6 +202,21 @@ def _accepted_exactly(logits: Tensor, rows: Tensor, drafted: Tensor) -> list[boo
     """Whether the exact rule accepts drafted tokens (N,) of greedy requests: the argmax of their `rows` (N,)."""
     most_likely = argmax(logits).tolist()
     return [most_likely[row] == token for row, token in zip(rows.tolist(), drafted.tolist(), strict=True)]
+
+
+def _next_uniform(metadata: Any, sampling_metadata: Any, device: torch.device) -> Tensor:
+    """Returns the u that vLLM's exact test is about to draw for every drafted token: (N,) in fp64.
+
+    vLLM draws nothing in between, and its generators are left as they were, so that it draws the same.
+    """
+    generators = sampling_metadata.generators
+    states = {row: generator.get_state() for row, generator in generators.items()}
+    counts = metadata.num_draft_tokens
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        drawn: Tensor = generate_uniform_probs(sum(counts), counts, generators, device)
+    for row, state in states.items():
+        generators[row].set_state(state)
+    return drawn
 
 
 def _draft_logits(config: Any, device: torch.device) -> DraftLogits:

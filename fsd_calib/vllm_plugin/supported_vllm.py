@@ -15,8 +15,8 @@ SUPPORTED: Final = ">=0.32,<0.33"
 
 _COMMON: Mapping[str, Sequence[str]] = {
     "vllm.config": [
-        "ModelConfig.get_vocab_size", "ModelConfig.hf_config_path", "ModelConfig.hf_overrides",
-        "ModelConfig.logprobs_mode",
+        "ModelConfig.enable_prompt_embeds", "ModelConfig.get_vocab_size", "ModelConfig.hf_config_path",
+        "ModelConfig.hf_overrides", "ModelConfig.logprobs_mode",
         "ModelConfig.max_model_len", "ModelConfig.quantization", "ModelConfig.revision",
         "ModelConfig.trust_remote_code", "ModelConfig.try_get_generation_config", "ModelConfig.uses_mrope",
         "ParallelConfig.data_parallel_index",
@@ -47,8 +47,10 @@ _COMMON: Mapping[str, Sequence[str]] = {
     ],
     "vllm.tokenizers": ["cached_tokenizer_from_config"],
     "vllm.v1.core.sched.output": [
+        "CachedRequestData.all_token_ids", "NewRequestData.prefill_token_ids",
         "NewRequestData.prompt_embeds", "NewRequestData.prompt_token_ids", "NewRequestData.req_id",
-        "NewRequestData.sampling_params", "SchedulerOutput.finished_req_ids", "SchedulerOutput.scheduled_new_reqs",
+        "NewRequestData.sampling_params", "SchedulerOutput.finished_req_ids", "SchedulerOutput.scheduled_cached_reqs",
+        "SchedulerOutput.scheduled_new_reqs",
     ],
     "vllm.v1.worker.cpu_worker": ["CPUWorker"],
     "vllm.v1.worker.gpu_worker": [
@@ -125,7 +127,7 @@ OF_RUNNER_V1: Sequence[str] = [
 """What the plugin uses of a loaded V1 runner, which only an instance has."""
 
 OF_RUNNER_V2: Sequence[str] = [
-    "rejection_sampler", "req_states.prompt_len.np", "req_states.req_id_to_index", "speculator",
+    "device", "rejection_sampler", "req_states.prompt_len.np", "req_states.req_id_to_index", "speculator",
     "structured_outputs_worker", "vllm_config", "vocab_size",
 ]  # fmt: skip
 """What it uses of a loaded V2 runner."""

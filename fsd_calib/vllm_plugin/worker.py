@@ -47,6 +47,7 @@ class _FollowsProfile:
         if self.serving is not None:
             self.serving.forget(scheduler_output.finished_req_ids)
             self.serving.admit(scheduler_output.scheduled_new_reqs)
+            self.serving.resume(scheduler_output.scheduled_cached_reqs.all_token_ids)
         if isinstance(self.serving, CalibratingServing):
             self.serving.plan_drafts(scheduler_output)
         worker: Any = super()

@@ -13,11 +13,16 @@ from fsd_calib.tasks.base import Task
 from fsd_collectors.replay import sweep
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
+from fsd_decoding.adaptive import EntropyScaled, Phase, Schedule
 from fsd_decoding.engine.result import Result
+from fsd_decoding.profile.parts import PolicyInfo
 from fsd_decoding.profile.setting import Setting
 
 ALONE = Setting("target", "js", 1)
 LENGTH = 4
+POLICIES = [None, *(PolicyInfo.of(str(policy.identity)) for policy in (
+    Schedule(0.25, 1.0, over=30), EntropyScaled(1.0, slope=1.0), Phase(1.0, 0.25, "=", " "), Phase(0, 1.0, "=", " "),
+))]  # fmt: skip
 
 
 class EngineConformance:
@@ -96,8 +101,12 @@ class EngineConformance:
         strict, short, loose, *_ = (sum(r.emitted for r in way) / sum(r.rounds for r in way) for way in first)
         assert short < strict < loose
 
-    def test_a_text_holds_in_its_interval_and_ends_where_it_says(self, engine: Engine, task: Task) -> None:
-        results, prompts = self.decode(engine, task, self.fuzzy()), self.prompts(task)
+    @pytest.mark.parametrize("policy", POLICIES, ids=str)
+    def test_a_text_holds_in_its_interval_and_ends_where_it_says(
+        self, engine: Engine, task: Task, policy: PolicyInfo | None
+    ) -> None:
+        fuzzy = replace(self.fuzzy(), policy=policy)
+        results, prompts = self.decode(engine, task, fuzzy), self.prompts(task)
         assert all(r.interval[0] <= self.threshold < r.interval[1] for r in results)
         changed = 0
         for result, prompt in zip(results, prompts, strict=True):
@@ -105,10 +114,10 @@ class EngineConformance:
             inside = [t for t in ((lo + self.threshold) / 2, self.threshold + 0.9 * (hi - self.threshold))
                       if math.isfinite(t) and t >= 0]  # fmt: skip
             for threshold in inside:
-                (again,) = engine.decode(DecodingRequest(self.fuzzy(threshold), 0, [prompt], 1))
+                (again,) = engine.decode(DecodingRequest(fuzzy.at(threshold), 0, [prompt], 1))
                 assert (again.tokens, again.rounds) == (result.tokens, result.rounds)
             if math.isfinite(hi):
-                (beyond,) = engine.decode(DecodingRequest(self.fuzzy(hi * 1.001 + 1e-6), 0, [prompt], 1))
+                (beyond,) = engine.decode(DecodingRequest(fuzzy.at(hi * 1.001 + 1e-6), 0, [prompt], 1))
                 changed += (beyond.tokens, beyond.rounds) != (result.tokens, result.rounds)
         finite = sum(math.isfinite(r.interval[1]) for r in results)
         assert changed >= finite / 2 > 0  # a token that is accepted after all may be the argmax's equal in effect

@@ -220,6 +220,8 @@ class EveryScalePolicy(EveryPolicy):
     def test_scales_along_a_trace_are_those_of_decoding(self, make: MakeScale) -> None:
         policy = make()
         seen, columns = _decoded_scales(policy)
+        if not columns.keys() >= set(policy.columns):  # what decoding drafts at a place says nothing of its text
+            return
         try:
             traced = policy.traced({name: columns[name] for name in policy.columns})
         except (UsageError, NotImplementedError):  # it cannot be replayed, or does not implement it

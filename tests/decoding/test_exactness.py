@@ -23,6 +23,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from fsd_calib.tasks import load_task
 from fsd_data import pair_paths
 from fsd_decoding import noise
+from fsd_decoding.adaptive import Phase
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.rules import RULES
@@ -131,6 +132,44 @@ def test_as_many_texts_from_the_draft_would_be_detected(sampling: Sampling) -> N
     mixed = texts(min(DECODINGS.values()), "fsd", 1, 100, sampling, seed=0)
     for results in (drafted, mixed):
         assert p_value(results, law(pair.target, sampling)) < FALSE_ALARM
+
+
+PHASED = [*product(("fsd", "fsd-sd", "fsd-coupled"), ((1, 3), (3, 1)))]  # the second phase begins with the prompt's end
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "markers"), PHASED, ids=str)
+def test_outside_a_phase_texts_have_the_targets_distribution(rule: str, markers: tuple[int, int]) -> None:
+    """And inside the draft's, where every drafted token is accepted. A false alarm has a probability of 1e-6."""
+    pair, seed = endless_decoder(0), PHASED.index((rule, markers))
+    results = endless_decoder(100 + seed).generate(
+        [PROMPT] * 3000, STEPS, 1.0, rule=rule, threshold=Phase(1e9, -1, *markers), draft_length=7, batch_size=100
+    )
+    laws = law_by_phase(pair.target, pair.draft, markers), law_by_phase(pair.draft, pair.target, markers)
+    assert p_value(results, laws[0]) > 1e-6 / len(PHASED)
+    for other in (laws[1], law(pair.target, PLAIN), law(pair.draft, PLAIN)):
+        assert p_value(results, other) < 1e-6
+
+
+def law_by_phase(outside: Any, inside: Any, markers: tuple[int, int]) -> NDArray[np.float64]:
+    """As `law`, of one model outside the phase and of another one inside."""
+    every = np.array(list(product(range(WORDS), repeat=STEPS)))
+    steps = [np.ones(len(every))]
+    is_inside = np.full(len(every), [token for token in PROMPT if token in markers][-1] == markers[0])
+    for step in range(STEPS):
+        of_both = [_step(model, every, step) for model in (outside, inside)]
+        steps.append(np.where(is_inside, of_both[1], of_both[0]))
+        is_inside = np.where(is_inside, every[:, step] != markers[1], every[:, step] == markers[0])
+    return np.asarray(np.prod(steps, 0))
+
+
+def _step(model: Any, every: NDArray[np.int64], step: int) -> NDArray[np.float64]:
+    """The probability of one token of each continuation, given those before it."""
+    tokens = torch.cat([torch.tensor(PROMPT).expand(len(every), -1), torch.from_numpy(every)], 1)
+    with torch.inference_mode():
+        logits = model(tokens, use_cache=False).logits[:, len(PROMPT) - 1 + step]
+    probabilities: Tensor = torch.softmax(logits, -1).gather(1, tokens[:, len(PROMPT) + step, None])
+    return probabilities[:, 0].numpy()
 
 
 # --- token for token ---------------------------------------------------------------------------------

@@ -93,6 +93,19 @@ class Measures:
         """Returns (columns, N) on the logits' device, in fp32, which holds token ids and ranks exactly."""
         return torch.cat([self._of_chunk(chunk) for chunk in at.chunks()], 1)
 
+    def within(self, context: int | None, at: Positions) -> Tensor:
+        """Returns the same, where no rule accepts what lies beyond the draft's context, in tokens; None: it has no end.
+
+        Decoding drafts nothing there, so that each token takes a round.
+        """
+        measured = self(at)
+        if context is not None and bool((beyond := at.positions >= context).any()):
+            never = dict.fromkeys(("same_token", "sd_accepts", "sd_probability"), 0.0)
+            never |= dict.fromkeys(self.scored, math.inf)
+            for name, value in never.items():
+                measured[self.columns.index(name)].masked_fill_(beyond, value)
+        return measured
+
     def scores(self, at: Positions) -> Tensor:
         """Returns the scores alone, in the order of `scored`: (scores, N), in fp32."""
         found = []

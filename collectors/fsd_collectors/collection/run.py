@@ -118,7 +118,7 @@ def collect_traces(
         divergence=policy.divergence if policy else "js", threshold=0.0 if threshold is None else threshold,
         draft_length=policy.draft_length if policy else 1, device=device, dtype=dtype,
         model_kwargs=model_kwargs, draft_model_kwargs=draft_model_kwargs, seed=seed,
-        sampling=measures.sampling, on=on, within_support=within_support,
+        sampling=measures.sampling, on=on, within_support=within_support, progress=progress,
     )  # fmt: skip
     states = None if hidden is None else _states(decoder, hidden, policy)
     problems = _unique_problems(task)

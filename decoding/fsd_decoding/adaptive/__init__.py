@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from fsd_decoding.adaptive.per_domain import PerDomain
     from fsd_decoding.adaptive.speed_budget import SpeedBudget
     from fsd_decoding.policies.composed import Max, Min, Switch, policy_named
+    from fsd_decoding.policies.markers import thinking_markers
+    from fsd_decoding.policies.phase import Phase
     from fsd_decoding.policies.shapes import Constant, EntropyScaled, PerPrompt, Schedule
     from fsd_decoding.policies.threshold import NewRequests, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
 
@@ -23,6 +25,7 @@ __all__ = [
     "NewRequests",
     "PerDomain",
     "PerPrompt",
+    "Phase",
     "RoundOutcome",
     "RoundState",
     "ScalePolicy",
@@ -31,6 +34,7 @@ __all__ = [
     "Switch",
     "ThresholdPolicy",
     "policy_named",
+    "thinking_markers",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -44,6 +48,7 @@ __getattr__, __dir__ = lazy_exports(
         "Min": "fsd_decoding.policies.composed",
         "PerDomain": "fsd_decoding.adaptive.per_domain",
         "PerPrompt": "fsd_decoding.policies.shapes",
+        "Phase": "fsd_decoding.policies.phase",
         "RoundOutcome": "fsd_decoding.policies.threshold",
         "RoundState": "fsd_decoding.policies.threshold",
         "ScalePolicy": "fsd_decoding.policies.threshold",
@@ -52,5 +57,6 @@ __getattr__, __dir__ = lazy_exports(
         "Switch": "fsd_decoding.policies.composed",
         "ThresholdPolicy": "fsd_decoding.policies.threshold",
         "policy_named": "fsd_decoding.policies.composed",
+        "thinking_markers": "fsd_decoding.policies.markers",
     },
 )

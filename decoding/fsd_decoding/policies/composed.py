@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import reduce
 from typing import Any, ClassVar, Self, cast
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fsd_common.errors import UsageError
+from fsd_decoding.policies.phase import Phase
 from fsd_decoding.policies.shapes import Constant, EntropyScaled, PerPrompt, Schedule
 from fsd_decoding.policies.threshold import (
     Array,
@@ -30,6 +32,7 @@ from fsd_decoding.policies.threshold import (
     ScalePolicy,
     Shape,
     ThresholdPolicy,
+    TracedText,
     check_output,
     share,
 )
@@ -147,6 +150,11 @@ class Scaled(Shape, Composed):
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
         return cls(*parts_of(parameters))
+
+    def knowing(self, texts: Mapping[int, TracedText], tokenizer: Any) -> Self:
+        informed = copy(self)
+        informed.policies = informed.parts = tuple(part.knowing(texts, tokenizer) for part in self.parts)
+        return informed
 
     def scales(self, state: RoundState) -> Tensor:
         parts = zip(self.parts, self._part_states(state), strict=True)
@@ -389,7 +397,8 @@ ScaledSwitch.__name__ = "Switch"  # messages use the name that users wrote
 
 
 KNOWN: Mapping[str, type[Shape]] = {
-    shape.name: shape for shape in (Constant, Schedule, EntropyScaled, PerPrompt, ScaledMin, ScaledMax, ScaledSwitch)
+    shape.name: shape
+    for shape in (Constant, Schedule, EntropyScaled, PerPrompt, Phase, ScaledMin, ScaledMax, ScaledSwitch)
 }
 """All shapes, by name. A new shape that should be calibrated, cached and stored is added here."""
 

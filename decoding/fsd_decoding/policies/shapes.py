@@ -16,7 +16,15 @@ from torch import Tensor
 from fsd_common.argument_checks import amount, check_count, number
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import entropy, log_softmax
-from fsd_decoding.policies.threshold import Array, NewRequests, RoundOutcome, RoundState, Shape, share
+from fsd_decoding.policies.threshold import (
+    Array,
+    NewRequests,
+    RoundOutcome,
+    RoundState,
+    Shape,
+    TracedText,
+    share,
+)
 from fsd_decoding.text import per_tokenizer
 
 
@@ -242,18 +250,18 @@ class PerPrompt(Shape):
         self.weights, self.means = _numbers("weights", weights), _numbers("means", means)
         self.steepness = sum(map(abs, self.weights[len(PROMPT_FACTS) :]))
         self.identity = self.describe(weights=self.weights, means=self.means)
-        self.prompts: Mapping[int, Sequence[float]] = {}
+        self._prompts: Mapping[int, Sequence[float]] = {}  # `PROMPT_FACTS` by problem id
         self._facts = PromptFacts()
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
         return cls(0.0, **parameters)
 
-    def knowing(self, prompts: Mapping[int, Sequence[float]]) -> Self:
-        """Returns a copy that has the `PROMPT_FACTS` of problems, by problem id. Replay needs them, as traces hold no
-        prompts."""
+    def knowing(self, texts: Mapping[int, TracedText], tokenizer: Any) -> Self:
         informed = copy(self)
-        informed.prompts = prompts
+        informed._facts = PromptFacts()
+        informed._facts.check(tokenizer)
+        informed._prompts = {problem: informed._facts(text.prompt) for problem, text in texts.items()}
         return informed
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
@@ -293,12 +301,12 @@ class PerPrompt(Shape):
         return sum(w * (fact - mean) for w, fact, mean in zip(self.weights, facts, self.means, strict=False))
 
     def _prompt_facts(self, problem: int) -> Sequence[float]:
-        if problem not in self.prompts:
+        if problem not in self._prompts:
             raise UsageError(
                 f"PerPrompt has no facts of the prompt of problem {problem}, and traces hold no prompts; pass them to "
                 "knowing()"
             )
-        return self.prompts[problem]
+        return self._prompts[problem]
 
 
 def _numbers(thing: str, values: object) -> list[float]:

@@ -222,6 +222,19 @@ class ThresholdPolicy:
             )
 
 
+@dataclass(frozen=True)
+class TracedText:
+    """A text of a trace.
+
+    Args:
+        prompt: token ids.
+        tokens: ids of all tokens that it took, the last ones of which have a row each. Whatever stands for an EOS.
+    """
+
+    prompt: Sequence[int]
+    tokens: Sequence[int] = ()
+
+
 class ScalePolicy(ThresholdPolicy):
     """Multiplies the T that a prompt was given by a scale m that does not depend on T.
 
@@ -252,6 +265,10 @@ class ScalePolicy(ThresholdPolicy):
     def traced(self, columns: Mapping[str, Array]) -> Array:
         """Returns the scales along a trace, for replay: (n,) from columns (n,), rows in order, whole completions."""
         raise NotImplementedError
+
+    def knowing(self, texts: Mapping[int, TracedText], tokenizer: Any) -> Self:
+        """Returns a policy whose `traced` knows the texts, by the ids of their problems: more than rows tell."""
+        return self
 
     def at(self, threshold: float) -> Self:
         """Returns a copy with the same scales and this T."""

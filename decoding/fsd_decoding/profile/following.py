@@ -45,12 +45,12 @@ class DraftsByRule:
 
     @classmethod
     def of(cls, profile: ThresholdProfile) -> DraftsByRule:
-        """Where `sd` was timed with another shape of the same draft, lossless rules take that, as deep as it was."""
-        followed, sd = profile.followed, profile.sd
+        """Where `lossless` was timed with another shape of the same draft, lossless rules take that, as deep."""
+        followed, lossless = profile.followed, profile.lossless
         own = Drafts(followed.draft_length, followed.tree)
-        if sd is None or sd.draft is not None or sd.tree == own.tree:
+        if lossless is None or lossless.draft is not None or lossless.tree == own.tree:
             return cls(own, own)
-        return cls(own, Drafts(sd.draft_length, sd.tree))
+        return cls(own, Drafts(lossless.draft_length, lossless.tree))
 
     def followed(self, kept: Drafts, before: str, rule: str) -> Drafts:
         """Returns what a decoder drafts under another rule: the profile's own goes with the rule, another tree stays.

@@ -398,14 +398,14 @@ class Accuracy(Part):
 class TokensPerRound(Part):
     """Tokens per round, on the same part as `Accuracy`."""
 
-    sd: Positive
-    """Of `sd` at its own best draft length."""
+    lossless: Positive
+    """Of the fastest lossless rule at its own best draft length."""
     chosen: Positive
     """Of the chosen configuration."""
 
 
 class Estimate(Part):
-    """A configuration that no decoder uses: the certified one, if it is slower than `sd`. If nothing was certified: the
+    """A configuration that no decoder uses: the certified one, if slower than lossless. If nothing was certified: the
     safest one tested, or the fastest if speed was requested."""
 
     threshold: Amount

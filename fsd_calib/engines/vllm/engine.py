@@ -176,7 +176,7 @@ def _steady_steps(requests: Requests, prompts: int) -> list[float]:
     return seconds
 
 
-PLUGIN_VERSION = 1  # raised when the plugin's texts or counts change
+PLUGIN_VERSION = 2  # raised when the plugin's texts or counts change
 
 _RULES = ("target", "sd", "coupled", *RULES)
 _CHECKED_AT = 0.2  # the threshold of texts that show whether batches matter
@@ -425,7 +425,7 @@ class VllmEngine(Engine):
         threshold = setting.threshold
         if threshold is None:
             return -math.inf, math.inf
-        if self.intervals_hold and setting.policy is None:
+        if self.intervals_hold:
             return facts["lo"], facts["hi"]
         return threshold, threshold  # holds no threshold: the text is reused at its own alone
 

@@ -44,4 +44,4 @@ def _form(asking: Asking) -> tuple[PromptForm, Sequence[str]]:
 
 
 # The longest solution, five steps and a closing line, is some 110 tokens with the bundled tokenizer.
-ARITHMETIC = TaskKind("arithmetic", _read, _form, max_new_tokens=160, grader=same_number)
+ARITHMETIC = TaskKind("arithmetic", _read, _form, max_new_tokens=160, grader=same_number, phase=("Answer:", "####"))

@@ -19,7 +19,7 @@ from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_common.progress.base import Advance, Silent
-from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
+from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Phase, Schedule, Switch
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 from fsd_decoding.profile.setting import Setting
 from support.calibration.untimed import undated
@@ -123,12 +123,19 @@ def test_an_interrupted_search_comes_to_the_same_end(made: ThresholdProfile, fol
     assert undated(resumed.certificate) == undated(made.certificate)
 
 
+MARKERS: dict[str, Any] = {"phase_begin": "w1", "phase_end": "w2"}  # with which many words begin
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["entropy", "per-prompt"])
-def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Path) -> None:
-    made = run(tmp_path, threshold_policy=policy)
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [("entropy", {}), ("per-prompt", {}), ("phase", MARKERS), ("phase-outside", {"phase_begin": 5, "phase_end": 9})],
+)
+def test_other_families_are_found_tested_and_followed(policy: str, more: dict[str, Any], tmp_path: Path) -> None:
+    made = run(tmp_path, threshold_policy=policy, **more)
     assert made.policy is not None
-    assert (made.certificate.certified, made.policy.name) == (True, policy)
+    assert (made.certificate.certified, made.policy.name) == (True, policy.removesuffix("-outside"))
+    assert made.policy.parameters.items() >= {key.removeprefix("phase_"): each for key, each in more.items()}.items()
     following = decoder(made)
     texts = following.generate([p.prompt for p in TASK.problems[:40]], 12, ids=[p.id for p in TASK.problems[:40]])
     setting = Setting(made.rule, made.divergence, made.draft_length, made.threshold, made.policy)
@@ -184,8 +191,6 @@ class Nameless(ScalePolicy):
         ((), "threshold_policy is (); give one or more"),
         (EntropyScaled(0.1, 2.0, "last"), "EntropyScaled(of='last') cannot be replayed"),
         (Switch.after_sentence(Constant(0.1), Constant(0.2)), "Switch cannot be replayed"),
-        (PER_PROMPT, "PerPrompt does not know this task's prompts"),
-        (Min(Constant(0.1), PER_PROMPT), "PerPrompt does not know this task's prompts"),
         (Halved(1.0, 1.0, over=6), "the policy Halved has the identity of Schedule"),
         (Max(Halved(1.0, 1.0, over=6), Constant(0.1)), "the policy Halved has the identity of Schedule"),
         (Nameless(), "the policy Nameless has no identity, so neither a cache of results nor a profile can name it"),
@@ -197,11 +202,32 @@ def test_what_is_no_policy_is_refused_before_the_work(tmp_path: Path, policy: An
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "have no markers of thinking (<think> </think>, …), and task tiny has no phase; give phase_begin and"),
+        (
+            {"phase_begin": "<a>", "phase_end": "w2"},
+            "no token of the traced texts is inside the phase from '<a>' to 'w2'; give other markers (phase_begin",
+        ),
+        ({"phase_begin": "w", "phase_end": "</a>"}, "no token of the traced texts is outside the phase from 'w' to"),
+        ({"phase_begin": "<a>", "phase_end": 40}, "the marker 40 is no token; ids are from 0 to 39"),
+        ({"phase_begin": "<a>"}, "phase_begin is '<a>' and phase_end is None; give both, or none"),
+        ({"phase_begin": "", "phase_end": "b"}, "phase_begin is ''; it must be a text of 1 to 200 bytes, or the id"),
+        (
+            {"phase_begin": 3, "phase_end": 4, "threshold_policy": "entropy"},
+            "no policy goes by it; give threshold_policy phase, phase-inside or phase-outside, or leave them out",
+        ),
+    ],
+)
+def test_a_phase_that_texts_do_not_have_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
+    assert message in usage_error(lambda: run(tmp_path, **{"threshold_policy": "phase", **changes}))
+
+
 def test_what_can_be_calibrated_is_let_through() -> None:
-    known = PER_PROMPT.knowing({0: (1.0, 0.0)})
     falling = Schedule(0.2, 0.1, over=6)
-    both: Any = Min(known, Max(falling, known))
-    check_policies([Constant(0.1), falling, EntropyScaled(0.1, 2.0, "draft"), known, both])
+    both: Any = Min(PER_PROMPT, Max(falling, Phase(0.2, 0.1, "<think>", 7)))
+    check_policies([Constant(0.1), falling, EntropyScaled(0.1, 2.0, "draft"), PER_PROMPT, both])
 
 
 def test_a_constant_of_ones_own_moves_nothing() -> None:

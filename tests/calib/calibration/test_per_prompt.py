@@ -18,20 +18,20 @@ from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Constant, Min, PerPrompt, policy_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.shapes import PROMPT_FACTS, PromptFacts
-from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.policies.threshold import ScalePolicy, TracedText
 from fsd_decoding.profile.setting import Setting
 from support.calibration.simulated_worlds import problems
 from support.models.tiny_models import word_tokenizer
 from support.traces.memory_traces import MemoryTraces
 
 WEIGHTS, MEANS = (0.4, 0.0, 0.1, -2.0), (2.5, 0.0, 3.0, 0.3)
-PROMPT_OF_TRACE = {0: (3.0, 0.0)}  # what the conformance tests decode
+TEXT_OF_TRACE = {0: TracedText([5, 9, 3])}  # what the conformance tests decode
 THRESHOLDS = tuple(np.geomspace(0.01, 1.0, 12))
 CONFIGURATION = Setting("fsd-coupled", "js", 4)
 
 
 def learned_policy() -> PerPrompt:
-    return PerPrompt(0.1, WEIGHTS, MEANS).knowing(PROMPT_OF_TRACE)
+    return PerPrompt(0.1, WEIGHTS, MEANS).knowing(TEXT_OF_TRACE, decoder().tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,8 @@ def test_without_a_tokenizer_it_says_what_to_give() -> None:
 
 
 def test_a_trace_of_several_texts_gives_each_its_own_scale() -> None:
-    policy = PerPrompt(0.1, [1.0, 0.0, 0.0, 2.0], [1.0, 0.0, 0.0, 0.5]).knowing({7: (1.0, 0.0), 8: (2.0, 0.0)})
+    shape = PerPrompt(0.1, [1.0, 0.0, 0.0, 2.0], [1.0, 0.0, 0.0, 0.5])
+    policy = shape.knowing({7: TracedText([5]), 8: TracedText([5, 6])}, word_tokenizer())
     columns = {
         "problem": np.array([8, 8, 7, 7, 7]), "position": np.array([0, 1, 0, 1, 2]),
         "draft_entropy": np.zeros(5, np.float32), "draft_top1": np.array([0.5, 0.9, 0.25, 0.9, 0.9], np.float32),
@@ -157,11 +158,10 @@ def test_it_learns_which_fact_decides_and_by_how_much() -> None:
 
 def test_prompts_are_ordered_by_what_they_tolerate() -> None:
     *_, shape = learned(Tolerance(300))
-    digits = [1.0, 4.0, 9.0]
-    prompts = {i: (40.0, d) for i, d in enumerate(digits)}
+    texts = {i: TracedText([5] * digits + [4] * (40 - digits)) for i, digits in enumerate([1, 4, 9])}
     columns = {"problem": np.arange(3), "position": np.zeros(3, int)}
     columns |= {"draft_entropy": np.ones(3), "draft_top1": np.full(3, 0.5)}
-    scales = shape.knowing(prompts).traced(columns)
+    scales = shape.knowing(texts, word_tokenizer(others={4: "seven"})).traced(columns)
     assert scales[0] > scales[1] > scales[2]
 
 
@@ -172,13 +172,11 @@ def test_where_facts_predict_nothing_every_prompt_has_about_the_same_scale() -> 
     assert abs(np.array(shape.weights) * [10, 2, 0.3, 0.1]).max() < 0.05  # with one ridge for all worlds .11 to .25
 
 
-def test_shapes_follow_the_prediction_by_their_gains_and_know_their_problems() -> None:
-    world = Tolerance(200)
-    shapes = learned(world)
+def test_shapes_follow_the_prediction_by_their_gains() -> None:
+    shapes = learned(Tolerance(200))
     whole = shapes[GAINS.index(1.0)]
     for gain, shape in zip(GAINS, shapes, strict=True):
         assert shape.weights == pytest.approx([gain * weight for weight in whole.weights])
-        assert shape.prompts[world.problems[3].id] == world.facts[world.problems[3].id][:2]
         assert shape.identity is not None
 
 

@@ -28,6 +28,7 @@ from fsd_decoding.adaptive import (
     Max,
     Min,
     PerDomain,
+    Phase,
     Schedule,
     Switch,
     policy_named,
@@ -46,6 +47,9 @@ SHAPES: dict[str, Callable[[], Any]] = {  # Any: a type checker cannot see which
     "min": lambda: Min(rise(), EntropyScaled(0.2, -3.0, of="last"), EntropyScaled(0.1, 2.0, of="last")),
     "max": lambda: Max(Own(), EntropyScaled(0.1, 2.0)),
     "switch": lambda: Switch.after_sentence(Constant(-1), rise()),
+    "phase": lambda: Phase(0.2, 0.05, "w1", "w2"),  # with which many words begin
+    "phase of tokens": lambda: Phase(0, 0.2, 5, 9),
+    "max with a phase": lambda: Max(EntropyScaled(0.1, 2.0, of="last"), Phase(0.2, -1, 5, "w2")),
     "switch of its own": lambda: Switch(
         first=Constant(0.05), then=Max(rise(), Constant(0.1)), when=lambda state: state.emitted > 4
     ),
@@ -67,7 +71,16 @@ class TestEveryOther(EveryPolicy): ...
 
 def test_fsd_calib_exports_the_policies() -> None:
     assert adaptive.Schedule is Schedule
-    assert set(adaptive.__all__) >= {"Constant", "EntropyScaled", "Max", "Min", "PerDomain", "Schedule", "Switch"}
+    assert set(adaptive.__all__) >= {
+        "Constant",
+        "EntropyScaled",
+        "Max",
+        "Min",
+        "PerDomain",
+        "Phase",
+        "Schedule",
+        "Switch",
+    }
 
 
 # Constant
@@ -162,6 +175,14 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: EntropyScaled(0.1, 9), "slope is 9; it must lie within ±8"),
     (lambda: EntropyScaled(math.nan, 1), "threshold is NaN"),
     (lambda: EntropyScaled(0.1, 1, of="x"), "of is 'x'; it must be one of target, draft, last"),  # type: ignore[arg-type]
+    (lambda: Phase("x", 0.1, 1, 2), "T inside is 'x'; it must be a number"),  # type: ignore[arg-type]
+    (lambda: Phase(0, -1, 1, 2), "T is 0 inside and -1 outside the phase; the larger one must be finite and above 0"),
+    (lambda: Phase(math.inf, 0.1, 1, 2), "T is inf inside and 0.1 outside the phase; the larger one must be finite"),
+    (lambda: Phase(0.1, 0, "", 2), "begin is ''; it must be a text of 1 to 200 bytes, or the id of a token"),
+    (lambda: Phase(0.1, 0, 2, "x" * 201), "end is 'xxx"),
+    (lambda: Phase(0.1, 0, 2, -1), "end is -1; it must be a text"),
+    (lambda: Phase(0.1, 0, True, 1), "begin is True; it must be a text"),
+    (lambda: Phase(0.1, 0, None, 1), "begin is None; it must be a text"),  # type: ignore[arg-type]
     (lambda: Min(), "Min needs at least one policy"),
     (lambda: Max(0.1, rise()), r"Max got 0.1; it takes threshold policies, for example Constant\(0.1\)"),  # type: ignore[arg-type]
     (lambda: Min(Constant(0), Constant(-1)), "the largest threshold of the policies in min is 0; it must be finite"),
