@@ -61,9 +61,13 @@ def logits_are_known_up_to_a_constant(name: str) -> None:
 
 
 def it_reads_what_it_says(name: str) -> None:
-    """Where `reads_draft` is False the score does not depend on q; where `reads_noise` is, it does not ask for u."""
+    """Where `reads_token` is False the score does not depend on x; where `reads_draft` is, not on q; where
+    `reads_noise` is, it does not ask for u."""
     score, seen = score_named(name), _seen(torch.float64)
     found = score.of(seen)
+    if not score.reads_token:
+        other = Seen(seen.target_logits, seen.draft_logits, (seen.drafted + 1) % _TOKENS, seen.uniform)
+        promise_equal(score.of(other), found, "the score depends on x, and reads_token is False")
     if not score.reads_draft:
         other = Seen(seen.target_logits, seen.draft_logits.flip(-1), seen.drafted, seen.uniform)
         promise_equal(score.of(other), found, "the score depends on q, and reads_draft is False")

@@ -28,6 +28,7 @@ _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Wo
 
 def check_profile(profile: ThresholdProfile) -> None:
     """Raises UsageError with the first reason why no engine can follow the profile."""
+    profile.require_addons(profile.divergence)
     for reason in _of_profile(profile):
         raise UsageError(reason)
     policy_of(profile)

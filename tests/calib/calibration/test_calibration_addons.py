@@ -10,9 +10,12 @@ import pytest
 
 from fsd_calib import Goal, NGram, SearchSpace, drafter_named
 from fsd_calib.calibration.api import Calibration
+from fsd_calib.vllm_plugin.engine_checks import check_profile
+from fsd_common.addons import addon
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.calibration.profiles import profile
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 from support.own_code import on_path
@@ -57,20 +60,20 @@ def own() -> Iterator[None]:
 @pytest.mark.slow
 def test_a_calibration_searches_certifies_and_exports_code_of_ones_own(tmp_path: Path) -> None:
     pair = tiny_calibration.far_apart()
-    profile = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", **OWN, draft_length=(2, 5), trials=5)
-    assert (profile.rule, profile.divergence, profile.stop_policy) == (
+    found = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", **OWN, draft_length=(2, 5), trials=5)
+    assert (found.rule, found.divergence, found.stop_policy) == (
         OWN["rule"],
         OWN["divergence"],
         OWN["stop_policy"],
     )
-    assert profile.certificate.certified
-    assert {(each.kind, each.name) for each in profile.addons} == {
+    assert found.certificate.certified
+    assert {(each.kind, each.name) for each in found.addons} == {
         ("score", "new_score:Behind"), ("rule", OWN["rule"]), ("stop policy", OWN["stop_policy"]),
     }  # fmt: skip
     loaded = ThresholdProfile.load(tmp_path / "out")
-    assert loaded == profile
+    assert loaded == found
     decoder = SpeculativeDecoder.from_pretrained(*pair, loaded, tokenizer=word_tokenizer())
-    if profile.threshold is not None:
+    if found.threshold is not None:
         assert decoder.stop_policy is not None
         (result,) = decoder.generate(["w3 w4 w5"], 12)
         assert result.drafted <= 3 * result.rounds
@@ -116,6 +119,19 @@ def test_a_calibration_searches_certifies_and_exports_code_of_ones_own(tmp_path:
 def test_what_cannot_be_searched_is_refused_before_anything_is_decoded(space: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Calibration("arithmetic", "target", "draft", Goal(min_acc=0.9), SearchSpace(**space))
+
+
+def test_vllm_follows_profiles_of_the_same_code_alone() -> None:
+    known = addon("score", "new_score:Behind")
+    assert known is not None
+    changes = {"rule": "fsd-sd", "divergence": "new_score:Behind@10", "sampling.temperature": 0.8}
+    check_profile(profile({**changes, "addons": [known.facts]}))
+    with pytest.raises(UsageError, match="was made with another source of score 'new_score:Behind'"):
+        check_profile(profile({**changes, "addons": [known.facts | {"source": "0" * 64}]}))
+    with pytest.raises(
+        UsageError, match="the profile's rule is 'new_rule:OneSwap'; vLLM can follow fsd-sd and fsd-coup"
+    ):
+        check_profile(profile({"rule": "new_rule:OneSwap"}))
 
 
 def test_a_drafter_that_no_profile_can_name_says_how_it_gets_a_name() -> None:

@@ -76,6 +76,11 @@ class OfLogits(Score):
     def of(self, seen):
         return seen.target_logits.amax(-1).clamp(0, 20)
 
+class OfToken(Score):
+    reads_token = False
+    def of(self, seen):
+        return behind(seen)
+
 class OfDraft(Score):
     def of(self, seen):
         return 1 - seen.draft.drafted
@@ -113,6 +118,7 @@ FOUND = [
     ("Infinite", "all scores of random distributions are infinite"),
     ("OfBatch", "batches_do_not_matter: the score of a token by itself differs: at (0, 0) it is "),
     ("OfLogits", "logits_are_known_up_to_a_constant: a constant added to all logits changes the score"),
+    ("OfToken", "it_reads_what_it_says: the score depends on x, and reads_token is False"),
     ("OfDraft", "it_reads_what_it_says: the score depends on q, and reads_draft is False"),
     ("OfNoise", "it_reads_what_it_says: the score asks for u, and reads_noise is False"),
     ("OfAll", "it_reads_no_more_tokens_than_it_says: the score depends on tokens beyond the 5 likeliest"),
