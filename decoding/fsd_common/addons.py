@@ -235,7 +235,7 @@ def _place(kind: AddonKind, name: str) -> _Place | None:
     if ":" in name:
         written = _NAME.fullmatch(name)
         if written is None:
-            raise UsageError(f"{kind} is {name!r:.60}; {OWN.replace('your', 'write your')}, such as mine:Name")
+            raise UsageError(f"{kind} is {name!r:.60}; write {OWN}, such as mine:Name")
         return _Place(written[1], written[2])
     points = _points(kind).get(name, ())
     if len(points) > 1:

@@ -15,12 +15,19 @@ from collections.abc import Callable
 from importlib import import_module
 
 from fsd_common.addons import AddonKind
+from fsd_common.errors import UsageError
 
 __all__ = ["check", "checks_of"]
 
 
 def checks_of(kind: AddonKind) -> tuple[Callable[[str], None], ...]:
-    """Returns the checks of one kind, by each of which a name is checked alone; their docstrings say what must hold."""
+    """Returns the checks of one kind, by each of which a name is checked alone; their docstrings say what must hold.
+
+    Raises:
+        UsageError: There is no such kind.
+    """
+    if kind not in _MODULES:
+        raise UsageError(f"kind is {kind!r:.60}; it must be one of {', '.join(_MODULES)}")
     found: tuple[Callable[[str], None], ...] = import_module(f"{__name__}.{_MODULES[kind]}").CHECKS
     return found
 
@@ -34,7 +41,7 @@ def check(kind: AddonKind, name: str) -> None:
 
     Raises:
         AssertionError: Something does not hold; the message says what.
-        UsageError: There is nothing of that name.
+        UsageError: There is nothing of that name, or no such kind.
     """
     for each in checks_of(kind):
         try:

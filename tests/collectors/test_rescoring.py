@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from fsd_collectors.collection.likeliest import COLUMNS, Likeliest
 from fsd_collectors.collection.rescoring import Rescored, with_scores
 from fsd_collectors.report.description import summarise
 from fsd_collectors.store.verifying import verify
+from fsd_common import addons
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import DistributionPair, divergences, log_softmax
 from support.models.tiny_models import VOCABULARY
 from support.models.tiny_pair import related
 from support.models.tiny_task import tiny_task
+from support.own_code import on_path
+from support.paths import EXAMPLES
 from support.traces.collecting import ON_POLICY, collect
 
 K = 8
@@ -137,3 +141,22 @@ def test_what_cannot_be_is_refused_in_one_line(pair: tuple[Any, Any], tmp_path: 
         with_scores(lists, ["poetry"])
     with pytest.raises(UsageError, match="holds traces of another run: log_probs 2, not 3"):
         collect(tmp_path / "lists", pair, tiny_task(6), log_probs=3)
+
+
+def test_a_column_that_other_code_has_computed_is_refused(
+    pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_path(EXAMPLES):
+        kept = collect(tmp_path / "run", pair, tiny_task(6), divergences=("new_score:Behind@5",), log_probs=K)
+        assert [each.name for each in kept.manifest.addons] == ["new_score:Behind"]
+        rescored = with_scores(kept, ["new_score:Behind@5", "new_score:Behind@6"])
+        assert rescored.scores == ("new_score:Behind@6",)
+        assert rescored.manifest.addons == kept.manifest.addons
+        known = kept.manifest.addons[0]
+        monkeypatch.setitem(addons._ADDONS, ("score", known.name), replace(known, source="0" * 64))
+        with pytest.raises(
+            UsageError, match=r"the column of traces .* was made with another source of score 'new_score"
+        ):
+            with_scores(kept, ["new_score:Behind@5"])
+        with pytest.raises(UsageError, match="holds traces of another run: addons"):
+            collect(tmp_path / "run", pair, tiny_task(6), divergences=("new_score:Behind@5",), log_probs=K)

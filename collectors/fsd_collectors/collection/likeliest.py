@@ -75,7 +75,8 @@ class Likeliest:
             log.scatter_(-1, drafted.unsqueeze(-1), x.double().log().unsqueeze(-1))
             log.scatter_(-1, tokens, torch.cat([of_target, of_draft], -1).double())
             left = (1.0 - log.exp().sum(-1)).clamp_min(_LEAST) / (~known).sum(-1).clamp_min(1)  # to each other token
-            least = own[:, -1].double()  # of rounding there may be more left than a token beyond the likeliest can have
+            # Of rounding there may be more left than a token beyond the likeliest can have.
+            least = torch.nextafter(own[:, -1].double(), torch.full_like(left, -torch.inf))
             both.append(log.where(known, torch.minimum(left.log(), least).unsqueeze(-1)))
         return both[0], both[1]
 

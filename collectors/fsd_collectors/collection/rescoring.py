@@ -30,12 +30,15 @@ def with_scores(traces: Traces, scores: Sequence[str]) -> Rescored:
 
     Args:
         traces: collected with `log_probs`.
-        scores: names, such as "margin@10", or "mine:Name".
+        scores: names, such as "margin@10", or "mine:Name"; those that were collected stay as they are.
 
     Raises:
-        UsageError: the traces hold no log-probabilities, or a score already; or a score is unknown.
+        UsageError: the traces hold no log-probabilities, or a score that other code has computed; or one is unknown.
     """
     manifest = traces.manifest
+    for each in manifest.addons:
+        if each.name in {name.partition("@")[0] for name in scores if name in manifest.divergences}:
+            each.require(f"the column of traces {str(traces.path)!r}")
     if not manifest.log_probs:
         raise UsageError(
             f"traces {str(traces.path)!r} hold no log-probabilities, of which {', '.join(scores)} could be computed; "
