@@ -65,12 +65,12 @@ def run(seed: int, busy: int, command: Sequence[str], folder: Path) -> dict[str,
         with beside(busy):
             ran = calibrate(own, *command, f"--seed={seed}")
         profile = ThresholdProfile.load(ran.folder)
-        intervals, chosen, sd = profile.speed.intervals, profile.chosen, profile.sd
+        intervals, chosen, sd = profile.speed.intervals, profile.chosen, profile.lossless
         found = {
             "seed": seed, "busy": busy, "seconds": ran.seconds, "outcome": profile.outcome, "p": _p(profile),
             "level": profile.certificate.level, "divergence": chosen.divergence, "threshold": chosen.threshold,
             "draft_length": chosen.draft_length, "sd_draft_length": None if sd is None else sd.draft_length,
-            "over_sd": None if intervals is None else intervals.over_sd, "threads": profile.speed.threads,
+            "over_lossless": None if intervals is None else intervals.over_lossless, "threads": profile.speed.threads,
         }  # fmt: skip
         write_json(found, kept)
     return dict(json.loads(kept.read_text()))
@@ -131,7 +131,7 @@ def logit_share(found: dict[str, Any], forecast: PooledForecast) -> float | None
 
 
 def claims(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
-    """Yields the claims on runs that have `true_over_sd` and `logit_share`, by the number of busy processes."""
+    """Yields the claims on runs that have `true_over_lossless` and `logit_share`, by the number of busy processes."""
     quiet = {found["seed"]: found for found in runs if not found["busy"]}
     low, high = spread([found["logit_share"] for found in quiet.values()])
     for busy in sorted({found["busy"] for found in runs}):
@@ -171,7 +171,7 @@ def other_accuracy(found: dict[str, Any], quiet: dict[str, Any]) -> bool:
 
 def wrong_about_speed(found: dict[str, Any]) -> bool:
     """Whether a speed is said to be shown that is not the true one; one that is not shown is never wrong."""
-    true = found["true_over_sd"]
+    true = found["true_over_lossless"]
     if true is None:
         return False
     said = found["outcome"]
@@ -182,8 +182,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     lines = ["| seed | busy | s | outcome | setting | threads | by its clock, over `sd` | truly |", "| --- " * 8 + "|"]
     for found in runs:
         chosen = "" if found["threshold"] is None else f"{found['divergence']} {found['threshold']:.4g}"
-        over = "" if found["over_sd"] is None else " to ".join(f"{end:.2f}" for end in found["over_sd"])
-        true = "" if found["true_over_sd"] is None else f"{found['true_over_sd']:.2f}"
+        over = "" if found["over_lossless"] is None else " to ".join(f"{end:.2f}" for end in found["over_lossless"])
+        true = "" if found["true_over_lossless"] is None else f"{found['true_over_lossless']:.2f}"
         lines.append(
             f"| {found['seed']} | {found['busy']} | {found['seconds']:.0f} | {found['outcome']} | {chosen}, "
             f"L = {found['draft_length']} | {found['threads']} | {over} | {true} |"
@@ -202,7 +202,7 @@ def main() -> int:
     runs = [run(seed, busy, command, options.runs) for seed in range(seeds) for busy in numbers]
     forecast = PooledForecast.read(Pool.read())
     for found, true in zip(runs, true_speeds(runs, fresh), strict=True):
-        found |= {"true_over_sd": true, "logit_share": logit_share(found, forecast)}
+        found |= {"true_over_lossless": true, "logit_share": logit_share(found, forecast)}
     return conclude(options, machine, {"runs": runs}, claims(runs), table(runs))
 
 

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
     from fsd_calib.calibration.api import calibrate
     from fsd_calib.calibration.retime import retime
+    from fsd_calib.exports.engines import export_profile
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry import Telemetry
+    from fsd_collectors.collection.rescoring import with_scores
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.replay.cost import CostModel
     from fsd_collectors.replay.simulation import replay, sweep
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.drafters.eagle import Eagle
+    from fsd_decoding.drafters.named import drafter_named
     from fsd_decoding.drafters.ngram import NGram
     from fsd_decoding.hf import fsd_generate
     from fsd_decoding.observers.round_log import Recorder
@@ -49,6 +52,8 @@ __all__ = [
     "adaptive",
     "calibrate",
     "collect_traces",
+    "drafter_named",
+    "export_profile",
     "fsd_generate",
     "load_task",
     "load_traces",
@@ -56,6 +61,7 @@ __all__ = [
     "retime",
     "sweep",
     "together",
+    "with_scores",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -78,6 +84,8 @@ __getattr__, __dir__ = lazy_exports(
         "adaptive": "fsd_calib.adaptive",
         "calibrate": "fsd_calib.calibration.api",
         "collect_traces": "fsd_collectors.collection.run",
+        "export_profile": "fsd_calib.exports.engines",
+        "drafter_named": "fsd_decoding.drafters.named",
         "fsd_generate": "fsd_decoding.hf",
         "load_task": "fsd_calib.tasks.registry",
         "load_traces": "fsd_collectors.store.reading",
@@ -85,5 +93,6 @@ __getattr__, __dir__ = lazy_exports(
         "retime": "fsd_calib.calibration.retime",
         "sweep": "fsd_collectors.replay.simulation",
         "together": "fsd_decoding.observers.round_record",
+        "with_scores": "fsd_collectors.collection.rescoring",
     },
 )

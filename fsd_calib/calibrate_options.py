@@ -6,7 +6,7 @@ Importing this imports nothing heavy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -50,6 +50,7 @@ from fsd_calib.common_options import (
 from fsd_calib.search.storage_url import without_password
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks
+from fsd_common.addons import AddonKind, unless_known
 from fsd_common.argument_checks import check_path, named
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, json_object, several, several_each, whole_numbers
@@ -77,12 +78,20 @@ Compiling = Literal["auto", "off", "capture", "on"]
 DesignName = Literal["all", "auto"]
 EngineName = Literal["fsd-calib", "vllm"]
 """What decodes."""
-DrafterName = Literal["model", "eagle", "ngram", "auto"]
+DRAFTERS = ("model", "eagle", "ngram", AUTO)
+"""What --drafter takes, beside drafters of one's own."""
 
 
-def _score(name: str) -> str:
-    """A name, behind which may stand numbers."""
-    return _one_of(family_of(name), SCORES) and name
+def _found(kind: AddonKind, name: str, own: tuple[str, ...]) -> str:
+    """A name of this package's own or of an add-on, behind which may stand numbers."""
+    if rule := unless_known(kind, family_of(name), own):
+        raise ValueError(rule)
+    return name
+
+
+def own_drafters(named: Iterable[str]) -> list[str]:
+    """Returns those of --drafter that are not of this package."""
+    return [name for name in named if name not in DRAFTERS]
 
 
 def _one_of(name: str, known: tuple[str, ...]) -> str:
@@ -151,12 +160,13 @@ class Job(Settings):
         ),
     ] = None
     drafter: Annotated[
-        Several[DrafterName] | None,
+        Several[Annotated[str, AfterValidator(lambda name: _found("drafter", name, DRAFTERS))]] | None,
         Option(
             "What drafts: model (--draft), eagle (--head), ngram, which goes by the text itself and needs no model, "
-            "several of these, separated by commas, or auto: all that there are, as chains and as trees. By default "
-            "what --draft and --head say.",
+            "mine:Name, a drafter of your own (docs/extending.md), several of these, separated by commas, or auto: all "
+            "that this package has, as chains and as trees. By default what --draft and --head say.",
             MODELS,
+            words=DRAFTERS,
             read=several,
         ),
     ] = None
@@ -263,20 +273,21 @@ class SearchSpace(Drawing):
     """What a calibration chooses among, and how tokens are drawn. T itself is always searched."""
 
     rule: Annotated[
-        Several[Annotated[str, AfterValidator(lambda name: _one_of(name, RULES_WITH_T))]],
+        Several[Annotated[str, AfterValidator(lambda name: _found("rule", name, RULES_WITH_T))]],
         Option(
-            f"Acceptance rule: {', '.join(RULES_WITH_T)}, or several, separated by commas.",
+            f"Acceptance rule: {', '.join(RULES_WITH_T)}, or several, separated by commas. mine:Name is a rule of your "
+            "own (docs/extending.md).",
             DECODING,
             words=RULES_WITH_T,
             read=several,
         ),
     ] = ("fsd-coupled",)
     divergence: Annotated[
-        Several[Annotated[str, AfterValidator(_score)]],
+        Several[Annotated[str, AfterValidator(lambda name: _found("score", name, SCORES))]],
         Option(
             f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. js@50 uses only "
             "the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
-            "docs/rules.md.",
+            "docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
             DECODING,
             words=SCORES,
             read=several,
@@ -338,6 +349,10 @@ class SearchSpace(Drawing):
             saved=lambda given: given if str(given) == AUTO else absolute(given),
         ),
     ] = None
+    stop_policy: Annotated[
+        Annotated[str, AfterValidator(lambda name: _found("stop policy", name, ()))] | None,
+        Option("A stop policy of your own that ends drafts early: mine:Name (docs/extending.md).", DECODING),
+    ] = None
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -345,6 +360,9 @@ class SearchSpace(Drawing):
         check_phase(self.phase_begin, self.phase_end, self.phases)
         if any(self.trees):
             self.check_walked(f"{named('tree')} is given", "trees")
+        if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
+            what = "a predictor ends drafts too" if self.predictor is not None else "trees are drafted as a whole"
+            raise UsageError(f"{named('stop_policy')} is given, and {what}; leave one of the two out")
         if self.predictor is not None and self.moving:
             raise UsageError(
                 f"a predictor ends drafts by the T they are given, and policy {self.moving} judges them by another; "

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any, Literal, Self
 
 from fsd_collectors.schema import SCHEMA_VERSION
+from fsd_common.addons import Addon
 from fsd_common.digests import difference
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
@@ -59,9 +60,11 @@ class Manifest(Part):
     sampling: SamplingInfo
     seed: int
     divergences: tuple[str, ...]
+    addons: tuple[Addon, ...] = ()  # code that is not of fsd-calib, of these and of the policy
     on: Literal["raw", "processed"]  # the logits that divergences are computed on
     hidden: Count  # width of the draft's hidden state in the rows; 0 where it is not kept
     projected: bool  # whether the state was projected to that width
+    log_probs: Count = 0  # number of the likeliest tokens that rows hold of p and of q
     batch_size: Natural
     portion: Natural  # problems per shard; in serving at most
     device: str
@@ -71,6 +74,16 @@ class Manifest(Part):
     def run(self) -> str:
         """The run's id: the first 12 hex digits of the manifest's SHA-256."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
+    @property
+    def shape(self) -> tuple[Way, tuple[str, ...], int, int]:
+        """What its tables have depends on, as `tables_of` takes it."""
+        return self.way, self.divergences, self.hidden, self.log_probs
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that both models have."""
+        return min(self.target.vocab_size, self.draft.vocab_size)
 
     @property
     def portions(self) -> int:

@@ -115,12 +115,13 @@ ROUNDS: tuple[Column, ...] = (
 _IN_NATS = {"js", "ag", "kl_qp", "kl_pq", "doubt", "fly"}
 
 
-def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, ...]:
+def token_columns(divergences: Sequence[str], hidden: int = 0, log_probs: int = 0) -> tuple[Column, ...]:
     """Returns the columns of the table of tokens, which has one row for each drafted token.
 
     Args:
         divergences: names of scores, one column each.
         hidden: width of the draft's hidden state; 0 where it is not kept.
+        log_probs: number of the likeliest tokens that are kept of p and of q.
     """
     measured = (
         Column(
@@ -134,17 +135,27 @@ def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, 
     state = (
         Column("draft_hidden", pa.list_(pa.float16(), hidden), "", "the draft's last hidden state, q's own input"),
     )
-    return (*_WHOSE, *_PLACE, *_DECISION, *measured, *_SHAPE, *_HISTORY, *_OUTCOME, *(state if hidden else ()))
+    likeliest = tuple(
+        Column(f"{model}_top{name}", pa.list_(kind, log_probs), unit, f"{meaning} {log_probs} likeliest of {letter}")
+        for model, letter in (("target", "p"), ("draft", "q"))
+        for name, kind, unit, meaning in (
+            ("", pa.int32(), "token id", "the"),
+            ("_log_p", pa.float32(), "nats", "log p of the"),
+            ("_log_q", pa.float32(), "nats", "log q of the"),
+        )
+    )
+    more = (*(state if hidden else ()), *(likeliest if log_probs else ()))
+    return (*_WHOSE, *_PLACE, *_DECISION, *measured, *_SHAPE, *_HISTORY, *_OUTCOME, *more)
 
 
-def tables_of(way: str, divergences: Sequence[str], hidden: int) -> dict[str, tuple[Column, ...]]:
+def tables_of(way: str, divergences: Sequence[str], hidden: int, log_probs: int) -> dict[str, tuple[Column, ...]]:
     """Returns the columns of each table of a run, in the order in which the tables are listed.
 
     Args:
         way: along-target, on-policy or serving.
-        divergences, hidden: see `token_columns`.
+        divergences, hidden, log_probs: see `token_columns`.
     """
-    columns = {"tokens": token_columns(divergences, hidden), "completions": COMPLETIONS}
+    columns = {"tokens": token_columns(divergences, hidden, log_probs), "completions": COMPLETIONS}
     if way == "on-policy":
         return columns | {"rounds": ROUNDS}
     if way == "serving":

@@ -14,8 +14,8 @@ from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.scores import Logits
 from fsd_decoding.tree_shape import Chain, TreeShape, without_chain
 
-StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
-"""A stop policy, or a function with the return values of `StopPolicy.goes_on`."""
+StopPolicyLike = StopPolicy | Callable[[DraftState], Answer] | str
+"""A stop policy, a function with the return values of `StopPolicy.goes_on`, or the name of a policy: module:Name."""
 
 Threshold = float | ThresholdPolicy
 """T, or a policy that moves it."""

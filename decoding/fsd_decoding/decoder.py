@@ -13,6 +13,7 @@ import torch
 
 from fsd_common.argument_checks import check_count, check_flag
 from fsd_common.errors import UsageError
+from fsd_common.progress.base import Progress
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords, configured
 from fsd_decoding.decoding_setting import DecodingSetting, check_drafter
@@ -112,6 +113,7 @@ class SpeculativeDecoder:
         compile: Compile = False,
         lean: bool = True,
         allow_edited: bool = False,
+        progress: Progress | None = None,
         **keywords: Unpack[DecodingKeywords],
     ) -> SpeculativeDecoder:
         """Loads a target and a draft model.
@@ -139,6 +141,7 @@ class SpeculativeDecoder:
             lean: run models of the Llama, Mistral, Qwen2 and Qwen3 families by a forward pass of our own, where its
                 logits equal transformers' to rounding; False: by transformers' modules always. See `run_by`.
             allow_edited: follow a profile that was changed after its calibration, without a certificate.
+            progress: receives the megabytes of weights that are read.
             keywords: fields of `DecodingConfig` and of its sampling (`rule`, `divergence`, `threshold`,
                 `draft_length`, `temperature`, …), which take precedence over `decoding` and the profile; None keeps
                 what those say.
@@ -157,7 +160,7 @@ class SpeculativeDecoder:
         loading = check_loading(target, [draft], device, model_kwargs, draft_model_kwargs, followed)
         shared = shared_tokenizer(target, draft, tokenizer, loading)  # before the weights: it may refuse the pair
         models = [
-            load_model(model, place, dtype, options) if is_source(model) else model
+            load_model(model, place, dtype, options, progress) if is_source(model) else model
             for model, options in ((target, loading.target), (draft, loading.draft))
         ]
         if isinstance(draft, Eagle):

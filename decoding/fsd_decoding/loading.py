@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,7 @@ from transformers.utils import logging
 
 from fsd_common.argument_checks import check_path
 from fsd_common.errors import UsageError, in_one_line
-from fsd_common.formatting import megabytes
-from fsd_common.progress.base import Advance, Progress, Silent
+from fsd_common.progress.base import Advance, Progress, Silent, reading
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
@@ -67,14 +67,12 @@ _BAR = "Loading weights"  # what transformers calls its own bar
 def _reading(folder: Path, progress: Progress) -> Iterator[None]:
     """Inside, the progress of transformers' reading of a checkpoint is told, tensor by tensor."""
     sizes = next(filter(None, ([file.stat().st_size for file in folder.glob(kind)] for kind in _WEIGHTS)), [])
-    total = megabytes(sum(sizes))
-    with progress.step(f"reading the weights of {folder.name}, MB", total) as advance:
+    total = sum(sizes)
+    with reading(progress, f"reading the weights of {folder.name}", total) as add:
 
         def counted(bar: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
             shown = bar(*arguments, **keywords)
-            return (
-                _told(shown, len(arguments[0]), total, advance) if arguments and keywords.get("desc") == _BAR else shown
-            )
+            return _told(shown, len(arguments[0]), total, add) if arguments and keywords.get("desc") == _BAR else shown
 
         before = logging.set_tqdm_hook(counted)
         try:
@@ -83,11 +81,11 @@ def _reading(folder: Path, progress: Progress) -> Iterator[None]:
             logging.set_tqdm_hook(before)
 
 
-def _told(items: Iterable[Any], count: int, total: int, advance: Advance) -> Iterator[Any]:
-    """Yields items, and advances by each one's share of the total."""
+def _told(items: Iterable[Any], count: int, total: int, add: Advance) -> Iterator[Any]:
+    """Yields items, and adds each one's share of the total."""
     for place, item in enumerate(items):
         yield item
-        advance(total * (place + 1) // count - total * place // count)
+        add(total * (place + 1) // count - total * place // count)
 
 
 ModelSource = str | os.PathLike[str]
@@ -215,11 +213,12 @@ def load_model(
     """
     requested = as_dtype(dtype)
     fetched = fetch_weights(os.fspath(source), options.revision)
-    files = CheckpointFiles(fetched or Path(source))
+    folder, told = fetched or Path(source), progress or Silent()
+    files = CheckpointFiles(folder)
     config = _from_files(AutoConfig, "configuration", source, fetched, options.for_configuration())
     keywords = _keywords(source, config, device, options)
     try:
-        with without_weight_bars(), _reading(fetched or Path(source), progress or Silent()):
+        with without_weight_bars(), _reading(folder, told):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 _resolved(source), dtype=requested, output_loading_info=True, **_pinned(fetched), **keywords
             )
@@ -233,7 +232,9 @@ def load_model(
         model = model.to(device)
     if fetched is not None:
         model.config._commit_hash = fetched.name  # for profiles; transformers 5.23 sets it no more
-    place_weights(model.eval())  # now, as the files' digest holds for the weights where they are
+    size = sum(weight.nbytes for weight in chain(model.parameters(), model.buffers()))
+    with reading(told, f"copying the weights of {folder.name} into memory", size) as add:
+        place_weights(model.eval(), add)  # now, as the files' digest holds for the weights where they are
     remember_checkpoint(model, None if options.others else files.key(model, info))
     return model
 

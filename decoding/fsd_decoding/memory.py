@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Checkpoint, Eagle, is_eagle3, llama_config, told
-from fsd_decoding.graphs.callers import EagerCaller
+from fsd_decoding.graphs.callers import EagerCaller, slots_of_graphs
 from fsd_decoding.loading import as_dtype, is_source, load_config
 from fsd_decoding.model_options import USUAL, ModelOptions
 from fsd_decoding.models.lean import copied_bytes
@@ -42,6 +42,7 @@ class ModelSize:
         element: one activation.
         context: the most tokens of a text; None: no limit.
         copies: weights that the lean forward pass copies on a CPU.
+        groups: heads of queries to one of keys.
     """
 
     weights: int
@@ -51,6 +52,7 @@ class ModelSize:
     element: int
     context: int | None
     copies: int = 0
+    groups: int = 1
 
     @classmethod
     def of(cls, model: Any, dtype: str | torch.dtype | None, options: ModelOptions = USUAL) -> ModelSize:
@@ -84,7 +86,9 @@ class ModelSize:
         inner = max(_numbers(text, "intermediate_size", "n_inner", "ffn_dim") or [4 * text.hidden_size])
         activations = (_HIDDEN * text.hidden_size + _INNER * inner) * element
         sizes = activations, vocabulary_size(built), element, context_length(built)
-        return cls(weights, _slot(built), *sizes, copies)
+        heads = getattr(text, "num_attention_heads", 1)
+        groups = heads // (getattr(text, "num_key_value_heads", None) or heads)
+        return cls(weights, _slot(built), *sizes, copies, groups)
 
     @classmethod
     def _of_head(cls, head: Eagle, dtype: str | torch.dtype | None) -> ModelSize:
@@ -170,12 +174,14 @@ class Workload:
         prompt: tokens of the longest prompt.
         draft_length: L.
         greedy: whether no noise is drawn.
+        graphs: whether rounds may be called as graphs, which take more slots.
     """
 
     longest: int
     prompt: int
     draft_length: int
     greedy: bool
+    graphs: bool = False
 
 
 LOADED = ("target's weights", "drafts' weights", "joined weights")
@@ -190,14 +196,15 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
     Args:
         device: where it is decoded; on CUDA divergences are computed by kernels, without temporaries.
     """
-    slots = EagerCaller().size(work.longest)  # a caller with graphs allocates more
+    slots = slots_of_graphs(work.longest) if work.graphs else EagerCaller().size(work.longest)
     caches = rows * slots * (target.slot + max(draft.slot for draft in drafts))
     logits = rows * _logits(target, work)
     cells = rows * work.draft_length * target.logits
     chunks = min(chunk_elements(device, target.logits), cells) * _TEMPORARIES * _FP32
     positions = rows * min(work.prompt, PREFILL_CHUNK)
     widest = max(size.activations for size in (target, *drafts))
-    mask = 2 * target.element * work.longest  # the additive mask of a position, and the condition it is made from
+    # The additive mask of a position, the condition it is made from, and the mask of the heads that share keys.
+    mask = (2 + (target.groups if target.groups > 1 else 0)) * target.element * slots
     activations = positions * (widest + mask)
     computing = {"KV caches": caches, "logits of a round": logits, "divergences": chunks, "activations": activations}
     weights = sum(draft.weights for draft in drafts)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.scores import Logits, Score, Seen, score_named
+from fsd_decoding.scores import Logits, Score, Seen, score_named, window_kept
 from fsd_decoding.tensors import kernels_support, lazy
 from fsd_decoding.trees import Tree
 
@@ -148,8 +147,7 @@ class Proposal:
 
     def followed(self, exact: Tensor, window: int) -> Tensor:
         """Whether as many tokens were drafted after each one, and the exact rule accepts all of them: (B, L) bool."""
-        kept = pad(exact & self.inside, (0, window))
-        return kept.unfold(1, window, 1)[:, 1:].all(-1)
+        return window_kept(exact & self.inside, window)
 
     @property
     def inside(self) -> Tensor:

@@ -1,17 +1,20 @@
 """Acceptance rules: which drafted tokens are kept, and what is emitted in place of the others.
 
-Every rule is one small class over a `Proposal`, listed in `RULES`; new rules are added there.
+Every rule is one small class over a `Proposal`, in a module of your own (docs/extending.md), or listed in `RULES`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fsd_common.addons import OWN, Addon, Registry
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
 from fsd_decoding.proposal import Proposal, Verdict
@@ -87,18 +90,21 @@ class Rule:
     """Base class of acceptance rules.
 
     Attributes:
-        name: the rule's name in `RULES`, arguments and profiles.
-        lossless: name of the rule to run when no threshold may be trusted; a lossless rule names itself.
+        name: the rule's name in `RULES`, arguments and profiles; of an add-on, the name that it is found by.
+        lossless: name of the rule to run when no threshold may be trusted; a lossless rule has its own, or none.
         drafts: whether the rule needs a draft model.
         bounds_divergence: whether its threshold bounds the divergence D.
         judges_trees: whether it can judge trees of drafted tokens.
+        replayed_as: name of a rule that accepts about as many tokens, which forecasts replay in its place; None: there
+            is none, and it cannot be calibrated.
     """
 
-    name: str
-    lossless: str
+    name: str = ""
+    lossless: str = ""
     drafts = True
     bounds_divergence = False
     judges_trees = False
+    replayed_as: str | None = None
 
     @property
     def fuzzy(self) -> bool:
@@ -309,12 +315,35 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+def _as_rule(found: Any, name: str) -> Rule | None:
+    """A rule of an add-on, which is called as it was asked for. UsageError: it has no lossless rule."""
+    rule = found() if isinstance(found, type) and issubclass(found, Rule) else copy.copy(found)
+    if not isinstance(rule, Rule):
+        return None
+    rule.name, rule.lossless = name, name if rule.lossless in ("", rule.name) else rule.lossless
+    if rule.lossless != name and (rule.lossless not in RULES or RULES[rule.lossless].fuzzy):
+        raise UsageError(
+            f"lossless is {rule.lossless!r:.60}; it must be a lossless rule, or be left out where it is one"
+        )
+    return rule
+
+
+_RULES = Registry[Rule]("rule", RULES, _as_rule, "a Rule of fsd_decoding.rules, or a subclass that takes no arguments")
+
+
 def rule_named(name: str, fits: Callable[[Rule], bool] = lambda rule: True) -> Rule:
     """Returns the rule of that name, whether it fits or not.
 
     Raises:
         UsageError: there is none; the message lists those that fit what the caller does with a rule.
     """
-    if not isinstance(name, str) or name not in RULES:
-        raise UsageError(f"unknown rule {name!r:.60}; known: {', '.join(rule for rule in RULES if fits(RULES[rule]))}")
-    return RULES[name]
+    found = _RULES.find(name) if isinstance(name, str) else None
+    if found is None:
+        known = [rule for rule in _RULES.names if rule not in RULES or fits(RULES[rule])]
+        raise UsageError(f"unknown rule {name!r:.60}; known: {', '.join(known)}, and {OWN}")
+    return found
+
+
+def addon_of(name: str) -> Addon | None:
+    """Returns what is known of the code of a rule; None: it is of this package. UsageError: it is missing."""
+    return _RULES.addon(name)

@@ -2,7 +2,8 @@
 
 p is the target's distribution, q the draft's, p1 = max p, H(p) the entropy in nats, u the uniform number of the exact
 test u <= p(x)/q(x). Every score is at least 0, so that no T below 0 keeps a token, and infinite where no T may. To add
-one, write a subclass of `Score` and list it in `FAMILIES`; divergences are listed in `divergence.DIVERGENCES`.
+one, write a subclass of `Score`, in a module of your own (docs/extending.md), or listed in `FAMILIES`; divergences are
+listed in `divergence.DIVERGENCES`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from fsd_common.addons import OWN, Addon, Registry
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
 from fsd_decoding.tensors import lazy, wide
@@ -144,8 +147,10 @@ class Score:
         parameters: what may follow the name.
         formula: for people.
         on: which logits it is defined on; None: raw or processed ones, as `Criterion.on` says.
+        reads_token: whether it depends on x, and not on p and q alone.
         reads_draft: whether it depends on q.
         reads_noise: whether it depends on u.
+        reads_top: how many of the likeliest tokens of p and of q it depends on, besides x; None: on all tokens.
         judges_trees: whether it means something where several tokens are drafted at a place.
         largest: the largest finite value; thresholds above keep all that any keeps.
         unit: of its values, "" where they have none.
@@ -154,14 +159,20 @@ class Score:
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     formula: ClassVar[str]
     on: ClassVar[Logits | None] = None
+    reads_token: ClassVar[bool] = True
     reads_draft: ClassVar[bool] = False
-    reads_noise: ClassVar[bool] = False
+    reads_noise: bool = False
     judges_trees: ClassVar[bool] = True
-    largest: ClassVar[float] = 1.0
+    reads_top: int | None = None
+    largest: float = 1.0
     unit: ClassVar[str] = ""
 
     def __init__(self, written: str, values: Sequence[float]) -> None:
         self.written, self.values = written, tuple(values)
+
+    def __reduce__(self) -> tuple[Callable[[str], Score], tuple[str]]:
+        """Pickles the name: another process imports it by its own path, and says in one line where it cannot."""
+        return score_named, (self.written,)
 
     @property
     def window(self) -> int:
@@ -176,8 +187,14 @@ class Score:
 class Divergence(Score):
     """D(p, q): x itself does not matter. `fsd`, `fsd-sd` and `fsd-coupled` of arXiv 2502.20704."""
 
+    reads_token = False
     reads_draft = True
     largest = math.inf
+
+    def __init__(self, written: str, values: Sequence[float]) -> None:
+        super().__init__(written, values)
+        _, top, k = written.partition("@")
+        self.reads_top = int(k) if top else None
 
     def of(self, seen: Seen) -> Tensor:
         return unchecked_divergences([self.written], seen.target_logits, seen.draft_logits, seen.scans)[self.written]
@@ -188,44 +205,50 @@ class Gated(Score):
 
     parameters = (Parameter("g", "the largest p1 at which D may keep a token", 0.9, 0.0, 1.0, whole=False),)
     formula = "D, infinite where p1 > g"
+    reads_token = False
     reads_draft = True
     largest = math.inf
 
     def __init__(self, written: str, values: Sequence[float], divergence: Divergence) -> None:
         super().__init__(written, values)
-        self._divergence = divergence
+        self.divergence, self.reads_top = divergence, divergence.reads_top
 
     def of(self, seen: Seen) -> Tensor:
-        return self._divergence.of(seen).masked_fill(seen.target.largest > self.values[0], math.inf)
+        return self.divergence.of(seen).masked_fill(seen.target.largest > self.values[0], math.inf)
 
 
-_TOP = Parameter("k", "x must be one of the target's k likeliest tokens", math.inf, 1.0)
+class _AmongTop(Score):
+    """Infinite outside the k likeliest tokens of p."""
+
+    parameters = (Parameter("k", "x must be one of the target's k likeliest tokens", math.inf, 1.0),)
+
+    def __init__(self, written: str, values: Sequence[float]) -> None:
+        super().__init__(written, values)
+        self.reads_top = 1 if math.isinf(values[0]) else int(values[0])
+
+    def _among(self, seen: Seen, score: Tensor) -> Tensor:
+        k = self.values[0]
+        return score if math.isinf(k) else score.masked_fill(~seen.target.in_top(int(k)), math.inf)
 
 
-class Margin(Score):
+class Margin(_AmongTop):
     """How far x is behind the likeliest token, as a ratio (SpecCascade's token-specific rule 3, arXiv 2405.19261)."""
 
-    parameters = (_TOP,)
     formula = "1 - p(x)/p1"
 
     def of(self, seen: Seen) -> Tensor:
-        return _among(self.values[0], seen, 1.0 - seen.target.relative)
+        return self._among(seen, 1.0 - seen.target.relative)
 
 
-class Relaxed(Score):
+class Relaxed(_AmongTop):
     """How far x is behind the likeliest token, as a difference of probabilities (TensorRT-LLM's `relaxed_delta` and
     `relaxed_topk`, read in its kernels).
     """
 
-    parameters = (_TOP,)
     formula = "p1 - p(x)"
 
     def of(self, seen: Seen) -> Tensor:
-        return _among(self.values[0], seen, (seen.target.largest - seen.target.drafted).clamp_min(0.0))
-
-
-def _among(k: float, seen: Seen, score: Tensor) -> Tensor:
-    return score if math.isinf(k) else score.masked_fill(~seen.target.in_top(int(k)), math.inf)
+        return self._among(seen, (seen.target.largest - seen.target.drafted).clamp_min(0.0))
 
 
 class Fly(Score):
@@ -243,6 +266,10 @@ class Fly(Score):
     on = "processed"
     judges_trees = False
     unit = "nats"
+
+    def __init__(self, written: str, values: Sequence[float]) -> None:
+        super().__init__(written, values)
+        self.largest, self.reads_top = self.most, int(values[1])
 
     @property
     def window(self) -> int:
@@ -268,6 +295,7 @@ class Cactus(Score):
     formula = "0 where u q(x) <= p(x), else (u q(x) - p(x))^2 / (2 p(x) (1 - p(x)))"
     on = "processed"
     reads_draft = reads_noise = True
+    reads_top = 0
     judges_trees = False
     largest = math.inf
 
@@ -287,8 +315,12 @@ class AcceptThreshold(Score):
     parameters = (Parameter("a", "SGLang's --speculative-accept-threshold-acc", 1.0, 0.0, 1.0, whole=False),)
     formula = "1 - p(x), or 0 where u < p(x)/a and a < 1; infinite where p(x) = 0"
     on = "processed"
-    reads_noise = True
+    reads_top = 0
     judges_trees = False
+
+    def __init__(self, written: str, values: Sequence[float]) -> None:
+        super().__init__(written, values)
+        self.reads_noise = self.values[0] < 1.0
 
     def of(self, seen: Seen) -> Tensor:
         p, a = seen.target.drafted, self.values[0]
@@ -312,15 +344,20 @@ class Typical(Score):
 
 
 class Posterior(Score):
-    """vllm-ascend's form of typical acceptance, p(x) > min(t, exp(-alpha H)), with `posterior_threshold` t = 1 - T."""
+    """vllm-ascend's `enable_entropy_verify`: the exact test with u min(t, exp(-alpha H)) in place of u, where
+    `posterior_threshold` t is 1 - T. H is of p here, of the target's raw logits there.
+    """
 
-    parameters = (Parameter("alpha", "vllm-ascend's posterior_alpha", 0.3, 0.0, 1e3, whole=False),)
-    formula = "0 where p(x) > exp(-alpha H), else 1 - p(x)"
+    parameters = (Parameter("alpha", "vllm-ascend's posterior_alpha", 0.4, 0.0, 1e3, whole=False),)
+    formula = "0 where u q(x) exp(-alpha H) <= p(x), else 1 - p(x) / (u q(x))"
     on = "processed"
+    reads_draft = reads_noise = True
+    judges_trees = False
 
     def of(self, seen: Seen) -> Tensor:
-        p, entropy = seen.target.drafted, seen.target.entropy
-        kept = torch.where(p > (-self.values[0] * entropy).exp(), 0.0, _strictly(1.0 - p.double()))
+        assert seen.uniform is not None
+        p, bar = seen.target.drafted.double(), seen.uniform() * seen.draft.drafted
+        kept = torch.where(bar * (-self.values[0] * seen.target.entropy).exp() <= p, 0.0, 1.0 - p / bar)
         return kept.masked_fill(p == 0.0, math.inf)
 
 
@@ -344,6 +381,15 @@ FAMILIES: Mapping[str, type[Score]] = {
 _GATED = "gated-"
 
 
+def _subclass(found: Any, name: str) -> type[Score] | None:
+    return found if isinstance(found, type) and issubclass(found, Score) and not issubclass(found, Divergence) else None
+
+
+_SCORES = Registry[type[Score]](
+    "score", FAMILIES, _subclass, "a subclass of fsd_decoding.scores.Score, and none of Divergence"
+)
+
+
 @cache
 def score_named(name: str) -> Score:
     """Returns the score that users call so.
@@ -359,12 +405,16 @@ def score_named(name: str) -> Score:
     if family in DIVERGENCES:
         check_name(name)
         return Divergence(name, ())
-    kind = FAMILIES.get(family)
+    kind = _SCORES.find(family)
     if kind is None:
-        raise UsageError(
-            f"unknown score {name!r:.60}; known: {', '.join(FAMILIES)}, and divergences also as {_GATED}js"
-        )
+        known = ", ".join(_SCORES.names)
+        raise UsageError(f"unknown score {name!r:.60}; known: {known}, divergences also as {_GATED}js, and {OWN}")
     return kind(name, _values(kind, written, name))
+
+
+def addon_of(name: str) -> Addon | None:
+    """Returns what is known of the code of a score; None: it is of this package. UsageError: it is missing."""
+    return _SCORES.addon(name.partition("@")[0])
 
 
 def _gated(name: str) -> Score:
@@ -400,6 +450,16 @@ def scores_of(names: Sequence[str], on: Logits, seen: Callable[[Logits], Seen]) 
         found = unchecked_divergences(plain, at.target_logits, at.draft_logits, at.scans)
     scores = {name: score_named(name) for name in names}
     return {name: found[name] if name in found else score.of(seen(score.on or on)) for name, score in scores.items()}
+
+
+def window_kept(exact: Tensor, window: int) -> Tensor:
+    """Whether the exact rule keeps as many tokens after each one, none of which is beyond the last: (…, L) bool.
+
+    Args:
+        exact: (…, L) bool: the tokens that it keeps.
+    """
+    kept: Tensor = pad(exact, (0, window)).unfold(-1, window, 1)[..., 1:, :].all(-1)
+    return kept
 
 
 def is_divergence(name: str) -> bool:

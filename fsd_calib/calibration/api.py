@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +32,7 @@ from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.holdout import EngineSequence
+from fsd_calib.common_options import RULES_WITH_T, family_of
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -39,6 +40,8 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import Parts, parts_of
+from fsd_collectors.replay.cases import replayable
+from fsd_common.addons import Addon, AddonKind, addon
 from fsd_common.argument_checks import named as argument
 from fsd_common.errors import UsageError
 from fsd_common.option import other_names
@@ -46,12 +49,16 @@ from fsd_common.progress.base import ProgressEstimate, showing_whole
 from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
+from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.policies.markers import THINKING, thinking_markers
+from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.rules import rule_named
+from fsd_decoding.scores import score_named
 from fsd_decoding.workers.model_workers import Sources
 
 DRAFT_LENGTHS = tuple(range(1, 13))
@@ -78,7 +85,7 @@ def calibrate(
         target: hub id, path, or loaded model (then `tokenizer` is needed).
         draft: the same, `Eagle(…)`, a head of the target, `NGram()`, which needs no model, or a list of drafts.
             Several are searched and certified together, in one attempt; the profile names the chosen draft, or, if
-            nothing is certified, the one with which `sd` is fastest.
+            nothing is certified, the one with which lossless decoding is fastest.
         goal: the accuracy or speed to reach, and the confidence of the certificate.
         decoding: the search space, and how tokens are drawn. The search chooses among several values of a field.
             `tree` may be a list of shapes, in which "chain" or None stands for chains. `threshold_policy` may be the
@@ -155,11 +162,17 @@ class Calibration:
 
     def __post_init__(self) -> None:
         check_policies(self._policies)
+        for rule in listed(self.decoding.rule):
+            _check_rule(rule)
+        for score in listed(self.decoding.divergence):
+            score_named(score)  # raises UsageError
         drafts = drafts_of(self.draft)
         if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
             self.decoding.check_walked(f"the draft is {other!r:.60}", "drafts by it")
         if len(drafts) > 1 and self.fixed is not None:
             raise UsageError(f"the profile's setting has one draft, and {len(drafts)} are given; give one of them")
+        if self.decoding.stop_policy is not None:
+            _check_ending(stop_policy_named(self.decoding.stop_policy), self.decoding)
         if len(drafts) > 1 and (self.decoding.predictor is not None or "per-prompt" in self._policies):
             what = "a predictor" if self.decoding.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
@@ -260,11 +273,13 @@ class Calibration:
             for draft in drafts[1:]:
                 shared_tokenizer(self.target, draft, tokenizer, loading)
             models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
-            context = context_of(*models[0], config.dtype)
+            # vLLM's texts end with the shorter context, ours with the target's.
+            limits = [context_of(*model, config.dtype) for model in (models if config.engine == "vllm" else models[:1])]
+            context = min((limit for limit in limits if limit is not None), default=None)
             self._check_sizes(len(tokenizer), context)
             task = usable(self._with_phase(self._task(tokenizer), tokenizer), tokenizer, context, config.reporter.note)
             guards = self._guards(task, tokenizer, context)
-            for line in _code_of_others((task, *guards), loading):
+            for line in _code_of_others((task, *guards), loading, self._addons):
                 config.reporter.note(line)
             parts, memory = self._checked(task, guards, tokenizer)
             divided = _divided(task, parts)
@@ -272,7 +287,7 @@ class Calibration:
             config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
             self.sources, self._first, config, divided, guards, tokenizer, self._longest, self.goal.serve_batch,
-            capacity,
+            capacity, self.decoding.stop_policy,
         )  # fmt: skip
         with open_engines(request) as opened:
             engines = named(opened.engines)
@@ -369,7 +384,7 @@ class Calibration:
 
     @property
     def _longest(self) -> int:
-        """The largest draft length: of the search, or of `sd` where that has lengths of its own."""
+        """The largest draft length: of the search, or of lossless rules where those have lengths of its own."""
         space = self._space
         trees = [tree.scratch(max(space.lengths(tree))) for tree in space.trees if tree is not None]
         own = max([*space.draft_lengths, *trees])
@@ -387,6 +402,15 @@ class Calibration:
         )  # fmt: skip
 
     @property
+    def _addons(self) -> Iterator[Addon]:
+        """What is searched that is not of fsd-calib."""
+        named: list[tuple[AddonKind, str]] = [("rule", name) for name in listed(self.decoding.rule)]
+        named += [("score", family_of(name)) for name in listed(self.decoding.divergence)]
+        named += [("drafter", each.name) for each in drafts_of(self.draft) if isinstance(each, NamedDrafter)]
+        named += [] if self.decoding.stop_policy is None else [("stop policy", self.decoding.stop_policy)]
+        return (found for kind, name in named if (found := addon(kind, name)) is not None)
+
+    @property
     def _policies(self) -> tuple[PolicyChoice, ...]:
         return tuple(listed(self.decoding.threshold_policy))
 
@@ -397,13 +421,42 @@ class Calibration:
         return Sources(self.target, drafts_of(self.draft), config.device, config.dtype, config.loading)
 
 
+def _check_rule(name: str) -> None:
+    """Raises UsageError where there is no T of a rule to search for, or no speed of it to forecast."""
+    rule = rule_named(name)
+    if not (rule.fuzzy and rule.bounds_divergence):
+        raise UsageError(
+            f"rule is {name!r}, whose T bounds no score (its bounds_divergence is {rule.bounds_divergence}), so there "
+            f"is none to search for; give one of {', '.join(RULES_WITH_T)}"
+        )
+    replayable(name)
+
+
+def _check_ending(policy: StopPolicy, decoding: SearchSpace) -> None:
+    """Raises UsageError where a stop policy does not go with what is searched."""
+    if policy.reads_threshold and decoding.moving:
+        raise UsageError(
+            f"the stop policy {policy.name} ends drafts by the T they are given, and policy {decoding.moving} judges "
+            "them by another; leave one of the two out"
+        )
+    for rule in listed(decoding.rule):
+        if policy.rules is not None and rule not in policy.rules:
+            raise UsageError(
+                f"the stop policy {policy.name} is for {', '.join(sorted(policy.rules))}, and the rule is {rule!r}; "
+                "leave one of the two out"
+            )
+
+
 def _divided(task: Task, parts: Parts) -> Task:
     """Returns the task with the problems that may be decoded."""
     return replace(task, problems=(*parts.tuning, *parts.certification))
 
 
-def _code_of_others(tasks: Sequence[Task], loading: Loading) -> Iterator[str]:
+def _code_of_others(tasks: Sequence[Task], loading: Loading, addons: Iterable[Addon]) -> Iterator[str]:
     """Yields a line for whatever runs code that neither this package nor its libraries bring."""
+    for each in addons:
+        whose = "its module" if each.package is None else f"{each.package} {each.version}"
+        yield f"the {each.kind} {each.name} runs code: that of {whose}"
     for task in tasks:
         if task.runs:
             yield f"task {task.name} runs code: its grader is the function {task.runs}"

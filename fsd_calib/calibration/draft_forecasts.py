@@ -1,4 +1,4 @@
-"""What traces and costs tell of every draft: forecasts of speed, and the settings that `sd` is fastest with."""
+"""What traces and costs tell of every draft: forecasts of speed, and the lossless settings that are fastest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +28,11 @@ from fsd_collectors.store.reading import Traces
 from fsd_common.files import atomic_write, make_private_folder, naming
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.setting import Drafting, Setting
-
-if TYPE_CHECKING:
-    from fsd_calib.calibration.predictor import EarlyStop
+from fsd_decoding.scores import addon_of
 
 LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)
-"""Draft lengths of `sd`, whatever is searched."""
+"""Draft lengths of lossless rules, whatever is searched."""
 
 _FREE = "fsd-coupled"  # with T infinite it accepts everything, as all fuzzy rules do
 _WALKED = 64  # problems that are drafted for: enough for tokens per round to within about 1.5 per cent
@@ -54,9 +52,12 @@ class TracedDrafts:
     traces: Mapping[str | None, Traces]
     costs: Mapping[Drafting, CostModel]
 
-    def forecast(self, early: EarlyStop | None, shaped: Shaped) -> DraftForecasts:
-        """Returns the forecast for all drafts: of a model's chains from traces, else from rounds decoded for it."""
-        stops = early.replayed if early else None
+    def forecast(self, stops: Mapping[str, Any] | None, shaped: Shaped) -> DraftForecasts:
+        """Returns the forecast for all drafts: of a model's chains from traces, else from rounds decoded for it.
+
+        Args:
+            stops: by divergence, how replay ends drafts early; None: they are taken as a whole.
+        """
         chains = {
             Drafting(draft): ReplayForecast(
                 seen, replace(self.space, drafts=(draft,)), self.costs[Drafting(draft)], stops=stops, shapes=shaped
@@ -65,26 +66,28 @@ class TracedDrafts:
         }
         return DraftForecasts({**chains, **{drafting: self._walked(drafting) for drafting in self._untraced}})
 
-    def sd_speeds(self, forecast: DraftForecasts) -> dict[Setting, float]:
-        """Returns the forecast tokens/s of `sd` with all drafts, shapes and draft lengths, the fastest first."""
+    def rival_speeds(self, forecast: DraftForecasts) -> dict[Setting, float]:
+        """Returns the forecast tokens/s of lossless rules with all drafts, shapes and lengths, the fastest first."""
         speeds: dict[Setting, float] = {}
         longest = self.session.engine.longest_draft
         lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
         for draft, seen in self.traces.items():
-            frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=self.costs[Drafting(draft)])
-            for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
-                speeds[self.session.setting("sd", int(length), draft)] = float(speed)
+            frame = sweep(seen, self._rules, draft_lengths=lengths, costs=self.costs[Drafting(draft)])
+            columns = (frame[name] for name in ("rule", "draft_length", "tokens_per_second"))
+            for rule, length, speed in zip(*columns, strict=True):
+                speeds[self.session.setting(rule, int(length), draft)] = float(speed)
         for drafting in self._untraced:
             for length in self.space.lengths(drafting.tree) if drafting.tree else lengths:
-                sd = self._lossless(drafting, length).under("sd")
-                speeds[sd] = forecast.tokens_per_second(sd)
+                for rule in self._rules:
+                    setting = self._lossless(drafting, length).under(rule)
+                    speeds[setting] = forecast.tokens_per_second(setting)
         return dict(sorted(speeds.items(), key=lambda speed: -speed[1]))
 
-    def ceiling(self, sd_speeds: Mapping[Setting, float], prefill: float) -> Ceiling | None:
+    def ceiling(self, rival_speeds: Mapping[Setting, float], prefill: float) -> Ceiling | None:
         """Returns what accepting everything could gain; None: there are drafts that cannot be traced.
 
         Args:
-            sd_speeds: see `sd_speeds`.
+            rival_speeds: see `rival_speeds`.
             prefill: seconds of a text's prompt, for each of its tokens.
         """
         if self._untraced:
@@ -95,14 +98,22 @@ class TracedDrafts:
             frame = sweep(seen, [_FREE], divergences, [math.inf], lengths, costs=self.costs[Drafting(draft)])
             all_accepted += zip(frame["tokens_per_second"].map(float), frame["draft_length"].map(int), strict=True)
         alone = max(float(costs.tokens_per_second(1, 1, 0)) for costs in self.costs.values())
-        lossless, speed = max([(self.session.setting("target"), alone), *sd_speeds.items()], key=lambda each: each[1])
+        lossless, speed = max(
+            [(self.session.setting("target"), alone), *rival_speeds.items()], key=lambda each: each[1]
+        )
         fastest, length = max(all_accepted)
         speed, fastest = (with_prompts(each, prefill) for each in (speed, fastest))
         return Ceiling(lossless, speed, length, fastest / speed)
 
     @property
+    def _rules(self) -> tuple[str, ...]:
+        """Lossless rules that differ. Greedily all accept alike; with sampling `sd` has trees of its own too."""
+        return ("sd",) if self.session.engine.decoding.sampling.greedy else ("sd", LOSSLESS)
+
+    @property
     def _untraced(self) -> list[Drafting]:
-        """Trees, and the chains of drafts that are no models, also where trees alone are searched: `sd` is compared."""
+        """Trees, and the chains of drafts that are no models, also where trees alone are searched: lossless
+        ones are compared."""
         return [each for each in self.space.compared if each.tree is not None or each.draft not in self.traces]
 
     def _walked(self, drafting: Drafting) -> WalkedForecast:
@@ -111,13 +122,11 @@ class TracedDrafts:
         engine, problems = session.engine, session.tuning.problems[:_WALKED]
         assert isinstance(engine, OwnEngine)  # no other one drafts trees
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
-        # With sampling `sd` accepts otherwise, and its trees are of other tokens.
-        rules = [LOSSLESS] if engine.decoding.sampling.greedy else [LOSSLESS, "sd"]
         lengths = self.space.lengths(drafting.tree)
         lengths = _spread({*lengths, *SD_LENGTHS}) if drafting.tree is None else lengths
-        walked: dict[str, dict[int, Walked]] = {rule: {} for rule in rules}
-        with session.progress.step(f"drafting {drafting}", len(rules) * len(lengths)) as advance:
-            for rule, length in product(rules, lengths):
+        walked: dict[str, dict[int, Walked]] = {rule: {} for rule in {LOSSLESS, *self._rules}}
+        with session.progress.step(f"drafting {drafting}", len(walked) * len(lengths)) as advance:
+            for rule, length in product(walked, lengths):
                 lossless = self._lossless(drafting, length).under(rule)
                 request = DecodingRequest(lossless, engine.decoding.seed, prompts, session.batch_size)
                 walked[rule][length] = walked_rounds(engine, request, self.space.divergences, session.cache)
@@ -126,6 +135,24 @@ class TracedDrafts:
 
     def _lossless(self, drafting: Drafting, length: int) -> Setting:
         return replace(self.session.setting(LOSSLESS, length, drafting.draft), tree=drafting.tree)
+
+
+def rivals_of(speeds: Mapping[Setting, float], timed: bool, blocks: bool) -> tuple[Setting, ...]:
+    """Returns the lossless settings of which the clock is to find the fastest.
+
+    Args:
+        speeds: their forecasts, the fastest first.
+        timed: whether there is a clock; else the forecast decides.
+        blocks: whether `sd-block` differs from `sd`; it judges chains as a whole, so no trace tells its speed.
+    """
+    fastest, *others = speeds
+    if not timed:
+        return (fastest,)
+    of_rules = {setting.rule: setting for setting in reversed([*speeds])}  # the fastest of each
+    chains = [setting for setting in speeds if setting.rule == "sd" and setting.tree is None]
+    block = [setting.under("sd-block") for setting in chains[:1] if blocks]
+    # Costs are known only to a few per cent, so the second is as likely the fastest.
+    return tuple(dict.fromkeys([fastest, *others[:1], *of_rules.values(), *block]))
 
 
 def _spread(lengths: Collection[int]) -> tuple[int, ...]:
@@ -161,7 +188,8 @@ def walked_rounds(
 def _name(engine: OwnEngine, request: DecodingRequest, divergences: Sequence[str]) -> str:
     """A hash of everything that the rounds depend on, but for rounding."""
     key = engine.key(request.setting, request.seed)
-    facts = [key.json, *divergences, DIVERGENCE_VERSION, _WALKS_VERSION, *map(tuple, request.prompts)]
+    addons = [each.facts for each in map(addon_of, divergences) if each is not None]
+    facts = [key.json, *divergences, *addons, DIVERGENCE_VERSION, _WALKS_VERSION, *map(tuple, request.prompts)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 

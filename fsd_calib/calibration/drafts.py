@@ -8,7 +8,6 @@ from typing import Any
 from fsd_calib.engines.base import Engine
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.profile.drafts import kind_of
 
 
@@ -22,10 +21,10 @@ def drafts_of(draft: Any) -> tuple[Any, ...]:
     if not drafts:
         raise UsageError("draft is an empty list; give one draft model or more")
     for each in drafts:
-        if isinstance(each, DraftSource) and not isinstance(each, NGram):
+        if isinstance(each, DraftSource) and kind_of(each) is None:
             raise UsageError(
                 f"the draft is {each!r:.60}, which no profile can name; give a model, Eagle(…) of a folder or hub id, "
-                "or NGram(…)"
+                "NGram(…), or drafter_named('module:Name')"
             )
     return drafts
 

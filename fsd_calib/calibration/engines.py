@@ -6,28 +6,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import torch
 from torch.nn import Module
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
-from fsd_calib.common_options import DIVERGENCES, family_of
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits, short_name
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin import RULES
+from fsd_calib.vllm_plugin.settings import hidden_noise, other_law
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_common.formatting import megabytes
-from fsd_common.progress.base import Progress
+from fsd_common.progress.base import Progress, reading
 from fsd_common.settings import listed
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import default_device, is_source, keywords_of, load_model
 from fsd_decoding.model_options import USUAL_LOADING, ModelOptions
 from fsd_decoding.models.weights_digest import known_weights_digest
+from fsd_decoding.policies.stopping import stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.requests import requests_for
@@ -47,6 +48,7 @@ class EngineRequest:
         longest: Largest draft length.
         serve_batch: Streams that are timed at once.
         capacity: Of this machine for workers.
+        stop_policy: Name of the policy that ends drafts early; None: there is none.
     """
 
     sources: Sources
@@ -58,6 +60,7 @@ class EngineRequest:
     longest: int
     serve_batch: int
     capacity: Capacity
+    stop_policy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,13 @@ def _own(request: EngineRequest) -> Iterator[OpenEngines]:
         decoders = [_decoder(request, target, draft) for draft in drafts]
         for model in (target, *drafts):
             _read(model, config.reporter)
-        over = None
+        over, policy = None, request.stop_policy
         if workers is not None:
-            over = EngineWorkers(workers, source_of(decoders[0], request.task, workers.sources))
+            over = EngineWorkers(workers, source_of(decoders[0], request.task, workers.sources, stop_policy=policy))
+        ending = None if policy is None else stop_policy_named(policy)
         devices = _devices(decoders)
         yield OpenEngines(
-            [OwnEngine(decoder, request.task) for decoder in decoders], over,
+            [OwnEngine(decoder, request.task, ending=ending) for decoder in decoders], over,
             max(len(devices), workers.gpus if workers else 0), {device.type for device in devices} == {"cpu"},
         )  # fmt: skip
 
@@ -120,14 +124,8 @@ def _read(model: Any, progress: Progress) -> None:
     """Reads a model's weights for its fingerprint, unless that is known of its files."""
     if not isinstance(model, Module):  # some other draft
         return
-    total, read = megabytes(sum(tensor.nbytes for tensor in model.state_dict().values())), 0
-    with progress.step(f"fingerprint of {short_name(model)}, MB", total) as advance:
-
-        def add(more: int) -> None:
-            nonlocal read
-            advance(megabytes(read + more) - megabytes(read))
-            read += more
-
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    with reading(progress, f"fingerprint of {short_name(model)}", size) as add:
         known_weights_digest(model, add)
 
 
@@ -177,12 +175,17 @@ def _obstacles(
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
     for name in listed(decoding.divergence):
-        if family_of(name) not in DIVERGENCES or name.startswith("gated-"):
-            yield f"which follows divergences, and the score is {name!r}: give one of {', '.join(DIVERGENCES)}"
+        if hidden := hidden_noise(name, greedy=decoding.temperature == 0):
+            yield f"which decodes greedily here, and {hidden}: give another score, or a {named('temperature')}"
+    for rule, name in product(listed(decoding.rule), listed(decoding.divergence)):
+        if law := other_law(rule, name, greedy=decoding.temperature == 0):
+            yield f"and {law}: give {named('rule')} fsd-sd"
     if any(decoding.trees):
         yield "which drafts no trees: leave them out"
     if decoding.predictor is not None:
         yield "which cannot end drafts by a predictor: leave it out"
+    if decoding.stop_policy is not None:
+        yield f"which cannot end drafts by a policy: leave {named('stop_policy')} out"
     if "per-prompt" in policies:
         yield "which cannot follow policy 'per-prompt': give constant, schedule, entropy or phase"
     if config.timing == "careful":

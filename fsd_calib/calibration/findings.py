@@ -28,9 +28,9 @@ class Findings:
 
     Attributes:
         certified: whether `chosen` passed its test.
-        chosen: what passed, else what is given as an estimate, else `sd`.
-        sd: `sd` at its fastest draft length.
-        followed: what decoders of the profile run, `chosen` or `sd`.
+        chosen: what passed, else what is given as an estimate, else the rival.
+        rival: the fastest lossless rule at its fastest draft length.
+        followed: what decoders of the profile run, `chosen` or `rival`.
         single: speeds with one stream, beside those of several.
         steps: what the baseline, the search, the certificate and the timing took, as far as the calibration came.
         trials: of the search.
@@ -43,7 +43,7 @@ class Findings:
     outcome: Outcome
     certified: bool
     chosen: Setting
-    sd: Setting
+    rival: Setting
     followed: Setting
     baseline: Baseline
     timed: Timed

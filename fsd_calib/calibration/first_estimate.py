@@ -202,15 +202,19 @@ def _look(session: Session, request: Request) -> Seen | None:
     if not isinstance(engine, OwnEngine):
         return None
     problems, began = session.tuning.problems[:PILOT], time.perf_counter()
-    one = Look(engine.decoder.device, began + _ALONE, _TRIED)
-    session.decode.watched(setting, problems[:1], one)
-    if not one.rows:
+    for number, problem in enumerate(problems, 1):  # the first whose text is not there from an earlier run
+        one = Look(engine.decoder.device, began + _ALONE, _TRIED)
+        session.decode.watched(setting, [problem], one)
+        if one.rows:
+            others = problems[number:]
+            break
+    else:
         return None
     left, ended, looks = began + _SECONDS - one.last, 0, [one]
-    rows = min(int(left / (one.prefill + _FOLLOW * one.round)), session.batch_size, len(problems) - 1)
+    rows = min(int(left / (one.prefill + _FOLLOW * one.round)), session.batch_size, len(others))
     if rows > 1:
         several = Look(engine.decoder.device, began + _SECONDS)
-        ended = session.decode.watched(setting, problems[1 : 1 + rows], several)
+        ended = session.decode.watched(setting, others[:rows], several)
         looks += [several] if several.rows else []
     return _seen(looks, ended, session.task.max_new_tokens)
 

@@ -75,7 +75,7 @@ def plan_memory(
     except UnknownSizeError as error:
         config.reporter.note(f"memory is not estimated: {error}")
         return None
-    work = _work(sizes, tokenizer, tasks, draft_length, sampling.greedy)
+    work = replace(_work(sizes, tokenizer, tasks, draft_length, sampling.greedy), graphs=config.compile != "off")
     problems = sum(len(task.problems) for task in tasks)
     free = available(device)
 

@@ -229,7 +229,7 @@ def planned_steps(
         timed: decodings that are timed: problems x settings x repeats.
         share: of the certification part that is expected to be decoded, see `expected_share`.
         timed_seconds: mean time of a timed decoding, at --serve-batch.
-        counted: problems on which the tokens per round of the `sd` that timing chose are counted.
+        counted: problems on which the tokens per round of the lossless rule that timing chose are counted.
         graphs: seconds of making the graphs of all shapes of rounds; 0: rounds are called directly.
         guarded: problems of other tasks that the target and the chosen setting decode.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ from fsd_calib.calibration.baseline import (
     traces_along_target,
 )
 from fsd_calib.calibration.design import Design, check_enough_by
-from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
+from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts, rivals_of
 from fsd_calib.calibration.going_on import extension_of, goes_on_from, going_on
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
 from fsd_calib.calibration.odds import odds_of
@@ -36,7 +36,7 @@ from fsd_calib.calibration.plan import (
     planned_steps,
 )
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, known_facts
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_rival, known_facts
 from fsd_calib.calibration.run_name import RunName
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
@@ -83,7 +83,7 @@ class Prepared:
     """The measurements that the search, the certificate and the timing start from.
 
     Args:
-        sds: the `sd` settings (draft length and draft) that are fastest in replay, the fastest first.
+        rivals: the lossless settings that are fastest in replay, the fastest first, and what cannot be replayed.
         fixed: the settings to certify where none are searched.
         seconds: what the preparation took.
     """
@@ -93,7 +93,7 @@ class Prepared:
     space: Space
     facts: RunFacts
     forecast: DraftForecasts
-    sds: tuple[Setting, ...]
+    rivals: tuple[Setting, ...]
     timer: Timer
     plan: Plan
     config: RunConfig
@@ -111,15 +111,15 @@ class Prepared:
 
     @property
     def lossless(self) -> Setting:
-        return self.sds[0].under(LOSSLESS)
+        return self.rivals[0].under(LOSSLESS)
 
     @cached_property
-    def sd(self) -> Setting:
-        """The fastest `sd` by the clock of the run's first process, and no other one for the rest of the run."""
-        if self.timer.way == "none" and self.facts.sd is None:
-            return self.sds[0]  # a forecast, and no choice for a process of this run that times
+    def rival(self) -> Setting:
+        """The fastest of `rivals` by the clock of the run's first process, and no other one for the rest of the run."""
+        if self.timer.way == "none" and self.facts.rival is None:
+            return self.rivals[0]  # a forecast, and no choice for a process of this run that times
         folder, progress = self.config.path("out"), self.session.progress
-        return first_sd(folder, self.facts, lambda: self.timer.fastest(self.sds), progress)
+        return first_rival(folder, self.facts, lambda: self.timer.fastest(self.rivals), progress)
 
 
 @dataclass(frozen=True)
@@ -261,13 +261,13 @@ def prepare(
         chain = costs[Drafting(first)]
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
         drafts = TracedDrafts(session, space, traces, costs)
-        forecast = drafts.forecast(early, shaped)
-        sd_speeds = drafts.sd_speeds(forecast)
+        forecast = drafts.forecast(early.replayed if early else _replayed(session, space), shaped)
+        rival_speeds = drafts.rival_speeds(forecast)
         # Of a token: prompts take as long whatever is accepted, so they lower every gain.
         prefill = facts.timings.prefill * baseline.alone.correct.size / baseline.alone.tokens
-        ceiling = drafts.ceiling(sd_speeds, prefill)
-    # Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
-    sds = tuple(sd_speeds)[: 1 if config.timing == "none" else 2]
+        ceiling = drafts.ceiling(rival_speeds, prefill)
+    blocks = isinstance(session.engine, OwnEngine) and not session.engine.decoding.sampling.greedy
+    rivals = rivals_of(rival_speeds, config.timing != "none", blocks)
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     if early is not None:
         session = session.stopping_early(early.policies, stops)
@@ -290,12 +290,23 @@ def prepare(
             plan, design_steps=planned(*timer.effort(served), design=plan.design), takes_design=_takes(config, taken),
         )  # fmt: skip
     expected = None if fixed else expected_gain(
-        forecast, space, sd_speeds[sds[0]], fuzzy.setting, pilot, odds_of(claim, pilot, level, seeds),
+        forecast, space, rival_speeds[rivals[0]], fuzzy.setting, pilot, odds_of(claim, pilot, level, seeds),
         session.holdout.problems, prefill,
     )  # fmt: skip
     plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size, ceiling=ceiling, expected=expected)
     info = early.info if early else None
-    return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
+    return Prepared(session, goal, space, facts, forecast, rivals, timer, plan, config, info, fixed)
+
+
+def _replayed(session: Session, space: Space) -> Mapping[str, Any] | None:
+    """How replay ends drafts by a policy of the user's own, by divergence; None: forecasts take drafts as a whole."""
+    ending = session.engine.ending
+    if ending is not None and ending.replayed is None:
+        session.progress.note(
+            f"forecasts take drafts as a whole, since the stop policy {ending.name} does not say how it is replayed; "
+            "what is decoded and timed ends by it"
+        )
+    return None if ending is None or ending.replayed is None else dict.fromkeys(space.divergences, ending.replayed)
 
 
 def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:

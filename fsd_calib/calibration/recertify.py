@@ -19,13 +19,14 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
 def setting_of(profile: ThresholdProfile) -> Setting:
-    """Returns the setting of a profile: the certified one, even where decoders do not run it as it is slower than `sd`.
+    """Returns the setting of a profile: the certified one, even where decoders do not run it, being slower.
 
     Raises:
         UsageError: It has none, or one with another draft than decoders have, or ends drafts by a predictor, which is
             not part of a setting.
     """
     setting = profile.granted
+    profile.require_addons(profile.rule, profile.divergence, profile.stop_policy or "")
     if setting is None:
         raise UsageError(
             f"the profile of {profile.task!r} has no threshold (its outcome is {profile.outcome}), so there is nothing "
@@ -50,7 +51,8 @@ def decoding_of(profile: ThresholdProfile) -> SearchSpace:
     moved: Any = CONSTANT if setting.policy is None else setting.moved
     return SearchSpace(
         rule=setting.rule, divergence=setting.divergence, draft_length=setting.draft_length, seed=profile.seed,
-        threshold_policy=moved, tree=setting.tree, **profile.sampling.model_dump(include={*Drawing.model_fields}),
+        threshold_policy=moved, tree=setting.tree, stop_policy=profile.stop_policy,
+        **profile.sampling.model_dump(include={*Drawing.model_fields}),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fsd_calib.calibrate_options import Goal, RunConfig
+from fsd_calib.calibrate_options import Goal, RunConfig, own_drafters
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, other_models, setting_of
 from fsd_calib.calibration.run_file import NAME, RunFile, read_run_file
@@ -23,6 +23,7 @@ from fsd_common.argument_checks import amount, named
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.drafters.named import drafter_named
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.profile.drafts import draft_of
 from fsd_decoding.profile.fields import COMPILE, Outcome, Speed, follows, timed_outcome
@@ -37,14 +38,14 @@ def retime(
     profile: str | os.PathLike[str], *, minutes: float = 2.0, timing: Literal["run", "careful"] = "run",
     device: str | None = None, progress: Progress | None = None,
 ) -> ThresholdProfile:  # fmt: skip
-    """Times the target, `sd` and a profile's setting again, and writes the profile with the new speeds and outcome.
+    """Times the target, a profile's rival and its setting again, and writes the profile with new speeds and outcome.
 
     Models, task and problems are those of the run.yaml that the calibration left beside the profile. What was tested
     stays as it is: there is no attempt. run.json and report.html are adapted.
 
     Args:
         profile: the profile's file, or its folder.
-        minutes: for timing, beside loading the models; it ends earlier where the ratio to `sd` is decided, and takes
+        minutes: for timing, beside loading the models; it ends earlier where the ratio of the two is decided, and takes
             twice as long at most.
         timing: in this process, or "careful" in five fresh ones.
         device: another device of the same kind, such as "cuda:1".
@@ -76,7 +77,7 @@ def _check_setting(profile: ThresholdProfile) -> None:
         raise UsageError(
             f"{name} has the outcome {profile.outcome}, and no setting that speed decides on; calibrate instead"
         )
-    if profile.granted.draft or (profile.sd and profile.sd.draft):
+    if profile.granted.draft or (profile.lossless and profile.lossless.draft):
         raise UsageError(f"{name} compares settings with different drafts, which retime does not load; calibrate again")
 
 
@@ -114,7 +115,9 @@ def _calibration(
 def _draft(file: RunFile, profile: ThresholdProfile) -> Any:
     """The only draft that the file names, whose path is absolute there; among several, the profile's."""
     drafts: list[Any] = [*(file.job.get("draft") or ()), *map(Eagle, file.job.get("head") or ())]
-    drafts += [NGram()] if "ngram" in (file.job.get("drafter") or ()) else []
+    named = file.job.get("drafter") or ()
+    drafts += [NGram()] if "ngram" in named else []
+    drafts += map(drafter_named, own_drafters(named))
     return drafts[0] if len(drafts) == 1 else draft_of(profile.draft)
 
 
@@ -145,16 +148,16 @@ def _timed_again(
     """
     session.decode.call_rounds(COMPILE[profile.compile or "off"])
     alone, chosen = session.setting("target"), setting_of(profile)
-    sd = profile.sd or session.setting("sd", profile.draft_length)
+    rival = profile.lossless or session.setting("sd", profile.draft_length)
     parts = parts_of(session.task)
     decided = Evaluator(session.decode, parts.certification, "certification") if profile.certificate.problems else None
     timer = Timer(session, calibration.goal, calibration.config.timing, calibration.sources)
     timer = replace(timer, seconds=seconds / timer.reported)  # nothing is chosen
-    timed = timer.time([alone, sd, chosen], decided)
-    single = timer.time_single([alone, sd, chosen], decided)
+    timed = timer.time([alone, rival, chosen], decided)
+    single = timer.time_single([alone, rival, chosen], decided)
 
     def figures(speeds: Speeds[Setting]) -> dict[str, Any]:
-        return speed_figures(speeds, alone, sd, chosen, calibration.goal.confidence)
+        return speed_figures(speeds, alone, rival, chosen, calibration.goal.confidence)
 
     load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
     kept = profile.speed.model_dump(include={"batch", "wanted", "unit", "forecast"})
@@ -163,9 +166,9 @@ def _timed_again(
         "processes": timed.speeds.processes,
         "single": None if single is None else figures(single),
     }  # fmt: skip
-    over_sd, own = timed.speeds.ratio(chosen, sd), timed.speeds.of(chosen)
+    over_lossless, own = timed.speeds.ratio(chosen, rival), timed.speeds.of(chosen)
     tested: Outcome = "certified-speed-unknown" if profile.certificate.certified else profile.outcome
-    intervals = (over_sd.low, over_sd.high), (own.low, own.high)
+    intervals = (over_lossless.low, over_lossless.high), (own.low, own.high)
     outcome = timed_outcome(tested, *intervals, profile.speed.wanted)
     granted = follows(
         outcome, intervals[0], certified=profile.certificate.certified, lossless_meets=_lossless_meets(profile)

@@ -142,8 +142,8 @@ def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
         check_numerical_floor(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed
     if wanted is not None:
-        timed = ready.timer.time([ready.alone, ready.sd])
-        if timed.speeds.of(ready.sd).low >= wanted:
+        timed = ready.timer.time([ready.alone, ready.rival])
+        if timed.speeds.of(ready.rival).low >= wanted:
             meter.begin("timing")
             return _export(ready, Decision("lossless"), baseline, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
@@ -193,30 +193,30 @@ class Decision:
 
 
 def _time(ready: Prepared, decision: Decision, baseline: Baseline, meter: Meter) -> Findings:
-    """Times the target alone, `sd` at its best and the chosen setting, and returns the findings."""
+    """Times the target alone, the lossless rival and the chosen setting, and returns the findings."""
     meter.begin("timing")
-    compared = [ready.alone, ready.sd, *([decision.chosen] if decision.chosen else [])]
+    compared = [ready.alone, ready.rival, *([decision.chosen] if decision.chosen else [])]
     timed = ready.timer.time(compared, decision.opened)
     return _export(ready, decision, baseline, timed, meter)
 
 
 def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
     """Returns the findings, with the outcome that follows from the timing."""
-    sd = ready.sd
-    outcome, chosen = _timed_outcome(ready, decision, timed.speeds), decision.chosen or sd
+    rival = ready.rival
+    outcome, chosen = _timed_outcome(ready, decision, timed.speeds), decision.chosen or rival
     certified = decision.outcome in CERTIFIED
-    over_sd = timed.speeds.ratio(chosen, sd)
-    ends = (over_sd.low, over_sd.high) if timed.speeds.timed else (0.0, math.inf)
+    over_lossless = timed.speeds.ratio(chosen, rival)
+    ends = (over_lossless.low, over_lossless.high) if timed.speeds.timed else (0.0, math.inf)
     followed = follows(outcome, ends, certified=certified, lossless_meets=_lossless_meets(ready))
-    (decision.opened or ready.session.tuning).measure(sd, COUNTED)
-    ready.session.tuning.measure(sd, COUNTED)  # for its forecast
+    (decision.opened or ready.session.tuning).measure(rival, COUNTED)
+    ready.session.tuning.measure(rival, COUNTED)  # for its forecast
     for setting in (ready.alone, chosen):
         ready.session.tuning.measure(setting)
-    single = ready.timer.time_single([*dict.fromkeys((ready.alone, sd, chosen))], decision.opened)
+    single = ready.timer.time_single([*dict.fromkeys((ready.alone, rival, chosen))], decision.opened)
     guarded = _guarded(ready, chosen, meter)
     meter.end()
     return Findings(
-        ready, outcome, certified, chosen, sd, chosen if followed else sd, baseline, timed, single, meter.steps,
+        ready, outcome, certified, chosen, rival, chosen if followed else rival, baseline, timed, single, meter.steps,
         decision.opened, decision.evidence, decision.trials, guarded,
     )  # fmt: skip
 
@@ -235,8 +235,8 @@ def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Setting])
     """Returns the outcome after timing, which shows of a setting that would be followed how fast it is, if anything."""
     if decision.chosen is None or not speeds.timed:
         return decision.outcome
-    over_sd, own = speeds.ratio(decision.chosen, ready.sd), speeds.of(decision.chosen)
-    intervals = (over_sd.low, over_sd.high), (own.low, own.high)
+    over_lossless, own = speeds.ratio(decision.chosen, ready.rival), speeds.of(decision.chosen)
+    intervals = (over_lossless.low, over_lossless.high), (own.low, own.high)
     return timed_outcome(decision.outcome, *intervals, ready.goal.min_speed)
 
 
@@ -380,8 +380,9 @@ def _outcome(ready: Prepared, outcome: Outcome, best: Setting) -> tuple[Outcome,
 def _lossless_rung(ready: Prepared) -> list[Setting]:
     """Returns the target alone as the first rung, where an absolute accuracy is requested that it probably has.
 
-    That is judged by tuning data, so that it may come first in the sequence. `sd` emits the target's distribution, so
-    what is shown of the target holds for `sd`; of the very texts of a data set only where decoding is greedy.
+    That is judged by tuning data, so that it may come first in the sequence. Lossless rules emit the target's
+    distribution, so what is shown of the target holds for them; of the very texts of a data set only where
+    decoding is greedy.
     """
     goal = ready.goal
     other_texts = goal.guarantee == "dataset" and not ready.session.engine.decoding.sampling.greedy

@@ -1,9 +1,10 @@
-"""Facts of a run that a resumed calibration needs to reach the same result: name, costs, attempt number and `sd`.
+"""Facts of a run that a resumed calibration needs to reach the same result: name, costs, attempt number and rival.
 
 They are kept in a small file per run in the output folder, with a digest, and, once an attempt is made, in the ledger
 too. A damaged file is set aside, which costs the time of measuring and searching again, unless the ledger has the
 facts. Costs are measured once per run, since they decide which settings are tried: measured again they would
-differ, and the choice with them. For the same reason the fastest `sd` is recorded by the first process that times it.
+differ, and the choice with them. For the same reason the lossless rival is recorded by the first process
+that times it.
 The pace of decoding, which only the plan rests on, is of a number of processes; with another number it is measured
 again.
 """
@@ -73,7 +74,7 @@ class RunFacts(Part):
     Attributes:
         asked: a hash of what was asked for, whatever the problems.
         attempt: the number that an attempt on the certification part would have had when the run began.
-        sd: what everything is compared with; None: none has been timed.
+        rival: the lossless setting that everything is compared with; None: none has been timed.
         extends: the place in the ledger of the attempt that it goes on from; None: it searches.
         design: certification problems and seeds of each, where a plan chose them.
     """
@@ -83,7 +84,7 @@ class RunFacts(Part):
     started: AwareDatetime
     attempt: Natural
     timings: Timings
-    sd: Setting | None = None
+    rival: Setting | None = None
     extends: Natural | None = None
     design: tuple[Natural, Natural] | None = None
 
@@ -126,17 +127,17 @@ def begin_or_resume(
         return _read(path, name) or _write(path, resume_or_begin())
 
 
-def first_sd(
+def first_rival(
     folder: Path | None, facts: RunFacts, choose: Callable[[], Setting], progress: Progress | None = None
 ) -> Setting:
-    """Returns the `sd` that the first process of a run chose; `choose` is called where there is none."""
-    if facts.sd is not None or folder is None:
-        return facts.sd or choose()
+    """Returns the lossless setting that the first process of a run chose; `choose` is called where there is none."""
+    if facts.rival is not None or folder is None:
+        return facts.rival or choose()
     path, own = _path(folder, facts.name), choose()  # others need not wait for the clock
     with _locked(path, progress):
         found = _read(path, facts.name) or facts
-        written = found if found.sd is not None else _write(path, found.model_copy(update={"sd": own}))
-    return written.sd or own
+        written = found if found.rival is not None else _write(path, found.model_copy(update={"rival": own}))
+    return written.rival or own
 
 
 def asked_of(facts: str) -> str | None:

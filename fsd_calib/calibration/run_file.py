@@ -17,6 +17,7 @@ from pydantic import create_model, model_validator
 
 from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
 from fsd_calib.search.storage_url import is_url, without_password
+from fsd_common.addons import looking_in
 from fsd_common.errors import UsageError
 from fsd_common.option import options_in, other_names
 from fsd_common.settings import Settings
@@ -114,7 +115,9 @@ def read_run_file(path: Path) -> RunFile:
     Raises:
         UsageError: It cannot be read, is no YAML, or breaks a rule.
     """
-    found: RunFile = read_yaml(path / NAME if path.is_dir() else path, _CHECKED, "run file", "docs/commands.md")
+    file = path / NAME if path.is_dir() else path
+    with looking_in(file.parent):
+        found: RunFile = read_yaml(file, _CHECKED, "run file", "docs/commands.md")
     return found
 
 
@@ -202,22 +205,24 @@ def saved(settings: Settings) -> dict[str, Any]:
 
 
 def _drafts(drafts: Sequence[Any], certify: bool) -> dict[str, Any]:
-    """What drafts; only an n-gram draft has to be named, and nothing that the profile to certify names."""
+    """What drafts; only n-grams and add-ons have to be named, and nothing that the profile to certify names."""
     from fsd_calib.calibration.drafts import models_among
     from fsd_decoding.drafters.eagle import Eagle
+    from fsd_decoding.drafters.named import NamedDrafter
     from fsd_decoding.drafters.ngram import NGram
 
     models, heads = models_among(drafts), [draft for draft in drafts if isinstance(draft, Eagle)]
     ngrams = [draft for draft in drafts if isinstance(draft, NGram)]
+    others = [draft.name for draft in drafts if isinstance(draft, NamedDrafter)]
     if certify:
-        heads, ngrams = [head for head in heads if head.revision is None], []
+        heads, ngrams, others = [head for head in heads if head.revision is None], [], []
     if any(head.revision is not None for head in heads) or any(ngram != NGram() for ngram in ngrams):
         raise _UnnamedError
-    kinds = ["model"] * bool(models) + ["eagle"] * bool(heads) + ["ngram"]
+    kinds = ["model"] * bool(models) + ["eagle"] * bool(heads) + ["ngram"] * bool(ngrams) + others
     return {
         "draft": _one_or_several([_place(model) for model in models]) if models else None,
         "head": _one_or_several([_place(head.source) for head in heads]) if heads else None,
-        "drafter": _one_or_several(kinds) if ngrams else None,
+        "drafter": _one_or_several(kinds) if ngrams or others else None,
     }
 
 

@@ -226,4 +226,5 @@ def _identity_of_all(engine: Engine, drafts: Mapping[str, Engine], decode: Cache
 def _identity(engine: Engine, decode: CachedDecoder, draft: str | None, task: Task) -> str:
     drafting = Setting(rule_named(engine.rule).lossless, engine.divergence, 1, draft=draft)
     graded = f"graded by {task.graded} " if task.graded else ""
-    return f"{decode.key(drafting).json} with {decode.seeds} seeds {graded}"
+    ending = f"ending drafts by {engine.ending.identity} " if engine.ending else ""
+    return f"{decode.key(drafting).json} with {decode.seeds} seeds {graded}{ending}"

@@ -43,7 +43,10 @@ _FEWEST = 12  # problems per stream, where there are as many: one to warm up, an
 _OTHERS = 4  # one tuning problem in so many is kept for choosing among settings of about the same speed
 _PROCESSES = 5  # fresh ones: at 95 % Student's t then reaches 2.8 standard errors to either side
 _COUNTED = 300  # tuning problems at least, whose rounds make a forecast where nothing is timed
-_CHOOSING, _CHOICES = 0.1, 3  # share of the time for a choice, and the most choices: of `sd`, maybe twice, and of T
+_CHOOSING, _CHOICES = (
+    0.1,
+    3,
+)  # share of the time for a choice, and the most choices: of the lossless rival, maybe twice, and of T
 _DRAFT_ALONE, _SINGLE = 0.1, 0.2  # shares for the draft alone, and for one stream where several are served
 _SHARE_OF_REST, _ALWAYS = 1 / 3, 45.0  # timing may take so much of the time of all other steps, or so many seconds
 _ENOUGH = 20  # turns that there is time for even where they take longer
@@ -127,7 +130,7 @@ class Timer:
         """Times settings with as many streams as are served.
 
         Args:
-            settings: the target alone, `sd`, and a chosen one if there is any, in this order.
+            settings: the target alone, the lossless rival, and a chosen one if there is any, in this order.
         """
         if self.way == "none":
             return self._forecast_speeds()
@@ -141,9 +144,9 @@ class Timer:
         decided = self._decides(settings, self.goal.min_speed)
         with self.session.threads_for(self.goal.serve_batch) as threads:
             speeds = self._speeds(settings, problems, self.goal.serve_batch, self._served, decided)
-        ratio = _over_sd(speeds, settings)
+        ratio = _over_lossless(speeds, settings)
         if ratio is not None and not ratio.excludes(1):
-            self.session.progress.note(_undecided(ratio))
+            self.session.progress.note(_undecided(ratio, settings[-2]))
         return Timed(speeds, part, load, threads)
 
     def _forecast_speeds(self) -> Timed:
@@ -247,10 +250,10 @@ class Timer:
     def _decides(
         self, settings: Sequence[Setting], wanted: float | None = None
     ) -> Callable[[TimedSpeeds[Setting]], bool]:
-        """Returns whether speeds decide what they are timed for: chosen against `sd`, and the wanted speed."""
+        """Returns whether speeds decide what they are timed for: chosen against rival, and the wanted speed."""
 
         def decided(speeds: TimedSpeeds[Setting]) -> bool:
-            ratio = _over_sd(speeds, settings)
+            ratio = _over_lossless(speeds, settings)
             reached = wanted is None or speeds.of(settings[-1]).excludes(wanted)
             return reached and (ratio is None or ratio.excludes(1))
 
@@ -287,21 +290,21 @@ class Timer:
     def _job(self, settings: Sequence[Setting], problems: Sequence[Problem], streams: int, share: float) -> TimingJob:
         session, decoder = self.session, self.session.decoder
         return TimingJob(
-            source=source_of(decoder, session.task, self.sources, self.early_stop), problems=problems,
-            settings=settings, keys=[session.decode.key(c).json for c in settings],
+            source=source_of(decoder, session.task, self.sources, self.early_stop, session.engine.stop_policy),
+            problems=problems, settings=settings, keys=[session.decode.key(c).json for c in settings],
             seed=decoder.seed, streams=streams, confidence=self.goal.confidence, threads=torch.get_num_threads(),
             compile=decoder.compile, seconds=share * self.seconds / _PROCESSES,
         )  # fmt: skip
 
 
-def _over_sd(speeds: Speeds[Setting], settings: Sequence[Setting]) -> Interval | None:
-    """Returns the ratio that is to be decided; None: nothing but the target and `sd` is timed."""
+def _over_lossless(speeds: Speeds[Setting], settings: Sequence[Setting]) -> Interval | None:
+    """Returns the ratio that is to be decided; None: nothing but the target and the lossless rival is timed."""
     return speeds.ratio(settings[-1], settings[-2]) if len(settings) > 2 else None
 
 
-def _undecided(ratio: Interval) -> str:
+def _undecided(ratio: Interval, rival: Setting) -> str:
     between = f"{ratio.value:.2f}x, {interval((ratio.low, ratio.high), 2)}" if ratio.bounded else "too few turns"
-    return f"timing could not tell whether the setting is faster or slower than sd ({between})"
+    return f"timing could not tell whether the setting is faster or slower than {rival.rule} ({between})"
 
 
 def _models(session: Session) -> list[Any]:

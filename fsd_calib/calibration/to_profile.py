@@ -17,7 +17,9 @@ from fsd_calib.certification.harm import difference_of, harm_of, retention_inter
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
+from fsd_common.addons import Addon, addon
 from fsd_decoding.divergence import DIVERGENCE_VERSION
+from fsd_decoding.drafters.named import drafter_named
 from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
@@ -63,7 +65,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         policy=chosen.policy,
         draft_length=chosen.draft_length,
         tree=chosen.tree,
-        sd=findings.exported(findings.sd),
+        lossless=findings.exported(findings.rival),
         sampling=SamplingInfo.model_validate(decoding.sampling, from_attributes=True),
         seed=decoding.seed,
         seeds=ready.session.decode.seeds,
@@ -73,7 +75,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         guards=tuple(_guard(each, ready.goal.confidence) for each in findings.guarded),
         accuracy=Accuracy(target=grades.target_accuracy, chosen=grades.accuracy),
         tokens_per_round=TokensPerRound(
-            sd=findings.measured(findings.sd).tokens_per_round, chosen=fuzzy.tokens_per_round
+            lossless=findings.measured(findings.rival).tokens_per_round, chosen=fuzzy.tokens_per_round
         ),
         speed=_speed(findings),
         estimate=_estimate(findings, fuzzy),
@@ -88,7 +90,9 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         other_drafts=tuple(
             other.pair.draft for other in ready.session.drafts.values() if other is not engine
         ),
+        addons=_addons(findings),
         early_stop=ready.early_stop,
+        stop_policy=engine.stop_policy,
         effort=_effort(findings),
         compile=None if engine.info else ready.facts.timings.compile,
         engine=engine.info,
@@ -96,6 +100,16 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         dtype=engine.dtype,
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     ).sealed()  # fmt: skip
+
+
+def _addons(findings: Findings) -> tuple[Addon, ...]:
+    session = findings.ready.session
+    measured = (measurement.setting for part in findings.parts for measurement in part.measured())
+    drafts = (engine.pair.draft for engine in session.drafts.values() or [session.engine])
+    found = [each for setting in measured for each in setting.addons]
+    found += [drafter_named(draft.id).addon for draft in drafts if draft.kind == "addon"]
+    ending = None if session.engine.stop_policy is None else addon("stop policy", session.engine.stop_policy)
+    return tuple(dict.fromkeys([*found, *([] if ending is None else [ending])]))
 
 
 def _data(ready: Prepared) -> DataInfo:
@@ -210,24 +224,24 @@ def _speed(findings: Findings) -> Speed:
 
 def _forecasts(findings: Findings) -> dict[str, float]:
     """Fields of `Forecasts`."""
-    settings = {"target": findings.ready.alone, "sd": findings.sd, "chosen": findings.chosen}
+    settings = {"target": findings.ready.alone, "lossless": findings.rival, "chosen": findings.chosen}
     return {name: findings.ready.timer.forecast_of(setting) for name, setting in settings.items()}
 
 
 def _figures(findings: Findings, speeds: Speeds[Setting]) -> dict[str, Any]:
-    return speed_figures(speeds, findings.ready.alone, findings.sd, findings.chosen, findings.ready.goal.confidence)
+    return speed_figures(speeds, findings.ready.alone, findings.rival, findings.chosen, findings.ready.goal.confidence)
 
 
 def speed_figures(
-    speeds: Speeds[Setting], alone: Setting, sd: Setting, chosen: Setting, confidence: float
+    speeds: Speeds[Setting], alone: Setting, rival: Setting, chosen: Setting, confidence: float
 ) -> dict[str, Any]:
     """Returns fields of `SpeedFigures`, without intervals where too little was timed for any of them."""
-    settings = {"target": alone, "sd": sd, "chosen": chosen}
+    settings = {"target": alone, "lossless": rival, "chosen": chosen}
     found = {name: speeds.of(setting) for name, setting in settings.items()}
     figures: dict[str, Any] = {name: speed.value for name, speed in found.items()} | {"timed": speeds.problems}
     if not speeds.timed:
         return figures
-    ratios = {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
+    ratios = {"over_lossless": speeds.ratio(chosen, rival), "over_target": speeds.ratio(chosen, alone)}
     figures |= {"clock": speeds.clock, "ratios": {name: ratio.value for name, ratio in ratios.items()}}
     figures["answer"] = {name: speeds.answer_seconds(setting) for name, setting in settings.items()}
     found |= ratios

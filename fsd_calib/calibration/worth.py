@@ -52,7 +52,7 @@ class Expected:
     """The setting that a plan expects most of: the one with the greatest expected certified gain, by forecasts.
 
     Attributes:
-        gain: Its speed over that of the fastest `sd`.
+        gain: Its speed over that of the fastest lossless setting.
         low, high: The same, where losses are as large, and as small, as the pilot lets them be with probability 80 %.
         truth: Its supposed true retention, or accuracy.
         chance: To certify it.
@@ -68,7 +68,7 @@ class Expected:
 def expected_gain(
     forecast: DraftForecasts,
     space: Space,
-    sd_speed: float,
+    rival_speed: float,
     fuzzy: Setting,
     pilot: Pilot,
     odds: Odds,
@@ -80,7 +80,7 @@ def expected_gain(
     Losses are taken to grow with the rounds that a threshold saves, from none to those that the pilot saw at its own.
 
     Args:
-        sd_speed: tokens/s of the fastest `sd`, by its forecast.
+        rival_speed: tokens/s of the fastest lossless setting, by its forecast.
         fuzzy: the pilot's fuzzy setting.
         problems: that there are to certify on.
         prefill: see `with_prompts`.
@@ -88,13 +88,13 @@ def expected_gain(
     if odds.claim.wanted is None:
         return None
     least, usual, most = _net_losses(pilot)
-    steps = _steps(forecast, space, with_prompts(sd_speed, prefill), fuzzy, prefill)
+    steps = _steps(forecast, space, with_prompts(rival_speed, prefill), fuzzy, prefill)
     high, middle, low = (_best(steps, loss, pilot, odds, problems) for loss in (least, usual, most))
     return Expected(middle.gain, min(low.gain, middle.gain), max(high.gain, middle.gain), middle.truth, middle.chance)
 
 
 class _Step(NamedTuple):
-    """A share of accepted tokens: its losses as a multiple of the pilot's, and the best gain over `sd`."""
+    """A share of accepted tokens: its losses as a multiple of the pilot's, and the best gain over lossless decoding."""
 
     losses: float
     gain: float
@@ -106,7 +106,7 @@ class _Outcome(NamedTuple):
     chance: float
 
 
-def _steps(forecast: DraftForecasts, space: Space, sd_speed: float, fuzzy: Setting, prefill: float) -> list[_Step]:
+def _steps(forecast: DraftForecasts, space: Space, rival_speed: float, fuzzy: Setting, prefill: float) -> list[_Step]:
     """The steps of every divergence of the search."""
     by_pilot = _saved(forecast, fuzzy)
     steps = []
@@ -116,7 +116,7 @@ def _steps(forecast: DraftForecasts, space: Space, sd_speed: float, fuzzy: Setti
         for share in map(float, _SHARES):
             saved = _saved(forecast, alike.at(forecast.threshold(alike, share)))
             speed = max(forecast.tokens_per_second(arm.at(forecast.threshold(arm, share))) for arm in arms)
-            steps.append(_Step(saved / by_pilot if by_pilot else 1.0, with_prompts(speed, prefill) / sd_speed))
+            steps.append(_Step(saved / by_pilot if by_pilot else 1.0, with_prompts(speed, prefill) / rival_speed))
     return steps
 
 

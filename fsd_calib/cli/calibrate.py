@@ -36,7 +36,7 @@ _EPILOG = """
 Examples: fsd-calibrate --task arithmetic --min-acc 0.98 · fsd-calibrate --task gsm8k --min-acc 0.98 --plan
 
 Exit codes: 0 goal met, planned or explored · 2 bad input · 3 could not be certified, or the speed was not reached
-(decoders then run losslessly, unless what is too slow is certified and faster than sd), or there is less to gain than
+(decoders then run losslessly, unless what is too slow is certified and faster than that), or there is less to gain than
 --min-gain · 130 interrupted
 """
 _EARLIER = ("profile.json", "run.yaml", "study.log")  # files of an earlier run, which this one continues

@@ -19,10 +19,9 @@ from fsd_calib.cli.options import (
     PresetOption,
     SubjectsOption,
     check_data,
+    check_found,
     check_place,
     check_sources,
-    check_words,
-    families,
     folder_name,
     named_task,
     with_preset,
@@ -71,7 +70,7 @@ class PolicyOptions(OptionGroup):
     rule: Annotated[
         str | None,
         Option(
-            f"Collect on-policy, with this acceptance rule: {', '.join(RULES[:-1])} or {RULES[-1]}. By default, "
+            f"Collect on-policy, with this acceptance rule: {', '.join(RULES)}, or mine:Name. By default, "
             "traces are collected along the target.",
             _POLICY,
             words=RULES,
@@ -106,6 +105,14 @@ def command(
             "Also record the draft's last hidden state: 'whole', or a number of dimensions to project it to.", PROBLEMS
         ),
     ] = None,
+    log_probs: Annotated[
+        int | None,
+        Option(
+            "Also record the log-probabilities of so many of the likeliest tokens of both models, such as 50, of which "
+            "further scores are computed later (fsd-traces describe --score).",
+            PROBLEMS,
+        ),
+    ] = None,
     batch_size: Annotated[int, Option("Problems decoded at once.", DECODING)] = 32,
     preset: PresetOption = None,
     *,
@@ -128,9 +135,11 @@ def command(
     drawn = Drawing.over({}, with_preset(drawing, preset))
     config = RunConfig(
         **run, batch_size=batch_size, progress=progress, model_kwargs=loading.target,
-        draft_model_kwargs=loading.draft,
+        draft_model_kwargs=loading.draft, compile="off",
     )  # fmt: skip
     _check_policy(policies)
+    if log_probs is not None:
+        check_count("--log-probs", log_probs)
     width = _width(hidden)
     device, dtype, data = config.device, config.dtype, config.path("data")
     check_place(device, dtype)
@@ -170,8 +179,9 @@ def command(
         with open_workers(config.workers, config.ray, sources, capacity, progress.note) as others:
             traces = collect_traces(
                 asked, target=large, draft=small, out=folder, **on_policy, **dict(drawn), hidden=width,
-                seed=seed, batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
-                draft_model_kwargs=loading.draft, progress=progress, workers=others or 1, before_fuzzy=mark,
+                log_probs=log_probs, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
+                model_kwargs=loading.target, draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
+                before_fuzzy=mark,
             )  # fmt: skip
     found = _summary(traces)
     if output.as_json:
@@ -189,9 +199,8 @@ def main() -> None:
 
 def _check_policy(given: PolicyOptions) -> None:
     """Raises UsageError where a setting has a value that it cannot have, or no rule that it is for."""
-    check_words(
-        ("--rule", [given.rule], RULES), ("--divergence", families([given.divergence]), SCORES)
-    )  # fmt: skip
+    check_found("rule", "--rule", [given.rule], RULES)
+    check_found("score", "--divergence", [given.divergence], SCORES)
     if given.draft_length is not None:
         check_count("--draft-length", given.draft_length)
     for name, value in asdict(given).items():
@@ -202,7 +211,7 @@ def _check_policy(given: PolicyOptions) -> None:
             )
     if given.rule in RULES_WITHOUT_T and given.threshold is not None:
         raise UsageError(f"--threshold is {given.threshold}, and --rule {given.rule!r} has none; leave it out")
-    if given.rule is not None and given.rule not in RULES_WITHOUT_T and given.threshold is None:
+    if given.rule in RULES and given.rule not in RULES_WITHOUT_T and given.threshold is None:
         raise UsageError(f"--rule {given.rule!r} needs a --threshold; inf accepts all that a threshold can")
 
 

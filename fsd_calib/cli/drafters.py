@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from fsd_calib.calibrate_options import DrafterName
+from fsd_calib.calibrate_options import AUTO, DRAFTERS, own_drafters
+from fsd_calib.cli.options import check_found
 from fsd_calib.common_options import LARGE_PAIR
 from fsd_common.errors import UsageError
 from fsd_decoding.tree_shape import CHAIN
 
-AUTO = "auto"
 BUNDLED = "arithmetic"
 """The task that a pair of models is bundled for."""
 AUTO_TREES = (CHAIN, "2,6", "3,16")
@@ -38,9 +38,7 @@ class Drafters:
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        for name in self.named:
-            if name not in get_args(DrafterName):
-                raise UsageError(f"--drafter is {name!r}; it must be one of {', '.join(get_args(DrafterName))}")
+        check_found("drafter", "--drafter", self.named, DRAFTERS)
         if AUTO in self.named and len(self.named) > 1:
             raise UsageError(f"--drafter is {','.join(self.named)!r}; auto is all of them, give it alone")
         for option, given, kind in (("--draft", self.models, "model"), ("--head", self.heads, "eagle")):
@@ -70,6 +68,7 @@ class Drafters:
             UsageError: a head is asked for, and none is given, or of a target and a draft model one is missing.
         """
         from fsd_decoding.drafters.eagle import Eagle
+        from fsd_decoding.drafters.named import drafter_named
         from fsd_decoding.drafters.ngram import NGram
 
         heads = self.heads or _bundled_heads(task, target)
@@ -83,6 +82,7 @@ class Drafters:
         revision = None if drafts else self.revision
         drafts += [Eagle(head, revision) for head in heads] if "eagle" in kinds else []
         drafts += [NGram()] if "ngram" in kinds else []
+        drafts += map(drafter_named, own_drafters(kinds))
         return large, list(dict.fromkeys(drafts))
 
     def _kinds(self, heads: bool) -> Sequence[str]:
@@ -115,16 +115,21 @@ def default_pair(task: str) -> tuple[str, str]:
     return str(target), str(draft)
 
 
-def check_one(draft: str | None, head: str | None) -> None:
-    """Raises UsageError where a command that takes one draft is given a model and a head."""
-    if head is not None and draft is not None:
-        raise UsageError("--head and --draft are both given; one of them drafts, leave the other out")
+def check_one(draft: str | None, head: str | None, drafter: str | None = None) -> None:
+    """Raises UsageError where a command that takes one draft is given several."""
+    options = {"--head": head, "--draft": draft, "--drafter": drafter}
+    several = [option for option, value in options.items() if value is not None]
+    if len(several) > 1:
+        raise UsageError(f"{several[0]} and {several[1]} are both given; one of them drafts, leave the other out")
 
 
-def given(draft: str | None, head: str | None, revision: str | None) -> Any:
+def given(draft: str | None, head: str | None, revision: str | None, drafter: str | None = None) -> Any:
     """Returns the draft that a command is given; None: none is. revision: of --draft-revision."""
     from fsd_decoding.drafters.eagle import Eagle
+    from fsd_decoding.drafters.named import drafter_named
 
+    if drafter is not None:
+        return drafter_named(drafter)
     return draft if head is None else Eagle(head, revision)
 
 

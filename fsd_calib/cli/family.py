@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fsd_common.addons import looking_in
 from fsd_common.argument_checks import as_options
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, of_annotation, options_in
@@ -109,7 +110,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
         context = values.pop(_CONTEXT)
         sources = {name: context.get_parameter_source(name) for name in context.params}
         given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-        with as_options():
+        with as_options(), looking_in(Path.cwd()):
             for name, group in groups.items():
                 values[name] = group.made({one.name: values.pop(one.name) for one in taken[name]}, given)
             for one in own:

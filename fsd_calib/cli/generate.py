@@ -115,7 +115,8 @@ def command(
     drafts = given(draft, head, loading.draft.revision) or draft_of(followed.draft)
     decoder = SpeculativeDecoder.from_pretrained(
         target or followed.target.id, drafts, profile=followed, device=device, dtype=dtype,
-        model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **settings,
+        model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited,
+        progress=progress, **settings,
     )  # fmt: skip
     announce(NAME, decoder, quiet=output.quiet)
     made = prompts_of_profile(followed, decoder.tokenizer, raw)

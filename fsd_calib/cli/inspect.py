@@ -17,10 +17,9 @@ from fsd_calib.cli.options import (
     MaxNewTokensOption,
     OutputOptions,
     RawOption,
+    check_found,
     check_place,
     check_sources,
-    check_words,
-    families,
 )
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
 from fsd_calib.common_options import DECODING, MODELS, RULES, SCORES, Device, Dtype, TopK, TopP
@@ -55,8 +54,7 @@ class SettingOptions(OptionGroup):
     rule: Annotated[
         str | None,
         Option(
-            f"Acceptance rule: target, {', '.join(RULES[:-1])} or {RULES[-1]}. By default the profile's, or "
-            "fsd-coupled.",
+            f"Acceptance rule: target, {', '.join(RULES)}, or mine:Name. By default the profile's, or fsd-coupled.",
             DECODING,
             words=("target", *RULES),
         ),
@@ -64,7 +62,7 @@ class SettingOptions(OptionGroup):
     divergence: Annotated[
         str | None,
         Option(
-            f"Score that the threshold bounds: {', '.join(SCORES)}. By default the profile's, or js.",
+            f"Score that the threshold bounds: {', '.join(SCORES)}, or mine:Name. By default the profile's, or js.",
             DECODING,
             words=SCORES,
             also="score",
@@ -109,6 +107,9 @@ def command(
         str | None,
         Option("Draft with this EAGLE head of the target instead of a draft model: hub id or local path.", MODELS),
     ] = None,
+    drafter: Annotated[
+        str | None, Option("Draft with a drafter of your own instead: mine:Name (docs/extending.md).", MODELS)
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     max_new_tokens: MaxNewTokensOption = None,
@@ -142,7 +143,9 @@ def command(
     progress = output.begin()
     thresholds = setting.threshold or []
     _check_shown(thresholds, html, table, output.as_json)
-    _check_sources(profile, target, draft, head, task, raw)
+    _check_sources(profile, target, draft, head or drafter, task, raw)
+    check_one(draft, head, drafter)
+    check_found("drafter", "--drafter", [drafter], ())
     kind = None if task is None else task_kind(task)
     shape = _checked_shape(setting)
     check_place(device, dtype)
@@ -162,7 +165,8 @@ def command(
         "device": device, "dtype": dtype,
         "model_kwargs": loading.target, "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
     }  # fmt: skip
-    decoders = _decoders(followed, target, draft, head, thresholds, keywords)
+    drafts = given(draft, head, loading.draft.revision, drafter)
+    decoders = _decoders(followed, target, drafts, thresholds, keywords)
     for decoder in decoders:
         announce(NAME, decoder, quiet=output.quiet)
     tokenizer = decoders[0].tokenizer
@@ -212,7 +216,6 @@ def _check_shown(thresholds: Sequence[float], html: Path | None, table: bool, as
 def _check_sources(
     profile: Path | None, target: str | None, draft: str | None, head: str | None, task: str | None, raw: bool
 ) -> None:
-    check_one(draft, head)
     if raw and task is not None:
         raise UsageError("--raw and --task are both given; --raw formats no prompt, leave one of them out")
     if profile is None and head is None and (target is None) != (draft is None):
@@ -222,10 +225,8 @@ def _check_sources(
 
 def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
     """Returns the shape of trees; None: none is given. UsageError: a setting cannot be."""
-    check_words(
-        ("--rule", [setting.rule], ("target", *RULES)),
-        ("--divergence", families([setting.divergence]), SCORES),
-    )  # fmt: skip
+    check_found("rule", "--rule", [setting.rule], ("target", *RULES))
+    check_found("score", "--divergence", [setting.divergence], SCORES)
     check_settings([], setting.threshold or [])
     ignored = [name for name in _OF_DRAFTS if getattr(setting, name) is not None]
     if setting.rule == "target" and ignored:
@@ -237,12 +238,11 @@ def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
 def _decoders(
     followed: ThresholdProfile | None,
     target: str | None,
-    draft: str | None,
-    head: str | None,
+    draft: Any,
     thresholds: Sequence[float],
     keywords: dict[str, Any],
 ) -> list[SpeculativeDecoder]:
-    """A decoder for each threshold, or one with the profile's; they share their models."""
+    """A decoder for each threshold, or one with the profile's; they share their models. draft: None: the usual one."""
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
     from fsd_decoding.rules import rule_named
@@ -255,8 +255,7 @@ def _decoders(
         own = followed.target.id, draft_of(followed.draft)
         if thresholds:  # the rule too, as an uncertified profile would run a lossless one
             keywords["rule"] = rule or followed.rule
-    drafts = given(draft, head, keywords["draft_model_kwargs"].revision) or own[1]
-    first = SpeculativeDecoder.from_pretrained(target or own[0], drafts, profile=followed, **keywords)
+    first = SpeculativeDecoder.from_pretrained(target or own[0], draft or own[1], profile=followed, **keywords)
     return [first, *(first.with_config(threshold=threshold) for threshold in thresholds[1:])]
 
 

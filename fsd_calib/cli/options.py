@@ -21,6 +21,7 @@ from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing, family_o
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.rows import QUICK, check_data_file
+from fsd_common.addons import AddonKind, unless_known
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, json_object
 from fsd_common.progress.base import Progress
@@ -232,9 +233,15 @@ def check_words(*options: tuple[str, Iterable[str | None] | None, Sequence[str]]
             raise UsageError(f"{option} is {unknown!r}; it must be one of {', '.join(known)}")
 
 
-def families(scores: Iterable[str | None] | None) -> list[str]:
-    """Returns the names of scores without their numbers."""
-    return [family_of(name) for name in scores or () if name is not None]
+def check_found(kind: AddonKind, option: str, names: Iterable[str | None] | None, own: Sequence[str]) -> None:
+    """Raises UsageError where an option names what is neither this package's own nor an add-on.
+
+    Args:
+        names: None: not given.
+    """
+    for name in names or ():
+        if name is not None and (rule := unless_known(kind, family_of(name), own)):
+            raise UsageError(f"{option} is {name!r}; {rule}")
 
 
 def check_place(device: str | None, dtype: str | None) -> None:

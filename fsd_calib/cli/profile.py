@@ -1,5 +1,5 @@
-"""`fsd-profile`: shows a profile, validates profile files, compares two, times one again, and prints how vLLM serves
-one.
+"""`fsd-profile`: shows a profile, validates profile files, compares two, times one again, and prints how engines of
+other projects decode as it says.
 
 Heavy imports are inside functions, so that `--help` prints at once.
 """
@@ -13,6 +13,7 @@ import typer
 
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
 from fsd_calib.cli.family import AllowEditedOption, Family, VersionOption
+from fsd_calib.exports.engines import ENGINES, export_profile
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
@@ -37,7 +38,7 @@ _Profiles = Annotated[
 
 app = Family(
     no_args_is_help=True,
-    help="Shows, validates, compares, times again and serves the profiles that fsd-calibrate writes.",
+    help="Shows, validates, compares, times again, serves and exports the profiles that fsd-calibrate writes.",
     epilog=_EPILOG,
 )
 
@@ -129,6 +130,30 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
     for doubt in filter(None, doubts):
         say(NAME, f"warning: {doubt}")
     reply("\n".join([command, *request_notes(profile)]))
+
+
+@app.command()
+def export(
+    path: _Profile,
+    to: Annotated[str, Option("The engine: vllm, sglang, tensorrt-llm, max or transformers.", words=tuple(ENGINES))],
+    allow_edited: AllowEditedOption = False,
+) -> None:
+    """Prints the engine's own options for the profile's score and T, draft length and draft: a command, a file or
+    Python, to be pasted. Comments say for which versions, what the engine does otherwise, and what is certified.
+
+    Exit code 2: the engine has no such score, or cannot do something else that the profile says, which the message
+    names with the way out.
+    """
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+    profile = ThresholdProfile.load(path, allow_edited=allow_edited)
+
+    from fsd_decoding.profile.following import warning_of  # which imports torch
+
+    text = export_profile(profile, to)
+    for doubt in filter(None, [profile.digest_doubt(), warning_of(profile)]):
+        say(NAME, f"warning: {doubt}")
+    reply(text)
 
 
 @app.command()

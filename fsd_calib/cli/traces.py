@@ -5,14 +5,21 @@ Heavy imports are inside functions, so that `--help` prints at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
 from fsd_calib.cli.family import Family, VersionOption
-from fsd_common.option import Option
+from fsd_calib.cli.options import check_found
+from fsd_calib.common_options import SCORES
+from fsd_common.option import Option, several
+
+if TYPE_CHECKING:
+    from fsd_collectors.collection.rescoring import Rescored
+    from fsd_collectors.store.reading import Traces
 
 NAME = "fsd-traces"
 _EPILOG = """
@@ -20,6 +27,15 @@ Example: fsd-traces describe traces/arithmetic
 
 Exit codes: 0 done (verify: the traces are intact) · 2 bad input or damaged traces · 130 interrupted
 """
+_Scores = Annotated[
+    str | None,
+    Option(
+        "Scores to compute in addition, with commas between them, such as margin@10 or mine:Name; of traces that were "
+        "collected with --log-probs.",
+        read=several,
+        words=SCORES,
+    ),
+]
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that fsd-collect wrote.", show_default=False)]
 
 app = Family(
@@ -53,14 +69,12 @@ def verify(folder: _Folder) -> None:
 
 
 @app.command()
-def describe(folder: _Folder) -> None:
+def describe(folder: _Folder, score: _Scores = None) -> None:
     """Summarises the traces: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
-    _check_there(folder)
+    traces = _read(folder, score)
     from fsd_collectors.report.description import print_sheets, sheets, summarise
-    from fsd_collectors.store.reading import load_traces
     from fsd_common.console import LiteralConsole
 
-    traces = load_traces(folder)
     print_sheets(sheets(traces.manifest, summarise(traces)), LiteralConsole())
 
 
@@ -68,15 +82,37 @@ def describe(folder: _Folder) -> None:
 def plot(
     folder: _Folder,
     out: Annotated[Path | None, Option("Folder for the figures and index.html. By default DIR/pictures.")] = None,
+    score: _Scores = None,
 ) -> None:
     """Plots how divergences tell agreement from disagreement, which tokens they change, and tokens per round, as PNG
     files and one interactive page."""
-    _check_there(folder)
+    traces = _read(folder, score)
     from fsd_collectors.report.plot import plot as draw
+
+    for path in draw(traces, out if out is not None else folder / "pictures"):
+        reply(str(path))
+
+
+def _read(folder: Path, scores: Sequence[str] | None) -> Traces | Rescored:
+    """The traces, with further scores if any are asked for, of which a line says what they are."""
+    _check_there(folder)
+    check_found("score", "--score", scores, SCORES)
     from fsd_collectors.store.reading import load_traces
 
-    for path in draw(load_traces(folder), out if out is not None else folder / "pictures"):
-        reply(str(path))
+    traces = load_traces(folder)
+    if not scores:
+        return traces
+    from fsd_collectors.collection.rescoring import with_scores
+
+    rescored = with_scores(traces, scores)
+    if inexact := [name for name in rescored.scores if not rescored.exact(name)]:
+        of_target, of_draft = rescored.left_out()
+        say(
+            NAME,
+            f"{', '.join(inexact)}: an approximation, by the {traces.manifest.log_probs} likeliest tokens of each "
+            f"model; {of_target:.2%} of the target's probability lies beyond them, and {of_draft:.2%} of the draft's",
+        )
+    return rescored
 
 
 def _check_there(folder: Path) -> None:

@@ -97,7 +97,7 @@ def command(
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
         loaded = load_task(name, seed, config.limit, data, tokenizer, config.group, **dict(config.prompts))
-        problems, model = tuning_of(loaded), load_model(large, place, dtype)
+        problems, model = tuning_of(loaded), load_model(large, place, dtype, progress=progress)
         mark(model, problems)
         prompts, keys = tuple(each.prompt for each in problems), frozenset().union(*(each.keys for each in problems))
         source = Source(name, prompts, loaded.max_new_tokens, loaded.stop, keys)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family
-from fsd_calib.cli.options import OutputOptions, check_sources, check_words, families
+from fsd_calib.cli.options import OutputOptions, check_found, check_sources, check_words
 from fsd_calib.common_options import RULES_WITH_T, SCORES, Limit
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_common.argument_checks import check_count
@@ -70,10 +70,8 @@ def command(
     for option, number in (("--limit", limit), ("--trials", trials)):
         if number is not None:
             check_count(option, number)
-    check_words(
-        ("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T),
-        ("--divergence", families(divergence), SCORES),
-    )  # fmt: skip
+    check_words(("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T))
+    check_found("score", "--divergence", divergence, SCORES)
     check_sources({"tokenizer": [tokenizer]})
     from fsd_collectors.store.listing import MANIFEST, content_of
 

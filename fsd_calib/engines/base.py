@@ -105,12 +105,14 @@ class Engine(ABC):
         decoding: Sampling, seed, and the logits that divergences are computed on. Settings hold the rest.
         limits: Where texts end.
         tokenizer: The tokenizer of both models.
+        ending: The policy that ends the drafts of fuzzy rules early, whatever their divergence; None: there is none.
     """
 
     name: ClassVar[str]
     decoding: DecodingConfig
     limits: GenerationLimits
     tokenizer: Any
+    ending: StopPolicy | None = None
 
     @abstractmethod
     def decode(
@@ -252,6 +254,11 @@ class Engine(ABC):
     @abstractmethod
     def with_limits(self, limits: GenerationLimits) -> Engine:
         """Returns an engine with the same models whose texts end elsewhere, as those of another task do."""
+
+    @property
+    def stop_policy(self) -> str | None:
+        """The name of the policy that ends drafts, see `ending`; None: there is none, or it has no name."""
+        return None if self.ending is None else self.ending.name
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Engine:
         """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by divergence.

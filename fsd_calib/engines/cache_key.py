@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from fsd_calib.common_options import family_of
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.divergence import DIVERGENCE_VERSION
@@ -38,7 +39,14 @@ _NOISE = {
     "tv": (1e-12, 1.2e-04, 0.095, 0.17),
     "hellinger": (1e-12, 8.1e-05, 0.06, 0.13),
     "doubt": (1e-12, 4.9e-04, 0.083, 0.15),
+    "cactus": (1e-12, 2e-05, math.inf, math.inf),
 }  # as _DTYPES
+# Scores that are of first order in the logits move as much where they are small. The largest |difference| over 9,000
+# positions of the bundled pair below a score of 1, twice; in 16 bits it is too much to reuse anything.
+_FIRST_ORDER = {
+    "margin": (1e-12, 1e-05), "relaxed": (1e-12, 1.4e-05), "fly": (1e-12, 2.4e-05), "accept-threshold": (1e-12, 5e-06),
+    "typical": (1e-12, 1.3e-05), "posterior": (1e-12, 1e-05),
+}  # fmt: skip  # as _DTYPES, of which the first two
 
 
 class GenerationLimits(Protocol):
@@ -88,19 +96,28 @@ class CacheKey:
 
         The noise is c sqrt(D) below or above D: c sqrt(T) + c**2 covers both. Where T is scaled by m, D is compared
         with T m; in T that is c sqrt(T / m) + c**2 / m, largest where m is smallest; and T moves as much as m does.
-        Infinite for dtypes and divergences that were not measured: their results are hits at their own T only.
+        The noise of other scores is the same at every T. Infinite for dtypes and scores that were not measured, and for
+        those others under a policy: their results are hits at their own T only.
         """
         bound = max(threshold, 0.0)
+        if self._family in _FIRST_ORDER:
+            return self._noise(_FIRST_ORDER) if self.setting.policy is None else math.inf
         policy = None if self.setting.policy is None else policy_named(self.setting.policy.identity)
         if policy is None:
             return self._deviation * math.sqrt(bound) + self._deviation**2
         deviation = self._deviation / math.sqrt(policy.least)
         return deviation * math.sqrt(bound) + deviation**2 + bound * policy.steepness * self._deviation
 
+    @property
+    def _family(self) -> str:
+        return family_of(self.setting.divergence)
+
     @cached_property
     def _deviation(self) -> float:
-        name = self.setting.divergence.partition("@")[0]
-        noise = dict(zip(_DTYPES, _NOISE[name], strict=True)) if name in _NOISE else {}
+        return self._noise(_NOISE)
+
+    def _noise(self, known: Mapping[str, Sequence[float]]) -> float:
+        noise = dict(zip(_DTYPES, known.get(self._family, ()), strict=False))
         models = (self.models["target"], self.models["draft"])
         return max(noise.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
 
@@ -114,7 +131,7 @@ def key_of(
     Args:
         decoding: Supplies sampling, and the logits that divergences are computed on.
         models: What of the models texts depend on, with "target" and "draft".
-        engine: What of the engine they depend on under this rule: versions, device, kernels.
+        engine: What of the engine they depend on under this rule: versions, device, kernels; add-ons are added.
         policy: Ends drafts early.
 
     Raises:
@@ -134,6 +151,8 @@ def key_of(
     criterion: dict[str, Any] = {"within_support": decoding.within_support}
     if rule.bounds_divergence:
         criterion |= {"on": decoding.on, "version": DIVERGENCE_VERSION}
+    if addons := kept.addons:
+        engine = {**engine, "addons": [each.facts for each in addons]}
     return CacheKey(
         setting=kept,
         criterion=criterion if rule.fuzzy else None,

@@ -44,7 +44,7 @@ from fsd_decoding.models.fingerprint import family_id, model_fingerprint, tokeni
 from fsd_decoding.models.forward import attention_kind
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer, RoundRecord
-from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import OWN_ENGINE, EarlyStopInfo, ModelInfo
 from fsd_decoding.profile.setting import DRAFT_ALONE, Setting
@@ -179,17 +179,17 @@ def prefill_seconds(
     decoder: SpeculativeDecoder, prompts: Sequence[Prompt], ids: Sequence[int], rows: int, costs: CostModel
 ) -> float:
     """Returns the median seconds of the prefill of `rows` prompts: of calls of one round, without that round."""
-    clock, length, taken = undisturbed_clock(decoder.device), COSTED_LENGTHS[0], []
+    clock, taken = undisturbed_clock(decoder.device), list[float]()
     for batch in range(1 + _PREFILLS):  # the first warms up
         chosen = [i % len(prompts) for i in range(batch * rows, (batch + 1) * rows)]
         began = clock()
         decoder.generate(
             [prompts[i] for i in chosen], 1, ids=[ids[i] for i in chosen], rule=_RULE, threshold=_LOSSLESS,
-            draft_length=length, batch_size=rows,
+            draft_length=1, batch_size=rows,
         )  # fmt: skip
         synchronize(decoder.device)
         taken.append(clock() - began)
-    return max(median(taken[1:]) - float(costs.seconds(1, length)), 0.0)
+    return max(median(taken[1:]) - float(costs.seconds(1, 1)), 0.0)
 
 
 def seconds_of_costs(of_a_round: float) -> float:
@@ -214,6 +214,7 @@ class OwnEngine(Engine):
         decoder: Supplies the models, and all that a `Setting` does not hold.
         limits: Where texts end.
         policies: By divergence, the policy that stops the drafts of fuzzy rules early.
+        ending: The policy that stops them whatever the divergence.
 
     Raises:
         UsageError: The decoder's sampling has logits processors, which no key can identify.
@@ -222,14 +223,15 @@ class OwnEngine(Engine):
     name = OWN_ENGINE
 
     def __init__(
-        self, decoder: SpeculativeDecoder, limits: GenerationLimits, policies: Mapping[str, StopPolicy] | None = None
-    ) -> None:
+        self, decoder: SpeculativeDecoder, limits: GenerationLimits, policies: Mapping[str, StopPolicy] | None = None,
+        ending: StopPolicy | None = None,
+    ) -> None:  # fmt: skip
         if decoder.sampling.processors:
             raise UsageError(
                 f"sampling has {len(decoder.sampling.processors)} custom logits processors, which the result cache "
                 "cannot identify; calibrate without them"
             )
-        self.decoder, self.limits, self._policies = decoder, limits, policies or {}
+        self.decoder, self.limits, self._policies, self.ending = decoder, limits, policies or {}, ending
         self.decoding, self.tokenizer = decoder.decoding, decoder.tokenizer
 
     def decode(
@@ -259,7 +261,7 @@ class OwnEngine(Engine):
         run_by = self._run_by if rule.drafts else self._run_by | {"draft": None}
         return key_of(
             setting, seed, self.decoding, self.limits, models=self._models,
-            engine=self._versions | {"run_by": run_by}, policy=self._policies.get(setting.divergence),
+            engine=self._versions | {"run_by": run_by}, policy=self._policies.get(setting.divergence, self.ending),
         )  # fmt: skip
 
     def walked(self, request: DecodingRequest, divergences: Sequence[str]) -> Walked:
@@ -349,7 +351,7 @@ class OwnEngine(Engine):
         self.decoder.compile = compile
 
     def with_limits(self, limits: GenerationLimits) -> OwnEngine:
-        return OwnEngine(self.decoder, limits, self._policies)
+        return OwnEngine(self.decoder, limits, self._policies, self.ending)
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> OwnEngine:
         copied = copy.copy(self)
@@ -372,7 +374,7 @@ class OwnEngine(Engine):
     def _decoder_for(self, setting: Setting, seed: int) -> SpeculativeDecoder:
         """A decoder with another seed, divergence, stop policy and tree; models and compiled graphs are shared."""
         divergence, tree = setting.divergence, setting.tree
-        stopping = self._policies.get(divergence) if rule_named(setting.rule).fuzzy else None
+        stopping = self._policies.get(divergence, self.ending) if rule_named(setting.rule).fuzzy else None
         return self.decoder.reconfigured(
             replace(self.decoder.decoding, seed=seed, divergence=divergence, stop_policy=stopping, tree=tree)
         )
@@ -419,6 +421,7 @@ class OwnEngineSource:
     Attributes:
         sources: Where the models are loaded from, which is the name of a draft.
         early_stop: A predictor's folder, and its costs.
+        stop_policy: Name of a policy that ends drafts, see `stop_policy_named`.
     """
 
     sources: Sources
@@ -427,6 +430,7 @@ class OwnEngineSource:
     seed: int
     limits: Limits
     early_stop: tuple[Path, EarlyStopInfo] | None = None
+    stop_policy: str | None = None
 
     def engine(self, draft: str | None) -> OwnEngine:
         """See `EngineSource.engine`. Models stay loaded where only the settings change."""
@@ -441,7 +445,8 @@ class OwnEngineSource:
         decoder = decoder_of(self.sources, draft).with_config(
             seed=self.seed, sampling=self.sampling, on=self.criterion.on, within_support=self.criterion.within_support
         )
-        engine = OwnEngine(decoder, self.limits)
+        ending = None if self.stop_policy is None else stop_policy_named(self.stop_policy)
+        engine = OwnEngine(decoder, self.limits, ending=ending)
         if self.early_stop is None:
             return engine
         from fsd_predictors.from_profile import stop_policy
@@ -460,9 +465,10 @@ def source_of(
     limits: GenerationLimits,
     sources: Sources,
     early_stop: tuple[Path, EarlyStopInfo] | None = None,
+    stop_policy: str | None = None,
 ) -> OwnEngineSource:
     """Returns the source of engines with the settings of this process's decoder."""
     return OwnEngineSource(
         sources, decoder.sampling, decoder.criterion, decoder.seed, Limits.of(limits),
-        early_stop,
+        early_stop, stop_policy,
     )  # fmt: skip

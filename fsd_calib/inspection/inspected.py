@@ -67,17 +67,17 @@ def first_difference(one: Sequence[SourcedToken], other: Sequence[SourcedToken])
 
 
 def _title(decoder: SpeculativeDecoder) -> str:
-    from fsd_decoding.rules import RULES
+    from fsd_decoding.rules import rule_named
 
     if (moving := decoder.threshold_policy) is not None:
         return f"T moved by {type(moving).__name__}"
-    return f"T = {threshold(decoder.threshold)}" if RULES[decoder.rule].fuzzy else f"Rule {decoder.rule}"
+    return f"T = {threshold(decoder.threshold)}" if rule_named(decoder.rule).fuzzy else f"Rule {decoder.rule}"
 
 
 def _setting(decoder: SpeculativeDecoder) -> str:
-    from fsd_decoding.rules import RULES
+    from fsd_decoding.rules import rule_named
 
-    rule = RULES[decoder.rule]
+    rule = rule_named(decoder.rule)
     parts = [rule.name]
     if rule.fuzzy and not rule.bounds_divergence:
         parts.append("T is on its own scale and bounds no D")

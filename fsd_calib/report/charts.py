@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from fsd_calib.report.figures import pace_axis, sd_of
+from fsd_calib.common_options import RULES_WITHOUT_T
+from fsd_calib.report.figures import pace_axis, rival_of
 from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
-from fsd_calib.report.rows import COUPLED, DRAFT, SD, TARGET, Row, series_name, series_of
+from fsd_calib.report.rows import DRAFT, LOSSLESS, TARGET, Row, series_name, series_of
 from fsd_common.formatting import NONE, bound, duration, in_trees, pace, pace_between, percent, threshold, tokens
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_common.pages.themes import SERIES, SHAPES
@@ -65,8 +66,7 @@ def _looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     looks = {
         TARGET: ("@ink", "square"),
         DRAFT: ("@quiet", "triangle-down"),
-        SD: ("@second", "diamond"),
-        COUPLED: ("@seventh", "cross"),
+        **dict(zip(LOSSLESS, (("@second", "diamond"), ("@seventh", "cross"), ("@seventh", "diamond")), strict=True)),
     }
     colours = [colour for colour in SERIES if colour not in ("@second", "@seventh")]
     shapes = [shape for shape in SHAPES if shape not in ("square", "triangle-down", "diamond", "cross")]
@@ -289,7 +289,7 @@ def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row], record:
     fuzzy = [row for row in found if row.point.source == "tuning" and row.setting.threshold is not None]
     forecast = [row for row in fuzzy if row.forecast]
     values = [_speed_value(row) for row in forecast] + timed
-    shown = [*forecast, *(row for row in found if row.chosen or row.setting.rule == "sd")]
+    shown = [*forecast, *(row for row in found if row.chosen or row.setting == rival_of(profile))]
     y = retention_axis(shown, profile)
     most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
     draft = draft_alone(found, record, Room(most, *y["scale"]["domain"]))
@@ -335,7 +335,8 @@ def _speed_layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
 
 def _labels(x: Spec, y: Spec, most: float) -> list[Spec]:
     """Returns the layers of labels: above the lossless marks, which can be close, and beside the chosen one."""
-    lossless, right = "datum.label === 'target' || datum.label === 'sd'", f"datum.speed > {_RIGHT * most}"
+    labels = ["target", *RULES_WITHOUT_T]
+    lossless, right = f"indexof({labels}, datum.label) >= 0", f"datum.speed > {_RIGHT * most}"
     places = {lossless: {"align": "center", "dx": 0}, f"!({lossless}) && {right}": {"align": "right", "dx": -9},
               f"!({lossless}) && !({right})": {"align": "left", "dx": 9}}  # fmt: skip
     return [
@@ -351,7 +352,7 @@ def _speed_value(row: Row) -> dict[str, Any]:
 
 
 def _timed(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The target, `sd` and the chosen setting, by the clock where they were timed."""
+    """The target, the fastest lossless rule and the chosen setting, by the clock where they were timed."""
     speed = profile.speed
     for which, label, row in main_settings(profile, found):
         value = getattr(speed, which)
@@ -374,9 +375,10 @@ def main_settings(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[t
 
     chosen = [row for row in found if row.chosen]
     best = max(chosen, key=lambda row: row.point.source == "certification", default=None)
-    own = "chosen" if profile.threshold is not None else "estimate"
+    own, rival = "chosen" if profile.threshold is not None else "estimate", rival_of(profile)
     for which, label, row in (
-        ("target", "target", one("target")), ("sd", "sd", one("sd", sd_of(profile).draft_length)), ("chosen", own, best)
+        ("target", "target", one("target")), ("lossless", rival.rule, one(rival.rule, rival.draft_length)),
+        ("chosen", own, best),
     ):  # fmt: skip
         if row is not None:
             yield which, label, row
@@ -387,7 +389,7 @@ def _speed_alt(profile: ThresholdProfile, timed: Sequence[dict[str, Any]], forec
     return (
         f"Points of retention against {profile.speed.unit}: {'; '.join(main)}; and {len(forecast)} settings of the "
         f"search by their forecast speed, with a dashed line through those that no other beats. Series: "
-        f"{TARGET}, {SD}, and the fuzzy settings by divergence."
+        f"{TARGET}, {rival_of(profile).rule} (lossless), and the fuzzy settings by score."
     )
 
 

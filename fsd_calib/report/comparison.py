@@ -7,7 +7,7 @@ from typing import Any
 
 from fsd_calib.report.charts import levels, main_settings, retention_axis
 from fsd_calib.report.diff import shared_settings
-from fsd_calib.report.figures import pace_axis
+from fsd_calib.report.figures import pace_axis, rival_of
 from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
 from fsd_common.formatting import NONE, answer_seconds, bound, interval, pace, percent, threshold
@@ -54,7 +54,7 @@ def _line(name: str, run: Run) -> tuple[str, ...]:
     return (
         name, outcome, threshold(value), p.divergence if value is not None else NONE, str(length),
         percent(retention), bound(low), pace(p.tokens_per_round.chosen, 2), f"{pace(speed.chosen)}\n{ends}",
-        f"{speed.over_target:.2f}×", f"{speed.over_sd:.2f}×",
+        f"{speed.over_target:.2f}×", f"{speed.over_lossless:.2f}×",
         answer_seconds(None if speed.answer is None else speed.answer.chosen),
     )  # fmt: skip
 
@@ -88,9 +88,9 @@ def _speeds(names: Sequence[str], runs: Sequence[Run]) -> Section:
     x = quantitative("speed", title, scale={"domain": [0, 1.08 * most], "nice": False})
     y = retention_axis(shown, runs[0].profile)
     colour = by_series("color", "run", names, SERIES)
-    marks = ("target", "sd", "chosen", "estimate")
+    marks = ("target", *dict.fromkeys(rival_of(run.profile).rule for run in runs), "chosen", "estimate")
     shape = by_series("shape", "mark", [m for m in marks if any(v["mark"] == m for v in values)],
-                      ["square", "diamond", "circle", "triangle-up"])  # fmt: skip
+                      ["square", "diamond", "circle", "triangle-up", "cross", "triangle-down"])  # fmt: skip
     tooltip = [{"field": field, "type": "nominal"} for field in ("run", "mark", "setting", "retention", "tokens/s")]
     same_wish = len({(run.profile.certificate.wanted, run.profile.certificate.acc) for run in runs}) == 1
     layers: list[Spec] = [
@@ -103,7 +103,8 @@ def _speeds(names: Sequence[str], runs: Sequence[Run]) -> Section:
     alt = "; ".join(f"{v['run']}, {v['mark']}: {v['retention']} at {v['tokens/s']} tokens/s" for v in values)
     return Section(
         "speed", "Accuracy against speed",
-        "Each run in a colour of its own; the shape says whether a mark is the target alone, sd, or what was chosen.",
+        "Each run in a colour of its own; the shape says whether a mark is the target alone, the fastest lossless "
+        "rule, or what was chosen.",
         (Chart("speed", f"Retention against tokens/s: {alt}.", layered(values, layers)),),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fsd_calib.report.figures import notes, profile_table
 from fsd_calib.report.run_folder import PAGE
 from fsd_calib.report.tables import curve_tables, front_table, sheets
 from fsd_calib.report.verdict import effort_line, unbound, verdict
+from fsd_common.addons import added_to_path
 from fsd_common.console import LiteralConsole, literal
 from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
@@ -63,7 +65,8 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
     models = f"{profile.target.id!r}, {draft}"
     compile = COMPILE[profile.compile or "off"]
     graphs = f", compile={compile!r}" if compile else ""
-    command = f"fsd-generate --profile {shlex.quote(str(path))} 'your question'\n\n"
+    own = f"PYTHONPATH={shlex.quote(os.pathsep.join(added_to_path()))} " if profile.addons and added_to_path() else ""
+    command = f"{own}fsd-generate --profile {shlex.quote(str(path))} 'your question'\n\n"
     by_question = profile.prompt is not None and profile.prompt.form is not None
     asked = (
         f"prompts = ThresholdProfile.load({str(path)!r}).prompts(decoder.tokenizer)  # as the calibration made them\n"
@@ -90,6 +93,8 @@ def _in_python(draft: ModelInfo) -> tuple[str, str]:
         return f"Eagle({draft.id!r}{revision})", "Eagle, "
     if draft.kind == "ngram":
         return (_CORPUS if "corpus=" in draft.id else draft.id), "NGram, "
+    if draft.kind == "addon":
+        return f"drafter_named({draft.id!r})", "drafter_named, "
     return repr(draft.id), ""
 
 

@@ -1,4 +1,4 @@
-"""The main figures of a calibration: target alone, `sd`, the chosen setting, and how their speeds were timed."""
+"""The main figures of a calibration: target alone, the lossless rival, the chosen setting, and how they were timed."""
 
 from __future__ import annotations
 
@@ -56,15 +56,16 @@ def pace_axis(unit: str, batches: Iterable[int]) -> str:
     return f"{unit}, {streams}"
 
 
-def gain(speed: Speed) -> str:
-    """Returns the speed of the chosen setting relative to `sd` and to the target alone.
+def gain(profile: ThresholdProfile) -> str:
+    """Returns the speed of the chosen setting relative to the fastest lossless rule and to the target alone.
 
     With one stream too, where several were timed.
     """
+    speed, rule = profile.speed, rival_of(profile).rule
     if not speed.timed:
-        return f"by the cost model's forecast {_times(speed, speed.unit)}"
-    single = "" if speed.single is None else f"; with one stream {_times(speed.single, speed.unit)}"
-    return _times(speed, speed.unit, f" {interval_scope(speed)}") + single
+        return f"by the cost model's forecast {_times(speed, speed.unit, rule)}"
+    single = "" if speed.single is None else f"; with one stream {_times(speed.single, speed.unit, rule)}"
+    return _times(speed, speed.unit, rule, f" {interval_scope(speed)}") + single
 
 
 def answers(profile: ThresholdProfile) -> str:
@@ -74,14 +75,15 @@ def answers(profile: ThresholdProfile) -> str:
     if answer is None:
         return ""
     long = "" if lengths is None else f"texts are {lengths.ratio:.2f} times as long as the target's"
-    own, sd, target = map(answer_seconds, (answer.chosen, answer.sd, answer.target))
-    if long and speed.chosen > speed.sd and answer.chosen >= answer.sd:
+    own, lossless, target = map(answer_seconds, (answer.chosen, answer.lossless, answer.target))
+    rule = rival_of(profile).rule
+    if long and speed.chosen > speed.lossless and answer.chosen >= answer.lossless:
         return (
-            f"Its {long}, so its answers take no less time than those of sd: {own} s each, against {sd} s, and "
-            f"{target} s of the target alone."
+            f"Its {long}, so its answers take no less time than those of {rule}: {own} s each, against "
+            f"{lossless} s, and {target} s of the target alone."
         )
     more = f"; its {long}" if long else ""
-    return f"An answer takes {own} s, with sd {sd} s and with the target alone {target} s{more}."
+    return f"An answer takes {own} s, with {rule} {lossless} s and with the target alone {target} s{more}."
 
 
 def _timed(speed: Speed) -> str:
@@ -106,17 +108,17 @@ def _interval_note(speed: Speed) -> str:
     return f"{intervals} {interval_scope(speed)}; another run may fall outside (--timing careful)"
 
 
-def over_sd(speed: SpeedFigures, scope: str = "") -> str:
-    """Returns the speed of the chosen setting as a multiple of that of `sd`, with its interval where there is one."""
-    times = f"{speed.over_sd:.2f}x"
-    return times if speed.intervals is None else f"{times} ({interval(speed.intervals.over_sd, 2)}{scope})"
+def over_lossless(speed: SpeedFigures, scope: str = "") -> str:
+    """Returns the speed of the chosen setting as a multiple of the lossless one, with its interval if it has one."""
+    times = f"{speed.over_lossless:.2f}x"
+    return times if speed.intervals is None else f"{times} ({interval(speed.intervals.over_lossless, 2)}{scope})"
 
 
-def _times(speed: SpeedFigures, unit: str, scope: str = "") -> str:
+def _times(speed: SpeedFigures, unit: str, rule: str, scope: str = "") -> str:
     target = f"{speed.over_target:.2f}x"
     if speed.intervals is not None:
         target += f" ({interval(speed.intervals.over_target, 2)})"
-    return f"{over_sd(speed, scope)} the {unit} of sd and {target} the {unit} of the target alone"
+    return f"{over_lossless(speed, scope)} the {unit} of {rule} and {target} the {unit} of the target alone"
 
 
 _ALONE = Setting.alone("")
@@ -133,7 +135,7 @@ class Figures(NamedTuple):
         accuracy_bound, retention_bound: Lower bounds by the certificate.
     """
 
-    which: Literal["target", "sd", "chosen"]
+    which: Literal["target", "lossless", "chosen"]
     label: str
     accuracy: float | None = None
     accuracy_bound: float | None = None
@@ -143,14 +145,15 @@ class Figures(NamedTuple):
 
 
 def main_figures(profile: ThresholdProfile) -> list[Figures]:
-    """Returns those of the target alone, `sd`, and a fuzzy setting if one was chosen, estimated or tested."""
-    lossless = [_of_target(profile), _of_sd(profile)]
+    """Returns those of the target alone, the lossless rival, and a fuzzy setting if one was found."""
+    lossless = [_of_target(profile), _of_rival(profile)]
     return [*lossless, _of_chosen(profile)] if _is_fuzzy(profile) else lossless
 
 
 def draft_length_label(profile: ThresholdProfile) -> str:
     """Returns "L = 5" for drafts of the fuzzy rule, "L ≤ 5" where they end early, and the shape of its trees."""
-    return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}{in_trees(profile.tree)}"
+    whole = profile.early_stop is None and profile.stop_policy is None
+    return f"L {'=' if whole else '≤'} {profile.draft_length}{in_trees(profile.tree)}"
 
 
 def draft_label(profile: ThresholdProfile, other: str | None) -> str:
@@ -158,9 +161,9 @@ def draft_label(profile: ThresholdProfile, other: str | None) -> str:
     return f", draft {PurePath(other or profile.draft.id).name}" if profile.other_drafts else ""
 
 
-def sd_of(profile: ThresholdProfile) -> Setting:
-    """Returns `sd` as it was measured."""
-    return profile.sd or profile.chosen.under("sd")
+def rival_of(profile: ThresholdProfile) -> Setting:
+    """Returns the fastest lossless setting, as it was measured."""
+    return profile.lossless or profile.chosen.under("sd")
 
 
 def source_of(profile: ThresholdProfile) -> Source:
@@ -171,7 +174,7 @@ def source_of(profile: ThresholdProfile) -> Source:
 def was_timed(profile: ThresholdProfile, point: CurvePoint) -> bool:
     """Returns whether the profile has a timed speed of a point's setting, beside which its forecast says nothing."""
     setting = point.setting
-    timed = setting.rule == "target" or setting == sd_of(profile) or is_chosen(profile, setting)
+    timed = setting.rule == "target" or setting == rival_of(profile) or is_chosen(profile, setting)
     return timed and profile.speed.timed > 0
 
 
@@ -205,16 +208,17 @@ def _of_target(profile: ThresholdProfile) -> Figures:
     return Figures("target", "target alone", point.accuracy if point else profile.accuracy.target)
 
 
-def _of_sd(profile: ThresholdProfile) -> Figures:
-    """`sd` loses nothing, but its accuracy is shown where it was measured on the same problems as the target."""
-    sd = sd_of(profile)
-    point, alone = point_of(profile, sd), point_of(profile, _ALONE)
+def _of_rival(profile: ThresholdProfile) -> Figures:
+    """The rival loses nothing, but its accuracy is shown where it was measured on the same problems as the target."""
+    rival = rival_of(profile)
+    point, alone = point_of(profile, rival), point_of(profile, _ALONE)
     if point and alone and point.problems != alone.problems:
         point = None
     return Figures(
-        "sd", f"sd (lossless)\nL = {sd.draft_length}{in_trees(sd.tree)}{draft_label(profile, sd.draft)}",
+        "lossless",
+        f"{rival.rule} (lossless)\nL = {rival.draft_length}{in_trees(rival.tree)}{draft_label(profile, rival.draft)}",
         accuracy=point.accuracy if point else None, retention=point.retention if point else None,
-        tokens_per_round=profile.tokens_per_round.sd,
+        tokens_per_round=profile.tokens_per_round.lossless,
     )  # fmt: skip
 
 
@@ -343,13 +347,14 @@ def _part(profile: ThresholdProfile) -> str:
     if source_of(profile) == "tuning":
         return f"tuning part: {alone.problems if alone else profile.data.tuning} problems, on which choices were made"
     problems = counted or (alone.problems if alone else profile.data.certification)
-    return f"certification part: {problems} problems, unseen by the search{_sd_problems(profile, problems)}"
+    return f"certification part: {problems} problems, unseen by the search{_rival_problems(profile, problems)}"
 
 
-def _sd_problems(profile: ThresholdProfile, problems: int) -> str:
-    """Says on how many `sd` was decoded, which may be fewer: enough for its tokens per round."""
-    point = point_of(profile, sd_of(profile))
-    return f" (sd on {point.problems})" if point and point.problems != problems else ""
+def _rival_problems(profile: ThresholdProfile, problems: int) -> str:
+    """Says on how many the lossless rule was decoded, which may be fewer: enough for its tokens per round."""
+    rival = rival_of(profile)
+    point = point_of(profile, rival)
+    return f" ({rival.rule} on {point.problems})" if point and point.problems != problems else ""
 
 
 def _cells(row: Figures, speed: Speed) -> tuple[str, ...]:

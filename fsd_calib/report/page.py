@@ -16,7 +16,7 @@ from fsd_calib.report.charts import (
     tokens_by_length,
     trials,
 )
-from fsd_calib.report.figures import bounds_to_show, busy_note, draft_length_label, main_figures, timing_note
+from fsd_calib.report.figures import bounds_to_show, busy_note, draft_length_label, main_figures, rival_of, timing_note
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing, Rung, RunRecord
 from fsd_calib.report.rows import Row
@@ -175,7 +175,7 @@ def _effort(run: Run) -> Section:
 _EQUALS = "\u00a0=\u00a0"  # on a phone lines break elsewhere
 _BADGES: dict[str, tuple[str, Tone]] = {
     "certified-faster": ("Certified", "good"), "certified-speed-unknown": ("Certified, speed not shown", "good"),
-    "certified-slower": ("Certified, slower than sd", "good"), "not-certified": ("Not certified", "bad"),
+    "certified-slower": ("Certified, slower than lossless", "good"), "not-certified": ("Not certified", "bad"),
     "too-slow": ("Too slow", "bad"), "untested": ("Explored, not certified", ""),
     "front": ("A front to choose from", ""), "lossless": ("Lossless", "good"),
 }  # fmt: skip
@@ -225,20 +225,26 @@ def _asked(profile: ThresholdProfile) -> str:
 
 
 def _found(profile: ThresholdProfile) -> str:
-    speed = profile.speed
+    speed, rival = profile.speed, rival_of(profile).rule
     value = profile.chosen.threshold
     if value is not None and (profile.certificate.certified or profile.outcome == "untested"):
         setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {draft_length_label(profile)}"
         slower = ", less than was asked" if profile.outcome == "too-slow" else ""
-        slower += ", but is slower than sd, which decoders of this profile run" if profile.threshold is None else ""
+        slower += (
+            f", but is slower than {rival}, which decoders of this profile run" if profile.threshold is None else ""
+        )
         showed = ", ".join(filter(None, (_keeps(profile), lost(profile))))
         return f"{setting}, which {showed}{' and ' if showed else ''}{_runs(speed)}{slower}"
     if profile.outcome == "front":
         fuzzy = any(point.setting.threshold is not None for point in front(profile))
-        return "the points below, to choose from" if fuzzy else "no fuzzy setting that is expected to be faster than sd"
+        return (
+            "the points below, to choose from"
+            if fuzzy
+            else f"no fuzzy setting that is expected to be faster than {rival}"
+        )
     if profile.outcome == "lossless":
         makes = "makes" if speed.timed else "is forecast to make"
-        return f"that plain sd does so, which {makes} {pace(speed.sd)} {speed.unit} without any loss"
+        return f"that plain {rival} does so, which {makes} {pace(speed.lossless)} {speed.unit} without any loss"
     return "no setting that was shown to do so, so decoders of this profile decode losslessly"
 
 
@@ -263,7 +269,7 @@ def _runs(speed: Speed) -> str:
 
 
 def figures_sheet(profile: ThresholdProfile) -> Sheet:
-    """Returns the target, `sd` and the chosen setting side by side."""
+    """Returns the target, the fastest lossless rule and the chosen setting side by side."""
     speed, figures = profile.speed, main_figures(profile)
     rows = tuple(
         (row.label.replace(" = ", _EQUALS), _bounded(row.accuracy, row.accuracy_bound),

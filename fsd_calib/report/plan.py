@@ -146,8 +146,9 @@ def worth_lines(plan: Plan) -> list[str]:
     if expected is not None:
         between = f"{expected.low:.2f}x to {expected.high:.2f}x by what {plan.pilot.problems} problems tell of losses"
         lines.append(
-            f"Expected: about {expected.gain:.2f}x sd ({between}) with a true {_measure(plan)} of "
-            f"{percent(expected.truth)}, chance to certify {100 * expected.chance:.0f}%. This is a forecast."
+            f"Expected: about {expected.gain:.2f}x the best lossless setting ({between}) with a true "
+            f"{_measure(plan)} of {percent(expected.truth)}, chance to certify {100 * expected.chance:.0f}%. "
+            "This is a forecast."
         )
     return lines
 

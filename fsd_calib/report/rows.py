@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fsd_calib.common_options import RULES_WITHOUT_T
 from fsd_calib.report.figures import is_chosen, was_timed
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import nondominated
@@ -12,7 +13,8 @@ from fsd_common.formatting import in_trees
 from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.setting import DRAFT_ALONE, Setting
 
-TARGET, DRAFT, SD, COUPLED = "target alone", "draft alone", "sd (lossless)", "coupled (lossless)"
+TARGET, DRAFT = "target alone", "draft alone"
+LOSSLESS = tuple(f"{rule} (lossless)" for rule in RULES_WITHOUT_T)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Row:
 
     @property
     def series(self) -> str:
-        """What it belongs to in charts: the target or the draft alone, `sd`, or a divergence."""
+        """What it belongs to in charts: the target or the draft alone, a lossless rule, or a score."""
         return series_name(self.setting)
 
 
@@ -66,9 +68,9 @@ def series_name(setting: Setting) -> str:
 
 
 def series_of(found: Sequence[Row]) -> list[str]:
-    """Returns the series of rows in the order of legends: target and draft alone, `sd`, then the divergences."""
+    """Returns the series of rows in the order of legends: target and draft alone, lossless rules, then scores."""
     names = dict.fromkeys(row.series for row in found)
-    fixed = [name for name in (TARGET, DRAFT, SD, COUPLED) if name in names]
+    fixed = [name for name in (TARGET, DRAFT, *LOSSLESS) if name in names]
     return fixed + sorted(name for name in names if name not in fixed)
 
 

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from rich import box
 from rich.table import Table
 
-from fsd_calib.report.figures import draft_length_label, was_selected, was_timed
+from fsd_calib.report.figures import draft_length_label, rival_of, was_selected, was_timed
 from fsd_calib.report.verdict import guarded
 from fsd_common.console import TITLE, breakable, literal
 from fsd_common.formatting import (
@@ -94,6 +94,8 @@ def _unless_bound(p: ThresholdProfile) -> str:
 
 
 def _early_stop(p: ThresholdProfile) -> str:
+    if p.stop_policy is not None:
+        return f"stop policy {p.stop_policy}"
     if p.early_stop is None:
         return "none: every draft has its full length"
     return f"predictor {p.early_stop.predictor!r} ({p.early_stop.fingerprint[:12]})"
@@ -184,7 +186,7 @@ def _texts(p: ThresholdProfile) -> dict[str, str]:
     if p.speed.answer is not None:
         answer = p.speed.answer
         lines["seconds per answer"] = (
-            f"{answer_seconds(answer.target)} of the target, {answer_seconds(answer.sd)} of sd, "
+            f"{answer_seconds(answer.target)} of the target, {answer_seconds(answer.lossless)} of {rival_of(p).rule}, "
             f"{answer_seconds(answer.chosen)} of the chosen setting"
         )
     if acceptance is not None:

@@ -9,7 +9,7 @@ from fsd_calib.report.figures import (
     draft_length_label,
     gain,
     interval_scope,
-    sd_of,
+    rival_of,
     was_selected,
 )
 from fsd_common.formatting import (
@@ -195,7 +195,7 @@ def _repeating(profile: ThresholdProfile) -> str:
 def _shares(profile: ThresholdProfile, counts: TextCounts) -> str:
     fuzzy = profile.threshold is not None or profile.estimate is not None
     target, chosen = (percent(count / counts.texts) for count in (counts.target, counts.chosen))
-    whose = "the fuzzy setting" if fuzzy else "sd"
+    whose = "the fuzzy setting" if fuzzy else rival_of(profile).rule
     return f"{target} of the target's texts and {chosen} of {whose}'s ({counts.texts:,} texts each)"
 
 
@@ -274,12 +274,12 @@ def _untried(profile: ThresholdProfile) -> str:
 
 def _lossless(profile: ThresholdProfile) -> str:
     speed, c = profile.speed, profile.certificate
-    sd = sd_of(profile)
-    pace = f"{speed.sd:.1f} {speed.unit} (L = {sd.draft_length}{in_trees(sd.tree)})"
-    than = f"plain sd, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
+    rival = rival_of(profile)
+    pace = f"{speed.lossless:.1f} {speed.unit} (L = {rival.draft_length}{in_trees(rival.tree)})"
+    than = f"plain {rival.rule}, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
     outcome = f"No fuzzy setting that keeps the requested accuracy is expected to be faster than {than}"
     if speed.wanted is not None:
-        outcome = f"Plain sd already makes {pace}, so there is no need to lose accuracy."
+        outcome = f"Plain {rival.rule} already makes {pace}, so there is no need to lose accuracy."
     elif c.lossless and c.wanted is not None:
         outcome = (
             f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
@@ -325,7 +325,8 @@ def _front(profile: ThresholdProfile) -> str:
     elif profile.certificate.guarantee == "none":
         outcome += ", with certified=False, since its points were measured and not tested."
     else:
-        outcome = "No fuzzy setting that was tried is expected to be faster than plain sd, so none was bounded."
+        rule = rival_of(profile).rule
+        outcome = f"No fuzzy setting that was tried is expected to be faster than plain {rule}, so none was bounded."
     return f"{outcome} {_runs_lossless(profile)}"
 
 
@@ -395,24 +396,26 @@ def _gain(profile: ThresholdProfile) -> str:
     if not (profile.certificate.certified or profile.outcome == "untested"):
         return ""
     paces = profile.tokens_per_round
-    by = f"It makes {paces.chosen / paces.sd:.2f}x the tokens per round of sd, {gain(profile.speed)}."
+    more = f"{paces.chosen / paces.lossless:.2f}x the tokens per round of {rival_of(profile).rule}"
+    by = f"It makes {more}, {gain(profile)}."
     return " ".join(filter(None, (by, answers(profile), _shown_speed(profile))))
 
 
 def _shown_speed(profile: ThresholdProfile) -> str:
-    """What decoders run where it is not known to be faster than `sd`, or than requested, and how to know more."""
+    """What decoders run where it is not known to be faster than lossless, or than requested, and how to know more."""
     ends, follow = profile.speed.intervals, "decoders that follow this profile run"
+    rival = rival_of(profile).rule
     again = f"{follow} it, and fsd-profile retime PROFILE times it again, in minutes and without an attempt"
     if ends is None:
         why = "Too little was timed to tell how fast it is" if profile.speed.timed else "Nothing was timed"
         return f"{why}: {again}."
-    if ends.over_sd[1] < 1 and profile.threshold is None:
-        return f"It was shown to be slower than sd, so {follow} {profile.followed.rule}, which loses nothing."
-    if ends.over_sd[1] < 1:
+    if ends.over_lossless[1] < 1 and profile.threshold is None:
+        return f"It was shown to be slower than {rival}, so {follow} {profile.followed.rule}, which loses nothing."
+    if ends.over_lossless[1] < 1:
         why = "" if profile.outcome == "untested" else ", which was not shown to do what was requested"
-        return f"It was shown to be slower than sd{why}; {follow} it all the same."
-    if profile.outcome != "certified-faster" and ends.over_sd[0] <= 1:
-        return f"It was not shown to be faster than sd, nor slower: {again}."
+        return f"It was shown to be slower than {rival}{why}; {follow} it all the same."
+    if profile.outcome != "certified-faster" and ends.over_lossless[0] <= 1:
+        return f"It was not shown to be faster than {rival}, nor slower: {again}."
     open_speed = profile.speed.wanted is not None and ends.chosen[0] < profile.speed.wanted <= ends.chosen[1]
     return f"Its speed may be below what was requested: {again}." if open_speed else ""
 
@@ -421,7 +424,7 @@ def _requested_speed(profile: ThresholdProfile) -> str:
     speed = profile.speed
     if speed.wanted is None:
         return ""
-    which = "sd" if profile.outcome == "lossless" else "chosen"
+    which = "lossless" if profile.outcome == "lossless" else "chosen"
     pace, ends = getattr(speed, which), speed.intervals
     low, high = (pace, pace) if ends is None else getattr(ends, which)
     known = "" if ends is None else f" ({interval((low, high))} {interval_scope(speed)})"

@@ -274,6 +274,6 @@ class WalkedForecast:
         rule, name = setting.rule, setting.divergence
         if (rule, name, length) not in self._rates:
             walks = self._walked_for(rule)[length].walks
-            x_first = rule_named(rule).name == _X_FIRST
+            x_first = _X_FIRST in (rule, rule_named(rule).replayed_as)
             self._rates[rule, name, length] = walks.tokens_per_round(name, self._scales[name], x_first)
         return self._rates[rule, name, length]

@@ -54,8 +54,10 @@ class Space:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The fields for JSON."""
-        return asdict(self)
+        """The fields for JSON, and the code that is not of fsd-calib."""
+        arms = (setting for family in self.families for setting in family)
+        addons = dict.fromkeys(each for arm in arms for each in arm.addons)
+        return asdict(self) | ({"addons": [each.facts for each in addons]} if addons else {})
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:

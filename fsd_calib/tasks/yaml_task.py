@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
-from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +28,7 @@ from fsd_calib.tasks.grading.python_tests import passes_tests
 from fsd_calib.tasks.kinds.multiple_choice import choice_example
 from fsd_calib.tasks.rows import HubData, Row, examples_of, read_rows
 from fsd_calib.tasks.sandbox.run import checked_bwrap
+from fsd_common.addons import imported, is_standard
 from fsd_common.argument_checks import named
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
@@ -231,16 +231,14 @@ def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
     module, _, name = path.replace(":", ".").rpartition(".")
     _refuse_standard(file, path, module)
     sys.path.insert(0, str(file.parent.resolve()))
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it would stand for a change of the same second
     try:
-        function = getattr(import_module(module), name)
+        function = imported(module, name)
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
         raise UsageError(
             f"task file {file}: function {path} cannot be imported ({type(error).__name__}: {error}); its module must "
             "be installed, or beside the file"
         ) from error
     finally:
-        sys.dont_write_bytecode = writes
         sys.path.pop(0)
     _refuse_standard(file, path, str(getattr(function, "__module__", None) or ""))
     if not callable(function):
@@ -250,7 +248,7 @@ def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
 
 def _refuse_standard(file: Path, path: str, module: str) -> None:
     """UsageError: a module is of Python itself, as that of `builtins.eval` is, which would run texts and data."""
-    if module.partition(".")[0] in {*sys.stdlib_module_names, "builtins"}:
+    if is_standard(module):
         raise UsageError(
             f"task file {file}: function {path} is of Python's own module {module}; name one in a file beside this "
             "one, or in a package that you installed"

@@ -11,4 +11,4 @@ KEY = "fsd"
 """The entry of --additional-config that holds the plugin's settings."""
 
 RULES = ("fsd-sd", "fsd-coupled")
-"""Rules that vLLM can follow: where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law."""
+"""Rules that vLLM can follow: where greedy, both accept x = argmax p or a score of at most T; see also `other_law`."""

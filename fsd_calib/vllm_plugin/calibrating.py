@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from vllm.tokenizers import cached_tokenizer_from_config
 
+from fsd_calib.vllm_plugin.judge import sampled_as
 from fsd_calib.vllm_plugin.rejection_sampler import Serving
 from fsd_calib.vllm_plugin.settings import MeasuredSetting
 from fsd_calib.vllm_plugin.telemetry.steps import StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import Round, ServedText, Texts
 from fsd_collectors.collection.measures import Measures
-from fsd_decoding.sampling import Sampling
 
 
 class CalibratingServing(Serving):
@@ -41,7 +41,7 @@ class CalibratingServing(Serving):
         """Measures another setting from now on."""
         self._setting = setting
         self._follow(setting)
-        self._taken.measure(setting.traced)
+        self._taken.measure(setting)
 
     def take(self, ids: Sequence[str]) -> list[dict[str, Any]]:
         """Returns what the texts of finished requests took, by the names that the front end gave these."""
@@ -84,9 +84,9 @@ class TextLog:
         self._texts = Texts([self], cached_tokenizer_from_config(config.model_config))
         self.log = StepLog([self._texts] if self.listens else [])
 
-    def measure(self, divergences: Sequence[str]) -> None:
-        """Computes columns of traces with these divergences from now on; none: it computes no columns."""
-        self.measures = Measures(divergences, "raw", Sampling()) if divergences else None
+    def measure(self, setting: MeasuredSetting) -> None:
+        """Computes columns of the traces that a setting asks for from now on."""
+        self.measures = Measures(setting.traced, "raw", sampled_as(setting.sampling)) if setting.traced else None
 
     def finished(self, text: ServedText) -> None:
         self._finished.append(text)

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import check_profile
@@ -30,22 +30,38 @@ def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> st
         UsageError: vLLM cannot follow the profile.
     """
     check_profile(profile)
-    sampling = profile.sampling.model_dump(exclude_none=True)
-    speculation = {
-        "model": profile.draft.id, "num_speculative_tokens": profile.followed.draft_length, "method": "draft_model",
-    }  # fmt: skip
-    if profile.sampling.temperature > 0:
-        speculation["draft_sample_method"] = "probabilistic"
     settings: dict[str, Any] = {"profile": str(Path(file).absolute())}
     if profile.edited:  # which is followed only where the settings say so
         settings["allow_edited"] = True
+    return command_of(profile, {"method": "draft_model"}, additional={KEY: settings})
+
+
+def command_of(
+    profile: ThresholdProfile,
+    speculation: Mapping[str, Any],
+    *,
+    additional: Mapping[str, Any] | None = None,
+    runner: Literal[1, 2] = 1,
+) -> str:
+    """Returns a command for a shell that serves a profile's models, dtype, draft length, sampling and chat template.
+
+    Args:
+        speculation: what else --speculative-config says.
+        additional: the entries of --additional-config.
+        runner: vLLM's model runner.
+    """
+    drafting = {"model": profile.draft.id, "num_speculative_tokens": profile.followed.draft_length, **speculation}
+    if profile.sampling.temperature > 0:
+        drafting["draft_sample_method"] = "probabilistic"
     lines = [
-        f"VLLM_USE_V2_MODEL_RUNNER=0 vllm serve {shlex.quote(profile.target.id)}",
+        f"VLLM_USE_V2_MODEL_RUNNER={runner - 1} vllm serve {shlex.quote(profile.target.id)}",
         f"--dtype {shlex.quote(profile.dtype)}",
-        f"--speculative-config {_quoted(speculation)}",
-        f"--generation-config vllm --override-generation-config {_quoted(sampling)}",
-        f"--additional-config {_quoted({KEY: settings})}",
+        f"--speculative-config {_quoted(drafting)}",
+        "--generation-config vllm --override-generation-config "
+        f"{_quoted(profile.sampling.model_dump(exclude_none=True))}",
     ]
+    if additional is not None:
+        lines.append(f"--additional-config {_quoted(additional)}")
     if profile.prompt is not None and profile.prompt.template is not None:
         # Messages are given to the template as texts, as in the calibration, even if it takes parts of other kinds.
         lines.append("--chat-template-content-format string")

@@ -150,6 +150,11 @@ class Layout:
         return same and bool((self.rows == np.arange(len(self.rows))).all())
 
     @property
+    def after(self) -> Array:
+        """How many tokens of the same draft follow each one: (N,)."""
+        return self.counts[self.owner] - self.place - 1
+
+    @property
     def count(self) -> int:
         """N."""
         return len(self.owner)

@@ -10,11 +10,11 @@ import torch
 
 from fsd_calib.vllm_plugin import RULES
 from fsd_calib.vllm_plugin.judge import policy_of
-from fsd_calib.vllm_plugin.settings import Followed
+from fsd_calib.vllm_plugin.settings import Followed, hidden_noise, other_law
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.scores import is_divergence
+from fsd_decoding.scores import Gated, score_named
 
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
@@ -28,6 +28,7 @@ _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Wo
 
 def check_profile(profile: ThresholdProfile) -> None:
     """Raises UsageError with the first reason why no engine can follow the profile."""
+    profile.require_addons(profile.divergence)
     for reason in _of_profile(profile):
         raise UsageError(reason)
     policy_of(profile)
@@ -50,26 +51,32 @@ def check_measurable(config: Any, first: Followed) -> None:
         raise UsageError(reason)
 
 
+def _is_greedy(followed: Followed) -> bool:
+    return followed.sampling.temperature == 0
+
+
 def _obstacles(config: Any, followed: Followed, untested_v2_runner: bool) -> Iterator[str]:
     yield from _of_speculation(config.speculative_config, followed)
     yield from _of_engine(config, followed)
     if config.use_v2_model_runner:
-        yield from _of_runner_v2(config, untested_v2_runner)
+        yield from _of_runner_v2(config, followed, untested_v2_runner)
 
 
 def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
-    if profile.threshold is not None and not is_divergence(profile.divergence):
-        yield (
-            f"the profile's score is {profile.divergence!r}; the plugin follows divergences; calibrate with one of them"
-        )
     if profile.threshold is not None and profile.rule not in RULES:
         yield (f"the profile's rule is {profile.rule!r}; vLLM can follow {' and '.join(RULES)}; calibrate with one")
-    if profile.logits != "raw":
-        yield "the profile's divergence is of processed logits; vLLM compares raw ones: calibrate on raw ones"
+    if profile.logits != "raw" and score_named(profile.divergence).on is None:
+        yield f"the profile's {profile.divergence} is of processed logits, and vLLM's of raw ones: calibrate on these"
+    if profile.threshold is not None and (hidden := hidden_noise(profile.divergence, _is_greedy(profile))):
+        yield f"the profile is greedy, and its {hidden}; calibrate with another score, or sampling"
+    if profile.threshold is not None and (law := other_law(profile.rule, profile.divergence, _is_greedy(profile))):
+        yield f"the profile samples, and its {law}; calibrate with that rule"
     if profile.within_support:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:
         yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without"
+    if profile.stop_policy is not None:
+        yield f"the profile ends drafts by the stop policy {profile.stop_policy}, which vLLM cannot; calibrate without"
     if profile.draft.kind != "model":
         yield (
             f"the profile's draft is the {IN_WORDS[profile.draft.kind]} {profile.draft.id!r}, and vLLM follows "
@@ -135,14 +142,16 @@ def _other_vocabulary(spec: Any) -> str | None:
 
 
 def _unreachable(spec: Any, divergence: str) -> str | None:
-    """Returns why no token can have a finite divergence; None: tokens can."""
+    """Returns why no token can have a finite score; None: tokens can."""
     of_target = spec.target_model_config.get_vocab_size()
     of_draft = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None) or of_target
-    if of_draft >= of_target or divergence not in _NEED_ALL_TOKENS:
+    score = score_named(divergence)
+    compared = score.divergence if isinstance(score, Gated) else score
+    if of_draft >= of_target or compared.written not in _NEED_ALL_TOKENS:
         return None
     return (
         f"the drafter can draft {of_draft} of the target's {of_target} tokens, so {divergence} is infinite everywhere "
-        "and would accept nothing; calibrate with another divergence, such as js"
+        "and would accept nothing; calibrate with another score, such as js"
     )
 
 
@@ -176,7 +185,7 @@ def _of_engine(config: Any, followed: Followed) -> Iterator[str]:
         yield fault
 
 
-def _of_runner_v2(config: Any, untested_v2_runner: bool) -> Iterator[str]:
+def _of_runner_v2(config: Any, followed: Followed, untested_v2_runner: bool) -> Iterator[str]:
     if not untested_v2_runner:
         yield (
             "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner, "
@@ -187,6 +196,8 @@ def _of_runner_v2(config: Any, untested_v2_runner: bool) -> Iterator[str]:
             "vLLM's V2 model runner keeps the drafts' logits only if \"draft_sample_method\" is 'probabilistic'; set "
             "that in --speculative-config, also to decode greedily"
         )
+    if followed.threshold is not None and (hidden := hidden_noise(followed.divergence, _is_greedy(followed), False)):
+        yield f"the profile samples, and its {hidden}; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner"
     if config.parallel_config.enable_batch_sharded_sampling:
         yield "--enable-batch-sharded-sampling cannot be combined with fsd; leave it out"
     if getattr(config, "watermark_config", None) is not None:

@@ -1,4 +1,4 @@
-"""Fuzzy acceptance of a step's drafted tokens: D of every token, its T, and whether D <= T."""
+"""Fuzzy acceptance of a step's drafted tokens: the score of every token, its T, and whether the score is at most T."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
+from fsd_calib.vllm_plugin.processed import Bounds, Sight, compare, ids_of
 from fsd_calib.vllm_plugin.settings import Followed
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_common.errors import UsageError
-from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
+from fsd_decoding.divergence import chunk_elements, entropy, is_fused
 from fsd_decoding.policies.phase import Phase
 from fsd_decoding.policies.shapes import Constant, EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.parts import SamplingInfo
+from fsd_decoding.sampling import Sampling
+from fsd_decoding.scores import Score, Seen, is_divergence, score_named, window_kept
 from fsd_decoding.tensors import to_device
 
 
@@ -52,15 +56,13 @@ def policy_of(followed: Followed) -> ScalePolicy | None:
     )
 
 
-def scaled(divergences: Tensor, policy: ScalePolicy, tokens: StepTokens) -> Tensor:
-    """Returns what is compared with the request's T: D (N,) divided by scales, infinity where a scale is 0."""
+def scales_of(policy: ScalePolicy, tokens: StepTokens) -> Tensor:
+    """Returns the factors of T (N,)."""
     if isinstance(policy, Phase):
         assert tokens.phases is not None
-        scales = policy.scales_at(tokens.phases)
-    else:
-        state: Any = tokens  # the other supported policies read nothing else of a round
-        scales = policy.scales(state)
-    return torch.where(scales > 0, divergences / scales, torch.inf)
+        return policy.scales_at(tokens.phases)
+    state: Any = tokens  # the other supported policies read nothing else of a round
+    return policy.scales(state)
 
 
 _FORCED = 1e8  # vLLM gives tokens that a thinking budget forces a logit of 1e9
@@ -218,7 +220,7 @@ class JudgedOnHost:
         at: Tensor | None,
     ) -> None:  # fmt: skip
         self.layout = layout
-        self.facts = np.array([divergences, np.zeros(len(accepted)), accepted], np.float32)
+        self.facts = np.array([divergences, np.zeros(len(accepted)), accepted], np.float64)
         self.facts[1, list(fuzzy)] = 1
         self._fuzzy = fuzzy if at is None else at[fuzzy].tolist()
 
@@ -231,6 +233,33 @@ _MEASURED = 1 << 22  # logits of a model that are measured for records at once, 
 Piece = tuple[Tensor, Tensor]  # target and draft logits of some tokens, (…, V) each
 
 
+class Pending(NamedTuple):
+    """N drafted tokens of a step that are judged once vLLM has processed their logits; see `processed.py`."""
+
+    layout: Layout
+    score: Score
+    bounds: Bounds  # of the N tokens
+    tells_scaled: bool  # see `Judge`
+    measured: Tensor | None  # as of `JudgedTokens`
+    at: Tensor | None
+
+    def decide(self, sight: Sight) -> JudgedTokens:
+        """Judges them by what vLLM sees of all drafted tokens of the step."""
+        return self.decided(*sight.judge(self.score, self.bounds.spread(len(sight.drafted), self.at)), self.at)
+
+    def decided(self, scores: Tensor, compared: Tensor, fuzzy: Tensor, at: Tensor | None) -> JudgedTokens:
+        """Returns them judged.
+
+        Args:
+            scores, compared, fuzzy: (total,) of tokens among which they are; see `Sight.judge`.
+            at: (N,) their places there; None: they are all.
+        """
+        scores = compared if self.tells_scaled else scores
+        if at is not None:
+            scores, fuzzy = scores[at], fuzzy[at]
+        return JudgedTokens(self.layout, scores, fuzzy, self.measured, self.at)
+
+
 class Verification(NamedTuple):
     """A step of vLLM in which the target's logits of B requests' drafted tokens are known, before they are judged."""
 
@@ -238,35 +267,33 @@ class Verification(NamedTuple):
     counts: Sequence[int]  # B numbers of drafted tokens
     logits: Tensor  # (rows, V) the target's raw logits; if all have n drafts, request b's begin at row b · (n + 1)
     rows: Tensor  # (N,) row of `logits` for each drafted token
-    places: Tensor | None  # (N,) positions of the tokens in their completions, from 0; None where no policy needs them
-    drafted: Tensor | None = None  # (N,) the tokens; needed where something is recorded
+    drafted: Tensor  # (N,) the tokens; negative ones are padding
+    greedy: Sequence[bool]  # B: whether a request is greedy
+    places: Tensor | None = None  # (N,) positions in their completions, from 0; None where no policy needs them
     phases: Tensor | None = None  # (N,) states of `Phase.reading` before the tokens; None where T does not go by them
 
     def only(self, known: Sequence[bool]) -> tuple[Verification, Tensor]:
         """Returns the step without the drafts of some requests, and the places of the other tokens among all: (n,)."""
         kept = np.flatnonzero(np.repeat(known, self.counts))
         at = to_device(kept.tolist(), self.rows.device, torch.int64)
-        places, drafted, phases = (
-            None if each is None else each[at] for each in (self.places, self.drafted, self.phases)
-        )
+        places, phases = (None if each is None else each[at] for each in (self.places, self.phases))
         counts = [count if is_known else 0 for count, is_known in zip(self.counts, known, strict=True)]
+        drafted = self.drafted[at]
         return self._replace(counts=counts, rows=self.rows[at], places=places, drafted=drafted, phases=phases), at
 
 
 class Judge:
-    """Compares the divergences of drafted tokens with thresholds.
+    """Compares the scores of drafted tokens with thresholds.
 
     Args:
         drafts: logits of the drafts.
-        divergence: its name.
+        score: its name.
         policy: scales T; None: T is the request's own.
         tells_scaled: whether the D that it tells of tokens are divided by the scales, as they are compared with T.
     """
 
-    def __init__(
-        self, drafts: KeptLogits, divergence: str, policy: ScalePolicy | None, tells_scaled: bool = False
-    ) -> None:
-        self._drafts, self._divergence, self._policy = drafts, divergence, policy
+    def __init__(self, drafts: KeptLogits, score: str, policy: ScalePolicy | None, tells_scaled: bool = False) -> None:
+        self._drafts, self._score, self._policy = drafts, score_named(score), policy
         self._tells_scaled = tells_scaled
 
     @property
@@ -281,8 +308,8 @@ class Judge:
 
     def __call__(
         self, step: Verification, thresholds: Sequence[float], measures: Measures | None = None
-    ) -> JudgedTokens | None:
-        """Judges a step; None where nothing can be accepted by divergence and nothing is measured.
+    ) -> JudgedTokens | Pending | None:
+        """Judges a step; None where nothing can be accepted by its score and nothing is measured.
 
         Drafts whose logits are not known are left to the exact rule.
 
@@ -294,18 +321,28 @@ class Judge:
         drafting = [t for t, count in zip(thresholds, step.counts, strict=True) if count]
         if not drafting or (max(drafting) < 0 and measures is None):
             return None
-        parts = list(self._parts(step, layout, measures))
-        found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
-        assert found is not None
-        limits = to_device(np.repeat(thresholds, step.counts).tolist(), found.device, torch.float64)
-        compared = found if self._policy is None else scaled(found, self._policy, self._tokens(step, entropies))
-        fuzzy = (compared <= limits) & (compared < torch.inf)
+        found = entropies = measured = None
+        if self._on_raw or measures is not None or isinstance(self._policy, EntropyScaled):
+            parts = list(self._parts(step, layout, measures))
+            found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
+        device = step.logits.device
+        limits = to_device(np.repeat(thresholds, step.counts).tolist(), device, torch.float64)
+        scales = (
+            torch.ones_like(limits) if self._policy is None else scales_of(self._policy, self._tokens(step, entropies))
+        )
+        if found is None:
+            after, greedy = to_device(layout.after.tolist(), device), np.repeat(step.greedy, step.counts).tolist()
+            bounds = Bounds(limits, scales, after, to_device(greedy, device, torch.bool))
+            return Pending(layout, self._score, bounds, self._tells_scaled, measured, at)
+        compared, fuzzy = compare(found, limits, scales)
         return JudgedTokens(layout, compared if self._tells_scaled else found, fuzzy, measured, at)
 
     def of_rejected(
         self, step: Verification, accepted: Sequence[bool], thresholds: Sequence[float]
     ) -> JudgedOnHost | None:
         """Judges a step on the host, if it is known which of the N tokens the exact rule accepts: few others are left.
+
+        All requests are greedy, and sampling leaves their logits as they are.
 
         Args, Returns: as for a call.
         """
@@ -315,15 +352,21 @@ class Judge:
         if not any(count and threshold >= 0 for count, threshold in zip(step.counts, thresholds, strict=True)):
             return None
 
-        rows = step.rows.tolist()
+        rows, window = step.rows.tolist(), self._score.window
+        confirmed = None
+        if window:
+            confirmed = window_kept(torch.tensor(accepted), window).numpy() & (layout.after >= window)
 
-        def divergences(tokens: list[int]) -> list[float]:
+        def scores(tokens: list[int]) -> list[float]:
             size = _chunk_rows(step.logits)
             parts = (tokens[i : i + size] for i in range(0, len(tokens), size))
-            copies = (self._copy(step.logits, layout, [rows[token] for token in part], part) for part in parts)
-            return [each for piece in copies for each in self._divergences(*piece).tolist()]
+            copies = ((part, self._copy(step.logits, layout, [rows[i] for i in part], part)) for part in parts)
+            found = [each for part, piece in copies for each in self._scores(*piece, step.drafted[part]).tolist()]
+            if confirmed is None:
+                return found
+            return [each if confirmed[token] else math.inf for token, each in zip(tokens, found, strict=True)]
 
-        found, fuzzy = look_at_rejected(accepted, step.counts, thresholds, divergences)
+        found, fuzzy = look_at_rejected(accepted, step.counts, thresholds, scores)
         return JudgedOnHost(layout, found, fuzzy, accepted, at)
 
     def _known(self, step: Verification) -> tuple[Verification, Layout, Tensor | None]:
@@ -333,20 +376,28 @@ class Judge:
             step, at = step.only([row is not None for row in rows])
         return step, Layout(step.counts, [row or 0 for row in rows]), at
 
-    def _divergences(self, target: Tensor, draft: Tensor) -> Tensor:
-        return unchecked_divergences([self._divergence], target, draft)[self._divergence]
+    @property
+    def _on_raw(self) -> bool:
+        """Whether the score is of raw logits."""
+        return self._score.on != "processed"
+
+    def _scores(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Tensor:
+        """The scores of tokens (n,) by their logits (…, V): (n,)."""
+        return self._score.of(Seen(target, draft, ids_of(drafted).view(target.shape[:-1]))).reshape(-1)
 
     def _parts(
         self, step: Verification, layout: Layout, measures: Measures | None
-    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
-        """Yields of some tokens at a time, in order: D (n,), the entropy (n,) that T depends on, columns (…, n)."""
+    ) -> Iterator[tuple[Tensor | None, Tensor | None, Tensor | None]]:
+        """Yields of some tokens at a time, in order: scores (n,) of raw logits, the entropy (n,) that T depends on,
+        columns (…, n).
+        """
         begin = 0
         for target, draft in self._pieces(step, layout):
             end = begin + target.shape[:-1].numel()
-            drafted = None if step.drafted is None else step.drafted[begin:end]
+            drafted = step.drafted[begin:end]
             yield (
-                self._divergences(target, draft).reshape(-1), self._entropy(target, draft),
-                None if measures is None or drafted is None else _measured(measures, target, draft, drafted),
+                self._scores(target, draft, drafted) if self._on_raw else None, self._entropy(target, draft),
+                None if measures is None else _measured(measures, target, draft, drafted),
             )  # fmt: skip
             begin = end
 
@@ -370,7 +421,8 @@ class Judge:
             requests, count = len(layout.counts), int(layout.counts[0])
             target = step.logits.view(requests, count + 1, -1)[:, :count]
             draft = self._drafts.block(requests, count)
-            if draft is not None and is_fused([self._divergence], target, draft):
+            name = self._score.written
+            if draft is not None and is_divergence(name) and is_fused([name], target, draft):
                 yield target, draft
                 return
         size = _chunk_rows(step.logits)
@@ -395,6 +447,11 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(there, -1) if there else None
 
 
+def sampled_as(info: SamplingInfo) -> Sampling:
+    """Returns the sampling by which columns of traces process p and q: without a penalty, which they do not know."""
+    return Sampling(**info.model_dump(exclude={"repetition_penalty"}))
+
+
 def _measured(measures: Measures, target: Tensor, draft: Tensor, drafted: Tensor) -> Tensor:
     """Returns the columns of traces (columns, n), computed for few enough tokens at a time for the memory vLLM leaves.
 
@@ -406,8 +463,8 @@ def _measured(measures: Measures, target: Tensor, draft: Tensor, drafted: Tensor
     columns, begin = [], 0
     for p, q in zip(target.split(size), draft.split(size), strict=True):
         p, q = p.flatten(0, -2).float(), q.flatten(0, -2).float()
-        x = drafted[begin : begin + len(p)].long().clamp_min(0)
-        keys = x.unsqueeze(1).expand(-1, 2)  # of no noise: vLLM's own is not known
+        x = ids_of(drafted[begin : begin + len(p)])
+        keys = torch.stack([p[:, 0], q[:, 0]], 1).view(torch.int32).long()  # of any noise: vLLM's own is not known
         columns.append(measures(Positions(p, q, x, p.argmax(-1), x, keys)))
         begin += len(p)
     return torch.cat(columns, 1)

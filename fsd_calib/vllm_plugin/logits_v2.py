@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import OneTensor
-from fsd_calib.vllm_plugin.judge import accept_certainly
+from fsd_calib.vllm_plugin.judge import JudgedTokens, Pending, accept_certainly
+from fsd_calib.vllm_plugin.processed import Sight
 from fsd_decoding.tensors import to_device
 
 
@@ -42,17 +43,60 @@ class StepRows:
 
     def __init__(self, begins: NDArray[np.integer]) -> None:
         rows = np.diff(begins)
-        self._total = int(begins[-1])
+        self.total = int(begins[-1])
         self.counts: list[int] = (rows - 1).tolist()  # numbers of drafted tokens
-        verifies = np.ones(self._total, bool)
+        verifies = np.ones(self.total, bool)
         verifies[np.asarray(begins[1:], np.int64) - 1] = False  # the rows of the bonus tokens
         self.of_tokens: NDArray[np.int64] = np.flatnonzero(verifies)  # (N,) row that verifies each drafted token
 
+    def on(self, device: torch.device) -> Tensor:
+        """`of_tokens` on a device: (N,)."""
+        return to_device(self.of_tokens.tolist(), device, torch.int64)
+
     def spread(self, fuzzy: Tensor) -> Tensor:
         """Returns values (N,) of drafted tokens as values (rows,) of the rows that verify them; the others False."""
-        found = torch.zeros(self._total, dtype=torch.bool, device=fuzzy.device)
-        found[to_device(self.of_tokens.tolist(), fuzzy.device, torch.int64)] = fuzzy
+        found = torch.zeros(self.total, dtype=torch.bool, device=fuzzy.device)
+        found[self.on(fuzzy.device)] = fuzzy
         return found
+
+
+class ChunkedDecisions:
+    """Makes the tokens of a step certain that are accepted by their scores, in chunks of its rows.
+
+    Args:
+        judged: the step's drafted tokens, all of them.
+        rows: of the step.
+    """
+
+    def __init__(self, judged: JudgedTokens | Pending, rows: StepRows, device: torch.device) -> None:
+        self._judged, self._total, self._of_tokens = judged, rows.total, rows.on(device)
+        self._fuzzy = rows.spread(judged.fuzzy) if isinstance(judged, JudgedTokens) else None
+        self._found: list[tuple[Tensor, ...]] = []  # by chunk: the most likely tokens; of `Sight.judge`
+        self._end = 0  # rows that are in chunks
+
+    def next(self, logits: Tensor, verified: Tensor, own: bool) -> Tensor:
+        """Returns the logits of the next chunk with certain tokens; see `with_certain`."""
+        begin, self._end = self._end, self._end + len(logits)
+        if self._fuzzy is not None:
+            certain, most_likely = with_certain(logits, verified, self._fuzzy[begin : self._end], own)
+            self._found.append((most_likely,))
+            return certain
+        assert isinstance(self._judged, Pending)
+        bounds = self._judged.bounds.spread(self._total, self._of_tokens).part(begin, self._end)
+        decided = Sight(logits, _next_inputs(verified)).judge(self._judged.score, bounds)
+        certain, most_likely = with_certain(logits, verified, decided[-1], own)
+        self._found.append((most_likely, *decided))
+        return certain
+
+    def judged(self) -> JudgedTokens:
+        """Returns the drafted tokens judged, after the last chunk."""
+        most_likely, *decided = (torch.cat(each) for each in zip(*self._found, strict=True))
+        judged = self._judged
+        if isinstance(judged, Pending):
+            scores, compared, fuzzy = decided
+            judged = judged.decided(scores, compared, fuzzy, self._of_tokens)
+        judged.accepted(most_likely[self._of_tokens])
+        return judged
 
 
 def with_certain(logits: Tensor, verified: Tensor, fuzzy: Tensor, own: bool) -> tuple[Tensor, Tensor]:
@@ -61,15 +105,19 @@ def with_certain(logits: Tensor, verified: Tensor, fuzzy: Tensor, own: bool) -> 
     Args:
         logits: (rows, V) of some requests, processed.
         verified: (rows,) input token of each row; negative ones are padding, or follow a token that a grammar forbids.
-        fuzzy: (rows,) bool: whether the token that a row verifies is accepted by its divergence.
+        fuzzy: (rows,) bool: whether the token that a row verifies is accepted by its score.
         own: whether the logits may be changed; raw ones may not, because logprobs are of them.
 
     Returns:
         The logits (rows, V) in fp32, and whether the verified token is a most likely one (rows,) bool.
     """
-    next_input = torch.cat([verified[1:], verified.new_full((1,), -1)])
     changed = logits if own and logits.dtype == torch.float32 else logits.to(torch.float32, copy=True)
-    return changed, accept_certainly(changed, next_input, fuzzy)
+    return changed, accept_certainly(changed, _next_inputs(verified), fuzzy)
+
+
+def _next_inputs(verified: Tensor) -> Tensor:
+    """The token that each row verifies, which is the input of the next one: (rows,)."""
+    return torch.cat([verified[1:], verified.new_full((1,), -1)])
 
 
 def padded(sampled: Tensor, counts: Tensor) -> Tensor:

@@ -10,19 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.logger import init_logger
-from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample.rejection_sampler import (
+    RejectionSampler,
+    apply_sampling_constraints,
+    generate_uniform_probs,
+)
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin import KEY, supported_vllm
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, policy_of
+from fsd_calib.vllm_plugin.judge import Judge, Judged, Pending, Verification, policy_of
 from fsd_calib.vllm_plugin.phases import phases_of
+from fsd_calib.vllm_plugin.processed import Sight
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import Followed, ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.scores import Score
 from fsd_decoding.tensors import argmax, to_device
 
 logger = init_logger("vllm.fsd")
@@ -31,22 +37,40 @@ logger = init_logger("vllm.fsd")
 class FuzzyRejectionSampler(RejectionSampler):
     """vLLM's own rejection sampler, run on logits in which the fuzzily accepted tokens are certain.
 
-    Where D <= T the target's distribution is replaced by certainty of the drafted token, so vLLM's rule accepts it: the
-    argmax is x, and u <= p(x)/q(x) holds for every u. All other positions, the noise and its order stay vLLM's. Tokens
-    that the request forbids (a grammar, bad words, allowed tokens) are left to vLLM's rule, which rejects them.
+    Where the score is at most T the target's distribution is replaced by certainty of the drafted token, so vLLM's rule
+    accepts it: the argmax is x, and u <= p(x)/q(x) holds for every u. All other positions, the noise and its order stay
+    vLLM's. Tokens that the request forbids (a grammar, bad words, allowed tokens) are left to vLLM's rule, which
+    rejects them.
 
     Attributes:
         judged: the step's tokens; None: vLLM's rule alone decides.
     """
 
-    judged: Judged | None = None
+    judged: Judged | Pending | None = None
+    _draft_probs: Tensor | None = None  # q of the step, as vLLM's exact test takes it
+
+    def forward(self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any) -> Any:
+        self._draft_probs = draft_probs
+        return super().forward(metadata, draft_probs, logits, sampling_metadata)
 
     def apply_logits_processors(self, logits: Tensor, sampling_metadata: Any, metadata: Any) -> Tensor:
-        """Returns the processed logits (N, V) of the drafted tokens."""
+        """Returns the processed logits (N, V) of the drafted tokens, before temperature, top-k and top-p."""
         processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
+        if isinstance(self.judged, Pending):
+            self.judged = self.judged.decide(self._sight(self.judged.score, processed, sampling_metadata, metadata))
         if self.judged is not None:
             self.judged.accept(processed, metadata.draft_token_ids)
         return processed
+
+    def _sight(self, score: Score, processed: Tensor, sampling_metadata: Any, metadata: Any) -> Sight:
+        drafted = metadata.draft_token_ids
+        if sampling_metadata.all_greedy:
+            return Sight(processed, drafted)
+        target = apply_sampling_constraints(processed.clone(), metadata.cu_num_draft_tokens, sampling_metadata)
+        uniform = None
+        if score.reads_noise or score.window:
+            uniform = _next_uniform(metadata, sampling_metadata, processed.device)
+        return Sight(target, drafted, self._draft_probs, uniform)
 
 
 class Serving:
@@ -116,7 +140,7 @@ class Serving:
         """Brings what was seen of the last steps to where it belongs. Nothing follows."""
         self._telemetry.close()
 
-    def _judged(self) -> Judged | None:
+    def _judged(self) -> Judged | Pending | None:
         """The drafted tokens that the runner is about to verify, judged; None: vLLM's rule alone decides."""
         state = self._runner.execute_model_state
         metadata = None if state is None else state.spec_decode_metadata
@@ -129,7 +153,8 @@ class Serving:
             return None
         rows, drafted = metadata.target_logits_indices, metadata.draft_token_ids
         phases = None if self._phases is None else self._phases.before(ids, counts, drafted)
-        step = Verification(ids, counts, state.logits, rows, self._places(metadata), drafted, phases)
+        greedy = [request.greedy for request in requests]
+        step = Verification(ids, counts, state.logits, rows, drafted, greedy, self._places(metadata), phases)
         thresholds = [request.threshold for request in requests]
         if self._looks_first(state.logits) and all(request.plain for request in requests):
             return self._judge.of_rejected(step, _accepted_exactly(state.logits, rows, drafted), thresholds)
@@ -157,6 +182,7 @@ class Serving:
         if not self._telemetry.listens and self._phases is None:
             return original(logits, metadata)
         output, judged = original(logits, metadata), self._sampler.judged
+        assert not isinstance(judged, Pending)  # the sampler decided
         runner, ids = self._runner, self._runner.input_batch.req_ids
         emits = ~runner.discard_request_mask.np[: len(ids)]
         if self._phases is not None:
@@ -180,6 +206,21 @@ def _accepted_exactly(logits: Tensor, rows: Tensor, drafted: Tensor) -> list[boo
     """Whether the exact rule accepts drafted tokens (N,) of greedy requests: the argmax of their `rows` (N,)."""
     most_likely = argmax(logits).tolist()
     return [most_likely[row] == token for row, token in zip(rows.tolist(), drafted.tolist(), strict=True)]
+
+
+def _next_uniform(metadata: Any, sampling_metadata: Any, device: torch.device) -> Tensor:
+    """Returns the u that vLLM's exact test is about to draw for every drafted token: (N,) in fp64.
+
+    vLLM draws nothing in between, and its generators are left as they were, so that it draws the same.
+    """
+    generators = sampling_metadata.generators
+    states = {row: generator.get_state() for row, generator in generators.items()}
+    counts = metadata.num_draft_tokens
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        drawn: Tensor = generate_uniform_probs(sum(counts), counts, generators, device)
+    for row, state in states.items():
+        generators[row].set_state(state)
+    return drawn
 
 
 def _draft_logits(config: Any, device: torch.device) -> DraftLogits:

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from fsd_calib.vllm_plugin import KEY, supported_vllm
-from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Verification, policy_of
-from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
+from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Pending, Verification, policy_of
+from fsd_calib.vllm_plugin.logits_v2 import ChunkedDecisions, StateDraftLogits, StepRows, padded
 from fsd_calib.vllm_plugin.phases import phases_of
 from fsd_calib.vllm_plugin.rejection_sampler import warn_of
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
@@ -49,10 +48,11 @@ class ServingV2:
         self._judge = Judge(drafts, profile.divergence, policy)
         self._phases = phases_of(policy, config, runner.device)
         self._requests = RunningRequests(
-            self._known, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len
-        )
+            self._known, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len,
+            noise_is_seen=False,
+        )  # fmt: skip
         self._telemetry = Telemetry(profile, settings, config)
-        self._raw: JudgedTokens | None = None
+        self._raw: JudgedTokens | Pending | None = None
         self._verified: Judged | None = None
         runner.sample = functools.partial(self._sample, runner.sample)
         self._before_grammar(runner.structured_outputs_worker)
@@ -86,7 +86,7 @@ class ServingV2:
         for request in ended:
             self._known.pop(request, None)
 
-    def judged(self, logits: Tensor, batch: Any) -> JudgedTokens | None:
+    def judged(self, logits: Tensor, batch: Any) -> JudgedTokens | Pending | None:
         """Returns the judged drafts of a step, by logits (rows, V) that a grammar has not yet masked."""
         judged, self._raw = self._raw, None
         return self._judged(logits, batch) if judged is None else judged
@@ -115,20 +115,21 @@ class ServingV2:
             self._telemetry.log.add(ids, self._requests.of(ids), self._verified, emitted)
         return result
 
-    def _judged(self, logits: Tensor, batch: Any) -> JudgedTokens | None:
+    def _judged(self, logits: Tensor, batch: Any) -> JudgedTokens | Pending | None:
         rows = StepRows(batch.cu_num_logits_np)
         ids = list(batch.req_ids)
         places = self._places(rows, batch) if self._judge.needs_places else None
-        of_tokens = to_device(rows.of_tokens.tolist(), logits.device, torch.int64)
+        of_tokens = rows.on(logits.device)
         drafted = batch.input_ids[batch.logits_indices][of_tokens + 1]
         phases = None if self._phases is None else self._phases.before(ids, rows.counts, drafted)
-        step = Verification(ids, rows.counts, logits, of_tokens, places, drafted, phases)
-        thresholds = [request.threshold for request in self._requests.of(ids)]
+        requests = self._requests.of(ids)
+        greedy, thresholds = zip(*((request.greedy, request.threshold) for request in requests), strict=True)
+        step = Verification(ids, rows.counts, logits, of_tokens, drafted, greedy, places, phases)
         return self._judge(step, thresholds, self._telemetry.measures)
 
     def _places(self, rows: StepRows, batch: Any) -> Tensor:
         """Positions of the drafted tokens in their completions (N,)."""
-        before = batch.positions[batch.logits_indices][to_device(rows.of_tokens.tolist(), batch.positions.device)]
+        before = batch.positions[batch.logits_indices][rows.on(batch.positions.device)]
         prompts = self._runner.req_states.prompt_len.np[batch.idx_mapping_np]
         return before + 1 - to_device(np.repeat(prompts, rows.counts).tolist(), before.device)
 
@@ -159,30 +160,26 @@ class FuzzyRejectionSamplerV2(RejectionSampler):
     def __init__(self, original: Any, serving: ServingV2) -> None:
         self.__dict__.update(vars(original))
         self._serving = serving
-        self._rows: Tensor | None = None  # (rows,) of the step: whether the token that a row verifies is accepted by D
-        self._most_likely: list[Tensor] = []
-        self._verified = 0  # rows of the step that are in earlier chunks
+        self._decisions: ChunkedDecisions | None = None  # of the step
 
     def __call__(self, logits: Tensor, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
         judged = self._serving.judged(logits, input_batch)
         if judged is None:
             return super().__call__(logits, input_batch, *arguments, **keywords)
-        rows = StepRows(input_batch.cu_num_logits_np)
-        self._rows, self._most_likely, self._verified = rows.spread(judged.fuzzy), [], 0
+        decisions = ChunkedDecisions(judged, StepRows(input_batch.cu_num_logits_np), logits.device)
+        self._decisions = decisions
         try:
             output = super().__call__(logits, input_batch, *arguments, **keywords)
         finally:
-            self._rows = None
-        judged.accepted(torch.cat(self._most_likely)[to_device(rows.of_tokens.tolist(), logits.device)])
-        self._serving.observe(judged)
+            self._decisions = None
+        self._serving.observe(decisions.judged())
         return output
 
     def _verify(self, logits: Tensor, *arguments: Any) -> Any:
-        if self._rows is None:
+        if self._decisions is None:
             return super()._verify(logits, *arguments)
-        begin, self._verified = self._verified, self._verified + len(logits)
         own, verified = self.sampler, arguments[-1]  # ids (rows,), of which vLLM rejects negative ones
-        self.sampler = _Certain(own, self._rows[begin : self._verified], verified, self._most_likely)
+        self.sampler = _Certain(own, self._decisions, verified)
         try:
             return super()._verify(logits, *arguments)
         finally:
@@ -192,17 +189,15 @@ class FuzzyRejectionSamplerV2(RejectionSampler):
 class _Certain:
     """A sampler of vLLM whose processed logits make the fuzzily accepted tokens certain."""
 
-    def __init__(self, sampler: Any, fuzzy: Tensor, verified: Tensor, most_likely: list[Tensor]) -> None:
-        self._sampler, self._fuzzy, self._verified, self._found = sampler, fuzzy, verified, most_likely
+    def __init__(self, sampler: Any, decisions: ChunkedDecisions, verified: Tensor) -> None:
+        self._sampler, self._decisions, self._verified = sampler, decisions, verified
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
 
     def apply_sampling_params(self, logits: Tensor, *arguments: Any) -> Tensor:
         processed = self._sampler.apply_sampling_params(logits, *arguments)
-        certain, most_likely = with_certain(processed, self._verified, self._fuzzy, own=processed is not logits)
-        self._found.append(most_likely)
-        return certain
+        return self._decisions.next(processed, self._verified, own=processed is not logits)
 
 
 def _draft_logits(runner: Any) -> Tensor:

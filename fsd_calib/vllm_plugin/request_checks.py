@@ -11,8 +11,9 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import sampling_fault
-from fsd_calib.vllm_plugin.settings import EXACT, requested_threshold
+from fsd_calib.vllm_plugin.settings import hidden_noise, requested_threshold
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _MARK = "_checks_fsd_options"
 
@@ -36,11 +37,30 @@ def install() -> None:
 
 def _check(config: Any, params: SamplingParams) -> None:
     try:
-        exact = requested_threshold(params.extra_args, default=0.0) == EXACT
+        exact = requested_threshold(params.extra_args, default=0.0) < 0
     except UsageError as error:
         raise VLLMValidationError(str(error)) from error
-    if params.temperature > 0 and (obstacle := _to_sampling(config, exact)):
+    greedy = params.temperature == 0
+    if not greedy and (obstacle := _to_sampling(config, exact)):
         raise VLLMValidationError(obstacle)
+    if not exact and (obstacle := _to_score(config, greedy)):
+        raise VLLMValidationError(obstacle)
+
+
+def _to_score(config: Any, greedy: bool) -> str | None:
+    """Returns why a request cannot be decoded by the profile's score; None: it can."""
+    content = config.additional_config[KEY].get("content")
+    if not content:  # an engine of a calibration, whose requests are its own
+        return None
+    hidden = hidden_noise(_score_of(content), greedy, not config.use_v2_model_runner)
+    way_out = "a temperature above 0" if greedy else "temperature 0"
+    return hidden and f'{hidden}; send {way_out}, or "vllm_xargs": {{"fsd": "off"}}'
+
+
+@functools.lru_cache(maxsize=8)
+def _score_of(content: str) -> str:
+    """The name of the score of the profile with this content."""
+    return ThresholdProfile.from_content(content).divergence
 
 
 def _to_sampling(config: Any, exact: bool) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsd_calib.vllm_plugin.settings import EXACT, Followed, requested_threshold
+from fsd_calib.vllm_plugin.settings import EXACT, Followed, hidden_noise, requested_threshold
 from fsd_common.errors import UsageError
 from fsd_decoding.sampling import SETTINGS
 
@@ -42,13 +42,15 @@ class RunningRequests:
         followed: what they follow.
         departed: called with what a request departs in, for each new one that departs from that.
         context: the most tokens that a prompt and its text may have together; None: that is not known.
+        noise_is_seen: as of `describe`.
     """
 
     def __init__(
         self, known: Any, followed: Followed, departed: Callable[[tuple[str, ...]], None],
-        context: int | None = None,
+        context: int | None = None, noise_is_seen: bool = True,
     ) -> None:  # fmt: skip
         self._known, self._followed, self._departed, self._context = known, followed, departed, context
+        self._noise_is_seen = noise_is_seen
         self._described: dict[str, RunningRequest] = {}
         self._warned = False
 
@@ -62,7 +64,7 @@ class RunningRequests:
 
     def _describe(self, request: str) -> RunningRequest:
         state = self._known[request]
-        described = describe(state.sampling_params, self._followed)
+        described = describe(state.sampling_params, self._followed, self._noise_is_seen)
         ids = state.prompt_token_ids
         prompt = range(len(state.prompt_embeds)) if ids is None else ids  # embeddings have no ids
         room = None if self._context is None else self._context - len(prompt)
@@ -77,10 +79,13 @@ class RunningRequests:
         return described
 
 
-def describe(parameters: Any, followed: Followed) -> RunningRequest:
+def describe(parameters: Any, followed: Followed, noise_is_seen: bool = True) -> RunningRequest:
     """Describes a request from vLLM's `SamplingParams`; None, as of pooling requests, is decoded exactly.
 
-    So is a request with options that the front end would have refused: clients of the engine core get past it.
+    So is a request that the front end would have refused: clients of the engine core get past it.
+
+    Args:
+        noise_is_seen: whether the plugin sees the u that a sampled request's tokens are tested with.
     """
     if parameters is None:
         return RunningRequest(EXACT, True, ("nothing is sampled",), frozenset(), ())
@@ -91,6 +96,8 @@ def describe(parameters: Any, followed: Followed) -> RunningRequest:
     except UsageError as error:
         fault = str(error)
     greedy = parameters.temperature == 0
+    if threshold >= 0 and (hidden := hidden_noise(followed.divergence, greedy, noise_is_seen)):
+        threshold, fault = EXACT, hidden
     constrained = [name for name in _CONSTRAINTS if getattr(parameters, name, None)]
     ends = frozenset(parameters.stop_token_ids or ()) if parameters.ignore_eos else parameters.all_stop_token_ids
     return RunningRequest(

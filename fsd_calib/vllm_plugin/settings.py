@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import Amount, Count, Part, PolicyInfo, SamplingInfo
+from fsd_decoding.scores import score_named
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -112,6 +113,35 @@ def _finite(number: float) -> bool:
         return False
 
 
+def other_law(rule: str, name: str, greedy: bool) -> str | None:
+    """Returns why vLLM's rejection sampling samples from another law than a rule of `RULES`; None: from the same.
+
+    Where the score is of p and q alone, a token is drawn from q if it is at most T, else from p, by either rule.
+
+    Args:
+        name: of the score.
+    """
+    if greedy or rule == "fsd-sd" or not score_named(name).reads_token:
+        return None
+    return f"rule {rule!r} with score {name!r} samples from another law than vLLM, whose rule is 'fsd-sd'"
+
+
+def hidden_noise(name: str, greedy: bool, noise_is_seen: bool = True) -> str | None:
+    """Returns why a request cannot be decoded by a score: it needs the u of vLLM's exact test. None: it can.
+
+    Args:
+        name: of the score.
+        greedy: whether the request is.
+        noise_is_seen: whether the plugin sees the u that a sampled request's tokens are tested with.
+    """
+    score = score_named(name)
+    if greedy and score.reads_noise:
+        return f"score {name!r} reads the random number of the exact test, which vLLM draws in sampled requests alone"
+    if not greedy and not noise_is_seen and (score.reads_noise or score.window):
+        return f"score {name!r} needs the random number of the exact test, which vLLM's V2 model runner keeps to itself"
+    return None
+
+
 CALIBRATION = "calibration"
 """The setting of the plugin that holds the first setting to measure, as JSON text, in place of a profile."""
 
@@ -133,4 +163,4 @@ class MeasuredSetting(Part):
 
 
 Followed: TypeAlias = "ThresholdProfile | MeasuredSetting"
-"""What a model runner follows: a divergence with its threshold, for requests with this sampling."""
+"""What a model runner follows: a score with its threshold, for requests with this sampling."""

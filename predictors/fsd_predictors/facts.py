@@ -8,7 +8,8 @@ from pydantic import Field
 
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.replay.cases import REPLAYABLE
+from fsd_collectors.replay.cases import REPLAYABLE, replayable
+from fsd_common.addons import Addon
 from fsd_common.errors import UsageError
 from fsd_common.packed_ids import PATTERN, unpack_ids
 from fsd_decoding.divergence import DIVERGENCE_VERSION
@@ -87,8 +88,8 @@ def hidden_of(manifest: Manifest) -> HiddenInfo | None:
 class PredictorFacts(Part):
     """The facts of a predictor.
 
-    `divergence_version`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of the traces,
-    see `fsd_collectors.manifest.Manifest`.
+    `divergence_version`, `addons`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of
+    the traces, see `fsd_collectors.manifest.Manifest`.
 
     Args:
         kind: kind of both models, a key of `models.registry.MODELS`.
@@ -111,6 +112,7 @@ class PredictorFacts(Part):
     rule: str
     divergences: tuple[str, ...]
     divergence_version: int
+    addons: tuple[Addon, ...] = ()
     on: Literal["raw", "processed"]
     target: ModelInfo
     draft: ModelInfo
@@ -152,11 +154,14 @@ class PredictorFacts(Part):
                 f"the predictor knows divergences {', '.join(self.divergences)}, not {divergence!r}; train one for it"
             )
         check_version("the predictor's", self.divergence_version, "train again")
+        for each in self.addons:
+            if each.name == divergence.partition("@")[0]:
+                each.require("the predictor")
 
     def _serves(self, rule: str) -> bool:
         """Returns whether the rule is the predictor's own, or the lossless rule that it equals at T < 0."""
-        same = rule in REPLAYABLE and REPLAYABLE[rule].exact == REPLAYABLE[self.rule].exact
-        return rule == self.rule or (same and not REPLAYABLE[rule].fuzzy)
+        same = rule in REPLAYABLE and replayable(rule).exact == replayable(self.rule).exact
+        return rule == self.rule or (same and not replayable(rule).fuzzy)
 
 
 def check_version(owner: str, version: int, way_out: str) -> None:
@@ -171,6 +176,7 @@ def facts_of_manifest(manifest: Manifest) -> dict[str, Any]:
     """Returns the facts that come from the traces."""
     return {
         "divergence_version": manifest.divergence_version,
+        "addons": manifest.addons,
         "on": manifest.on,
         "target": manifest.target,
         "draft": manifest.draft,

@@ -12,8 +12,8 @@ from support.paths import BENCHMARKS
 
 QUIET = {
     "seed": 0, "busy": 0, "seconds": 100.0, "outcome": "certified-faster", "p": 0.001, "level": 0.03,
-    "divergence": "js", "threshold": 0.2, "draft_length": 8, "sd_draft_length": 4, "over_sd": [1.3, 1.7],
-    "threads": 1, "true_over_sd": None, "logit_share": None,
+    "divergence": "js", "threshold": 0.2, "draft_length": 8, "sd_draft_length": 4, "over_lossless": [1.3, 1.7],
+    "threads": 1, "true_over_lossless": None, "logit_share": None,
 }  # fmt: skip
 """What a run found that certified something 1.5 times as fast."""
 
@@ -30,6 +30,6 @@ def test_the_smoke_run_goes_on_after_the_runs_that_are_kept(tmp_path: Path) -> N
     made = {one["busy"]: one for one in results["runs"]}
     assert made.keys() == {0, 1}
     assert made[0]["seconds"] == 100.0
-    assert made[0]["true_over_sd"] > 0
+    assert made[0]["true_over_lossless"] > 0
     assert json.loads((runs / "1-0.json").read_text())["seconds"] == made[1]["seconds"]
     assert {claim["name"].partition(": ")[0] for claim in results["claims"]} == {"beside 0", "beside 1"}

@@ -20,13 +20,15 @@ MISTAKES = {
         "{} --show-prompt --target file", "{} --engine foo",
         "{} --storage sqlite:///", "{} --storage file/study.log", "{} --predictor none", "{} --predictor folder",
         "{} --ray foo:1", "--task lm-eval:none.yaml --min-acc 0.9", "{} --engine vllm --tree 2,6",
-        "--task gsm8k --min-acc 0.9 --data other.csv", "--task other.yaml --min-acc 0.9",
+        "--task gsm8k --min-acc 0.9 --data other.csv", "--task other.yaml --min-acc 0.9", "{} --score a:B",
+        "{} --rule a:B", "{} --drafter a:B", "{} --stop-policy a:B", "{} --score os:path",
     ],
     "collect": [
         "--task none.yaml", "{} --data none.jsonl", "{} --device foo", "{} --dtype foo", "{} --rule foo",
         "{} --rule fsd --threshold 0.1 --divergence foo", "{} --target ./none --draft ./none", "{} --top-p 2",
         "{} --out file", "{} --ray foo:1", "{} --rule fsd", "{} --threshold 0.1", "{} --rule sd --threshold 0.1",
-        "{} --divergence js", "{} --data bad.jsonl", "--task gsm8k --data other.csv",
+        "{} --log-probs 0", "{} --rule a:B", "{} --divergence js", "{} --data bad.jsonl",
+        "--task gsm8k --data other.csv",
     ],
     "generate": [
         "--profile none.json hi", "--profile bad.json hi", "--profile folder hi", "--profile bad.json --tree 2,x hi",
@@ -36,7 +38,7 @@ MISTAKES = {
         "--rule foo hi", "--divergence foo hi", "--tree 2,x hi", "--device foo hi", "--threshold nan hi",
         "--rule target --tree 2,6 hi", "--rule target --draft-length 4 hi", "--rule target --divergence js hi",
         "--rule target --threshold -1 hi", "--profile none.json hi",
-        "--target ./none --draft ./none hi", "--task none.yaml hi",
+        "--target ./none --draft ./none hi", "--task none.yaml hi", "--score a:B hi", "--drafter a:B hi",
     ],
     "profile": [
         "show none.json", "validate bad.json", "diff none.json bad.json", "vllm none.json", "retime none.json",

@@ -64,7 +64,7 @@ def test_options_of_one_name_mean_the_same_everywhere() -> None:
     """But for those that say what a command does with them, or what a profile decides."""
     own = {"--task", "--out", "--seed", "--target", "--draft", "--head", "--batch-size", "--rule", "--score",
            "--divergence", "--threshold", "--draft-length", "--tree", "--revision", "--draft-revision",
-           "--quantization", "--attn"}  # fmt: skip
+           "--quantization", "--attn", "--drafter"}  # fmt: skip
     seen: dict[str, str] = {}
     for name in LONG:
         for option, one in options(name).items():

@@ -25,7 +25,7 @@ def app(*arguments: str | Path) -> int:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    changes = UNCERTIFIED | {"target.fingerprint": "x" * 64, "speed.sd": 50.0, "curve": FRONT["curve"]}
+    changes = UNCERTIFIED | {"target.fingerprint": "x" * 64, "speed.lossless": 50.0, "curve": FRONT["curve"]}
     profile().save(tmp_path / "a.json")
     profile(changes).save(tmp_path / "[b].json")
     return tmp_path / "a.json", tmp_path / "[b].json"
@@ -126,7 +126,7 @@ def test_diff_shows_what_differs_in_its_section(files: tuple[Path, Path], capsys
         ["outcome", "certified-faster", "not-certified"],
         ["threshold", "0.0625", "–"],
         ["certificate.wanted", "0.98", "0.995"],
-        ["speed.sd", "51", "50"],
+        ["speed.lossless", "51", "50"],
         ["counts.both_right", "650", "–"],
     ):
         assert line in lines
@@ -149,8 +149,13 @@ def test_diff_of_what_is_no_profile_is_bad_input(files: tuple[Path, Path], capsy
 
 
 def test_values_that_look_alike_are_written_out() -> None:
-    (found,) = differences(profile({"speed.sd": 51.0}), profile({"speed.sd": 51.0000001}))
-    assert (found.section, found.name, found.first, found.second) == ("certificate", "speed.sd", "51.0", "51.0000001")
+    (found,) = differences(profile({"speed.lossless": 51.0}), profile({"speed.lossless": 51.0000001}))
+    assert (found.section, found.name, found.first, found.second) == (
+        "certificate",
+        "speed.lossless",
+        "51.0",
+        "51.0000001",
+    )
     (text,) = differences(profile({"tokenizer": "a" * 40}), profile({"tokenizer": "a" * 39 + "b"}))
     assert text.first != text.second
 

@@ -81,7 +81,7 @@ def test_a_sampled_profile_is_drafted_by_sampling(tmp_path: Path, pasted: Any) -
     assert settings(arguments, "--override-generation-config") == SAMPLED["sampling"] | {"repetition_penalty": 1.0}
 
 
-def test_without_a_threshold_the_draft_length_is_that_of_sd_and_a_warning_says_so(
+def test_without_a_threshold_the_draft_length_is_that_of_rival_and_a_warning_says_so(
     tmp_path: Path, pasted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, changes in (("uncertified", UNCERTIFIED), ("front", FRONT)):
@@ -117,7 +117,7 @@ def test_paths_and_names_are_quoted_and_absolute(tmp_path: Path, pasted: Any, mo
     ("changes", "message"),
     [
         ({"rule": "fsd"}, "the profile's rule is 'fsd'; vLLM can follow fsd-sd and fsd-coupled"),
-        ({"logits": "processed"}, "the profile's divergence is of processed logits"),
+        ({"logits": "processed"}, "the profile's js is of processed logits"),
         ({"within_support": True}, "rejects tokens outside the target's support"),
         ({"sampling": {"temperature": 0.6, "top_k": None, "top_p": None, "min_p": 0.1}}, "samples with min_p 0.1"),
         (

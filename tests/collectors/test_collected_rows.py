@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fsd_calib import NGram, load_task
+from fsd_collectors.collection.along_target import Completion, trace_completions
 from fsd_collectors.collection.measures import HiddenStates, Measures
 from fsd_collectors.collection.on_policy import OnPolicy
 from fsd_collectors.split import tuning_and_certification
@@ -302,3 +303,19 @@ def test_rounds_that_draft_nothing_leave_hidden_states_in_place(lean: bool) -> N
     assert len(kept[0]) > 4
     for other in kept[1:]:
         np.testing.assert_array_equal(kept[0], other)
+
+
+def test_no_rule_accepts_what_lies_beyond_the_drafts_context() -> None:
+    """The draft is the target itself, and decoding drafts nothing there."""
+    decoder = SpeculativeDecoder(llama(seed=1), llama(seed=1, max_position_embeddings=24), TOKENIZER)
+    prompts, measures = [[5] * 10, [6] * 30, [7, 8]], Measures(["js", "margin"], "raw", Sampling())
+    texts = decoder.generate(prompts, 30, rule="target", ids=[0, 1, 2])
+    asked = [Completion.of(i, prompt, text) for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True))]
+    found = trace_completions(decoder, asked, measures, 2)
+    drafted = np.array([len(prompt) for prompt in prompts])[found.owner] + found.position < 24
+    assert 0 < drafted.sum() < len(drafted)
+    columns = dict(zip(measures.columns, found.measured, strict=True))
+    for name in ("same_token", "sd_accepts", "sd_probability"):
+        np.testing.assert_array_equal(columns[name], drafted)
+    for name in ("js", "margin"):
+        np.testing.assert_array_equal(np.isfinite(columns[name]), drafted)

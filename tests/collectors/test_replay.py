@@ -360,7 +360,11 @@ ONE = MemoryTraces([random_texts(1, 5)[0][:1] * 4])
 @pytest.mark.parametrize(
     ("traces", "options", "complaint"),
     [
-        (SOME, {"rules": ["fzd"]}, "rule 'fzd' is unknown; replay one of sd"),
+        (
+            SOME,
+            {"rules": ["fzd"]},
+            "unknown rule 'fzd'; known: sd, coupled, fsd, fsd-sd, fsd-coupled, and your own as module:Name",
+        ),
         (SOME, {"rules": []}, "give at least one of each"),
         (SOME, {"divergences": []}, "give at least one of each"),
         (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js, fly@1, fly@2; collect again with it"),

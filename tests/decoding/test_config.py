@@ -105,7 +105,7 @@ def test_a_scale_policy_scales_the_threshold_beside_it() -> None:
             {"threshold": 0.1, "threshold_policy": DivergenceBudget(per_token=0.01)},
             "threshold is 0.1, and DivergenceBudget sets T itself",
         ),
-        ({"stop_policy": "folder"}, "stop_policy is 'folder'; it must be a StopPolicy"),
+        ({"stop_policy": "folder"}, "unknown stop policy 'folder'; known: your own as module:Name"),
         ({"decoding": {"rule": "fsd"}}, "decoding is .*; it must be a DecodingConfig, or give its fields as keywords"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from transformers.utils import logging
 
-from fsd_decoding import loading
+from fsd_common.progress import base
 from fsd_decoding.loading import load_model
 from fsd_decoding.models.weights_digest import known_weights_digest
 from support.models.tiny_models import llama
@@ -61,9 +61,13 @@ class Megabytes:
 def test_what_is_read_of_a_checkpoint_is_told_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama(seed=1).save_pretrained(tmp_path / "model")
     size = (tmp_path / "model" / "model.safetensors").stat().st_size
-    monkeypatch.setattr(loading, "megabytes", lambda size: size)  # as many as bytes: these are tiny
-    load_model(tmp_path / "model", "cpu", None, progress=(told := Megabytes()))
-    assert told.steps == {"reading the weights of model, MB": (size, size)}
+    monkeypatch.setattr(base, "megabytes", lambda size: size)  # as many as bytes: these are tiny
+    model = load_model(tmp_path / "model", "cpu", None, progress=(told := Megabytes()))
+    copied = sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))
+    assert told.steps == {
+        "reading the weights of model, MB": (size, size),
+        "copying the weights of model into memory, MB": (copied, copied),
+    }
     assert logging.set_tqdm_hook(None) is None  # transformers' bars are as they were
 
 

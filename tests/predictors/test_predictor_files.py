@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickletools
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fsd_common.addons import addon
 from fsd_common.errors import UsageError
 from fsd_decoding import divergence
 from fsd_predictors import files
@@ -21,7 +23,9 @@ from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from support.messages import usage_error, usage_error_of
 from support.models.tiny_models import word_tokenizer
-from support.models.tiny_predictors import MODELS_IN_HAND, TOKENIZER, predictor, rows
+from support.models.tiny_predictors import MODELS_IN_HAND, TOKENIZER, facts, predictor, rows
+from support.own_code import on_path
+from support.paths import EXAMPLES
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -207,3 +211,16 @@ def test_a_predictor_of_other_features_is_refused(tmp_path: Path) -> None:
     predictor(features=swapped).save(tmp_path / "other")
     with pytest.raises(UsageError, match="was trained with other features than this version's; train again"):
         Predictor.load(tmp_path / "other")
+
+
+def test_a_predictor_is_for_the_code_that_it_was_trained_with() -> None:
+    with on_path(EXAMPLES):
+        known = addon("score", "new_score:Behind")
+        assert known is not None
+        for then, fits in ((known, True), (replace(known, source="0" * 64), False)):
+            own = facts(divergences=("js", "new_score:Behind@9"), addons=(then,))
+            own.check(own.target, own.draft, TOKENIZER, "fsd-coupled", "js")
+            with (
+                nullcontext() if fits else pytest.raises(UsageError, match="the predictor was made with another source")
+            ):
+                own.check(own.target, own.draft, TOKENIZER, "fsd-coupled", "new_score:Behind@9")

@@ -12,7 +12,10 @@ import pytest
 from nbclient import NotebookClient
 
 from conformance.threshold_policies import EveryScalePolicy
-from support.paths import EXAMPLES
+from fsd_calib.testing import check
+from support.own_code import on_path
+from support.paths import DOCS, EXAMPLES
+from support.snippets import snippets
 
 EXAMPLE = EXAMPLES / "own_policy.py"
 NOTEBOOK = EXAMPLES / "calibrate_and_use.ipynb"
@@ -30,6 +33,23 @@ def test_the_own_policy_is_measured_beside_a_constant(capsys: pytest.CaptureFixt
     assert constant.startswith("T = 0.1: ")
     assert own.startswith("Unsure: ")
     assert all("tokens a round" in line and "of 4 right" in line for line in (constant, own))
+
+
+OWN = {"new_score": ("score", "Behind@10"), "new_rule": ("rule", "OneSwap"), "new_drafter": ("drafter", "Lookup")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", OWN)
+def test_what_is_written_for_the_package_keeps_what_its_checks_ask_for(module: str) -> None:
+    kind, name = OWN[module]
+    with on_path(EXAMPLES):
+        check(kind, f"{module}:{name}")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("module", OWN)
+def test_the_page_on_it_shows_it_as_it_is(module: str) -> None:
+    (shown,) = [block for block in snippets(DOCS / "extending.md") if block.title == f"{module}.py"]
+    assert shown.text == (EXAMPLES / f"{module}.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
 """An engine of vLLM with its V2 model runner on a CPU, whose Triton kernels are interpreted: a program.
 
 vLLM refuses that runner where it finds no Triton for the device, so it is told of one before it is imported. Prints
-what the engine did as one line of JSON: of each case of `CASES`, the `Served` of each prompt.
+what the engine did as one line of JSON: of each case of `CASES`, the `Served` of each prompt. With a score and a T, the
+profile has these, and the case is its own.
 
-    python vllm_v2.py FOLDER [phase]
+    python vllm_v2.py FOLDER [phase | SCORE T]
 
 With `phase` T is START inside a phase and END outside, and there is one case.
 """
@@ -77,7 +78,7 @@ def _know_log1p() -> None:
     rejection_sampler_utils.tldevice = SimpleNamespace(log1p=lambda x: language.log(1.0 + x))
 
 
-def _run(folder: Path, by_phase: bool) -> dict[str, list[dict[str, Any]]]:
+def _run(folder: Path, *by: str) -> dict[str, list[dict[str, Any]]]:
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
@@ -88,15 +89,19 @@ def _run(folder: Path, by_phase: bool) -> dict[str, list[dict[str, Any]]]:
     _know_log1p()
     rejection_sampler.MAX_CHUNK_BYTES = 3 * (LENGTH + 1) * 4 * 979  # three requests a chunk
     prompts = [problem.prompt for problem in arithmetic(PROMPTS).problems]
-    moved = Phase(START, END, *MARKERS) if by_phase else Schedule(start=START, end=END, over=OVER)
-    policy = PolicyInfo.of(str(moved.identity)).model_dump()
+    changes: dict[str, Any] = {"draft_length": LENGTH}
+    if len(by) == 2:
+        changes |= {"divergence": by[0], "threshold": float(by[1])}
+    else:
+        moved = Phase(START, END, *MARKERS) if by else Schedule(start=START, end=END, over=OVER)
+        changes |= {"threshold": START, "policy": PolicyInfo.of(str(moved.identity)).model_dump()}
     llm = engine(
-        saved(folder, {"draft_length": LENGTH, "threshold": START, "policy": policy}), {"untested_v2_runner": True},
+        saved(folder, changes), {"untested_v2_runner": True},
         max_num_seqs=PROMPTS,
         speculative_config={"num_speculative_tokens": LENGTH, "draft_sample_method": "probabilistic"},
     )  # fmt: skip
     found = {}
-    for name, case in ({"calibrated": {}} if by_phase else CASES).items():
+    for name, case in {"calibrated": {}}.items() if by else CASES.items():
         options = dict(case)
         if grammar := options.pop("grammar", None):
             options["structured_outputs"] = StructuredOutputsParams(regex=grammar)
@@ -117,4 +122,4 @@ def _served(output: Any, seen: Any) -> Served:
 
 if __name__ == "__main__":
     interpret_kernels()
-    print(json.dumps(_run(Path(sys.argv[1]), sys.argv[2:] == ["phase"])))
+    print(json.dumps(_run(Path(sys.argv[1]), *sys.argv[2:])))

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from fsd_decoding.adaptive import EntropyScaled, Schedule
-from fsd_decoding.divergence import divergence, entropy
 from fsd_decoding.profile.parts import PolicyInfo
 from support.vllm_decisions import Decision, agrees, decisions
 from support.vllm_engine import (
     THRESHOLD,
     Recorded,
     arithmetic,
-    bundled_profile,
     engine,
-    logits,
     sampling,
     saved,
     served,
-    tokenizer,
 )
+from support.vllm_laws import Context, open_context, p_value
 
 _NOTHING = {"fsd_threshold": 1e-30}  # D is computed wherever it could decide, and none is small enough
 
@@ -40,6 +35,11 @@ def following(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def own() -> Any:
     """vLLM without a profile."""
     return engine()
+
+
+@pytest.fixture(scope="module")
+def context(own: Any) -> Context:
+    return open_context(served(own, arithmetic(40), sampling()))
 
 
 @pytest.mark.parametrize("options", [{"fsd": "off"}, {"fsd_threshold": -1e-9}, _NOTHING], ids=str)
@@ -129,54 +129,10 @@ class TestSampled:
         drawn = [c.token_ids for c in output.outputs if c.token_ids[0] == context.first and len(c.token_ids) > 1]
         assert len(drawn) > 1000
         law = context.draft if share >= 1 else context.target
-        assert _p_value([tokens[1] for tokens in drawn], law) > 1e-5
+        assert p_value([tokens[1] for tokens in drawn], law) > 1e-5
 
     def test_laws_of_target_and_draft_would_be_told_apart(self, context: Context) -> None:
         generator = torch.Generator().manual_seed(0)
         for one, other in ((context.draft, context.target), (context.target, context.draft)):
             drawn = torch.multinomial(one, 1000, replacement=True, generator=generator).tolist()
-            assert _p_value(drawn, other) < 1e-5
-
-
-@dataclass(frozen=True)
-class Context:
-    """Tokens after which one token is likely, and after that one target and draft differ much."""
-
-    tokens: list[int]
-    first: int
-    target: torch.Tensor  # (V,) its law after `first`
-    draft: torch.Tensor
-    divergence: float
-
-
-@pytest.fixture(scope="module")
-def context(own: Any) -> Context:
-    """The place in some texts where target and draft differ most, of those where neither is certain."""
-    task = arithmetic(40)
-    best: Context | None = None
-    for problem, completion in zip(task.problems, served(own, task, sampling()), strict=True):
-        tokens = [*tokenizer()(problem.prompt)["input_ids"], *completion]
-        target, draft = (logits(role, tokens) for role in ("target", "draft"))
-        found = divergence(bundled_profile().divergence, target, draft)
-        likely = torch.softmax(target, -1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).flatten() > 0.4
-        open_ = torch.minimum(entropy(target), entropy(draft))[1:] > 0.8
-        found = torch.where(likely & open_, found[1:], 0.0)
-        at = int(found.argmax()) + 1  # after `tokens[at]`, which is likely itself
-        if best is None or found[at - 1] > best.divergence:
-            laws = target[at].softmax(-1), draft[at].softmax(-1)
-            best = Context(tokens[:at], tokens[at], *laws, found[at - 1].item())
-    assert best is not None
-    assert best.divergence > 0
-    return best
-
-
-def _p_value(tokens: list[int], law: torch.Tensor) -> float:
-    """Of the chi-squared test, over the tokens that are expected at least 8 times, the last of them with all others."""
-    expected = law * len(tokens)
-    often = (expected >= 8).nonzero().flatten().tolist()
-    assert len(often) > 1
-    counts = [tokens.count(token) for token in often]
-    wanted = [expected[token].item() for token in often]
-    counts[-1] += len(tokens) - sum(counts)  # the rest goes to the least of them
-    wanted[-1] += len(tokens) - sum(wanted)
-    return float(chisquare(counts, wanted).pvalue)
+            assert p_value(drawn, other) < 1e-5

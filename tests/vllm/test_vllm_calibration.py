@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,20 @@ OPTIONS = ["--task", "arithmetic", "--min-acc", "0.8", "--engine", "vllm", "--li
            "--draft-length", "6", "--divergence", "js"]  # fmt: skip
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+def start(folder: Path, *more: str, options: Sequence[str] = OPTIONS) -> subprocess.Popen[str]:
     own = [f"--{name}={folder / name}" for name in ("out", "cache", "state")]
-    command = [sys.executable, "-c", CALIBRATE, *OPTIONS, *own, *options]
+    command = [sys.executable, "-c", CALIBRATE, *options, *own, *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
+
+
+def test_a_score_that_looks_at_later_tokens_certifies(tmp_path: Path) -> None:
+    made = start(tmp_path, "--timing", "none", options=[*OPTIONS[:-1], "fly@1"])
+    output, _ = made.communicate(timeout=600)
+    assert made.returncode == 0, output
+    found = ThresholdProfile.load(tmp_path / "out")
+    assert found.certificate.certified
+    assert found.divergence == "fly@1"
+    assert found.tokens_per_round.chosen > found.tokens_per_round.lossless
 
 
 def decodings(folder: Path) -> int:
@@ -87,7 +98,7 @@ def test_its_numbers_are_those_of_our_engine_but_for_where_rounds_end(folder: Pa
     alone = {p.source: p for p in found.curve if p.setting.rule == "target"}
     assert sum(round(p.accuracy * p.problems) for p in alone.values()) == right
     ours = sum(r.emitted for r in results) / sum(r.rounds for r in results)
-    assert found.tokens_per_round.sd == pytest.approx(ours, rel=0.25)
+    assert found.tokens_per_round.lossless == pytest.approx(ours, rel=0.25)
 
 
 def test_the_served_command_has_no_doubt_and_our_decoder_has_one(folder: Path) -> None:

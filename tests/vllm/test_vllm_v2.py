@@ -20,29 +20,30 @@ from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 from vllm.version import __version__ as vllm_version
 
 from fsd_calib.vllm_plugin.supported_vllm import RUNNER_V2, check_vllm
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.text import token_bytes
 from support import vllm_v2
 from support.phases import inside_before
-from support.vllm_engine import logits, tokenizer
+from support.vllm_engine import DRAFT, TARGET, logits, tokenizer
 from support.vllm_v2 import CASES, END, GRAMMAR, MARKERS, OVER, START, Served
 
 ALL = [name for name in CASES if name.startswith("all")]
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Served]]:
-    """What the engine did, by case."""
-    return run(tmp_path_factory.mktemp("v2"))
-
-
 def run(folder: Path, *by: str) -> dict[str, list[Served]]:
+    """Returns what the engine did, by case."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, vllm_v2.__file__, str(folder), *by], env=environment,
                           capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
     return {name: [Served(**each) for each in served] for name, served in found.items()}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Served]]:
+    return run(tmp_path_factory.mktemp("v2"))
 
 
 def threshold(name: str, place: int) -> float:
@@ -156,3 +157,19 @@ def test_logprobs_are_the_targets(ran: dict[str, list[Served]]) -> None:
         rows = logits("target", [*served.prompt, *served.tokens])[len(served.prompt) - 1 : -1]
         own = rows.log_softmax(-1).gather(1, torch.tensor(served.tokens).unsqueeze(1)).squeeze(1)
         assert served.logprobs == pytest.approx(own.tolist(), abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ["fly@1", "typical"])
+def test_texts_by_scores_of_processed_logits_are_those_of_our_engine(score: str, tmp_path: Path) -> None:
+    """Behind the first token of a text, which comes with the prompt."""
+    (served,) = run(tmp_path, score, "0.6").values()
+    ours = SpeculativeDecoder.from_pretrained(
+        TARGET, DRAFT, rule="fsd-coupled", draft_length=vllm_v2.LENGTH, device="cpu", dtype="float32"
+    )
+    ours.target.generation_config.eos_token_id = []
+    prompts = [[*each.prompt, each.tokens[0]] for each in served]
+    expected = ours.generate(prompts, vllm_v2.TOKENS - 1, divergence=score, threshold=0.6)
+    assert [each.tokens[1:] for each in served] == [result.tokens for result in expected]
+    assert any(facts[1][i] and not facts[2][i] for each in served for accepted, _, facts in each.rounds
+               for i in range(accepted))  # fmt: skip

@@ -19,7 +19,7 @@ def gpu_claims(measured: Mapping[str, Row]) -> Iterator[Claim]:
     """Yields the claims on all that was measured, by part."""
     rows: dict[str, list[Row]] = {name: record["rows"] for name, record in measured.items()}
     for row in rows.get("attention", []):
-        if row["backend"] == "any":
+        if row["backend"] == "any" and "error" in row:  # else it was refused
             where = f"batch {row['rows']}, {row['queries']} queries, {row['slots']} slots"
             yield Claim.at_most(f"error of attention in bf16, {where}", _ROUNDING, row["error"])
     captured = [row for row in rows.get("rounds", []) if row["called"] == "captured"]

@@ -21,12 +21,13 @@ def memory(plan: Plan) -> Iterator[dict[str, Any]]:
     target, draft = (ModelSize.of(large(shape, plan.device), None) for shape in (plan.target, plan.draft))
     context, rows, new = plan.contexts[0], plan.rows[-1], plan.rounds * (plan.draft_length + 1)
     longest = context + new + plan.draft_length + 1
-    planned = need(target, [draft], Workload(longest, context, plan.draft_length, True), rows, plan.device)
-    for name in LOADED:
-        del planned[name]
     prompts = random_prompts(plan.target, context, rows)
     timed(large_decoder(plan, False).rounds(prompts[:1], new, plan.draft_length, Imposed(CHANCE)), 1)
     for called, compile in CALLED.items():
+        work = Workload(longest, context, plan.draft_length, True, graphs=bool(compile))
+        planned = need(target, [draft], work, rows, plan.device)
+        for name in LOADED:
+            del planned[name]
         before = _begin(plan.device)
         timed(large_decoder(plan, compile).rounds(prompts, new, plan.draft_length, Imposed(CHANCE)), plan.rounds)
         yield {

@@ -20,7 +20,7 @@ from fsd_collectors.collection.measures import HiddenStates, HostCopies, Measure
 from fsd_common.errors import NumericalError, UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, vocabulary_size
+from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
 from fsd_decoding.noise import problem_keys
 
 Array = NDArray[Any]
@@ -104,13 +104,14 @@ def trace_completions(
     check_draft(decoder)
     by_length = sorted(range(len(completions)), key=lambda i: completions[i].length)
     indices: list[Array] = []
+    context = context_length(decoder.draft)
     measured, kept = HostCopies(), HostCopies()
     for start in range(0, len(by_length), batch_size):
         group = by_length[start : start + batch_size]
         batch = _Batch(decoder, [completions[i] for i in group], measures)
         for rows, position, flat, at in batch.chunks():
             indices.append(np.stack([np.array(group)[rows], position]))
-            measured.send(measures(at))
+            measured.send(measures.within(context, at))
             if states is not None:
                 kept.send(states.latest().to(flat.device).flatten(0, 1)[flat])
     owner, position = np.concatenate(indices, 1)

@@ -14,9 +14,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fsd_collectors.collection.likeliest import COLUMNS as LIKELIEST
+from fsd_collectors.collection.likeliest import Likeliest
 from fsd_common.argument_checks import check_count
 from fsd_common.errors import UsageError
 from fsd_decoding import noise
@@ -29,6 +32,8 @@ from fsd_decoding.scores import Logits, Seen, is_divergence, score_named
 
 _CHUNK = 1 << 25  # logits (positions x V) of a chunk: bounds the memory of intermediate results
 _CPU_CHUNK = 1 << 17  # on a CPU few enough for the cache, yet enough to outweigh the overhead of some hundred calls
+
+Array = npt.NDArray[Any]
 
 _SHAPE = ("entropy", "varentropy", "top1", "top2", "margin", "rank", "probability")
 
@@ -64,26 +69,57 @@ class Measures:
         on: logits that those are computed on which are defined on either, raw or processed.
         sampling: temperature, top-k, top-p and min-p by which p and q are processed. Settings that depend on the
             preceding text are not supported.
+        log_probs: number of the likeliest tokens to keep of p and of q, see `Likeliest`.
 
     Raises:
         UsageError: a score is unknown or named twice, or a sampling setting is not supported.
     """
 
-    def __init__(self, divergences: Sequence[str], on: Logits, sampling: Sampling) -> None:
+    def __init__(self, divergences: Sequence[str], on: Logits, sampling: Sampling, log_probs: int = 0) -> None:
         if len(set(divergences)) < len(divergences):
             raise UsageError(f"scores are {', '.join(divergences)}; name each of them once")
         if sampling.repetition_penalty != 1.0 or sampling.processors:
             raise UsageError("traces support temperature, top_k, top_p and min_p; leave out penalties and processors")
-        self._on, self.sampling = on, sampling
+        self._on, self.sampling, self.log_probs = on, sampling, log_probs
         self._divergences = [name for name in divergences if is_divergence(name)]
         self._others = [score_named(name) for name in divergences if not is_divergence(name)]
         decision = ("drafted", "target_choice", "same_argmax", "same_token", "sd_accepts", "sd_probability")
         shape = (f"{model}_{name}" for model in ("target", "draft") for name in _SHAPE)
-        self.columns = (*decision, *self._divergences, *(score.written for score in self._others), *shape)
+        likeliest = (name for name in LIKELIEST for _ in range(log_probs))
+        self.scored = (*self._divergences, *(score.written for score in self._others))
+        self.columns = (*decision, *self.scored, *shape, *likeliest)
 
     def __call__(self, at: Positions) -> Tensor:
         """Returns (columns, N) on the logits' device, in fp32, which holds token ids and ranks exactly."""
         return torch.cat([self._of_chunk(chunk) for chunk in at.chunks()], 1)
+
+    def within(self, context: int | None, at: Positions) -> Tensor:
+        """Returns the same, where no rule accepts what lies beyond the draft's context, in tokens; None: it has no end.
+
+        Decoding drafts nothing there, so that each token takes a round.
+        """
+        measured = self(at)
+        if context is not None and bool((beyond := at.positions >= context).any()):
+            never = dict.fromkeys(("same_token", "sd_accepts", "sd_probability"), 0.0)
+            never |= dict.fromkeys(self.scored, math.inf)
+            for name, value in never.items():
+                measured[self.columns.index(name)].masked_fill_(beyond, value)
+        return measured
+
+    def scores(self, at: Positions) -> Tensor:
+        """Returns the scores alone, in the order of `scored`: (scores, N), in fp32."""
+        found = []
+        for chunk in at.chunks():
+            raw = DistributionPair(log_softmax(chunk.target_logits), log_softmax(chunk.draft_logits))
+            found.append(torch.stack([score.float() for score in self._scores(chunk, self._processed(chunk), raw)]))
+        return torch.cat(found, 1)
+
+    def by_name(self, measured: Array) -> dict[str, Array]:
+        """Returns the columns (columns, N) by name: (N,) each; those of the likeliest tokens are (N, k)."""
+        found, k = dict(zip(self.columns, measured, strict=True)), self.log_probs
+        begin = len(self.columns) - len(LIKELIEST) * k
+        wide = {name: measured[begin + i * k : begin + (i + 1) * k].T for i, name in enumerate(LIKELIEST)} if k else {}
+        return found | wide
 
     def _of_chunk(self, at: Positions) -> Tensor:
         x, y = at.drafted, at.choice
@@ -92,10 +128,18 @@ class Measures:
         p_top, p_shape = _shape(at.target_logits, raw.log_p, raw.p, x)
         q_top, q_shape = _shape(at.draft_logits, raw.log_q, raw.q, x)
         decision = (x, y, p_top == q_top, x == y, *self._exact(at, processed))
+        scores = self._scores(at, processed, raw)
+        measured = torch.stack([column.float() for column in (*decision, *scores, *p_shape, *q_shape)])
+        if not self.log_probs:
+            return measured
+        return torch.cat([measured, Likeliest.of(raw, self.log_probs).columns.float()])
+
+    def _scores(
+        self, at: Positions, processed: tuple[Tensor, Tensor] | None, raw: DistributionPair
+    ) -> Iterator[Tensor]:
         on = DistributionPair(*map(log_softmax, processed)) if self._on == "processed" and processed else raw
-        divergences = divergences_of_pair(self._divergences, on).values()
-        others = (score.of(self._seen(at, processed, score.on or self._on)) for score in self._others)
-        return torch.stack([column.float() for column in (*decision, *divergences, *others, *p_shape, *q_shape)])
+        yield from divergences_of_pair(self._divergences, on).values()
+        yield from (score.of(self._seen(at, processed, score.on or self._on)) for score in self._others)
 
     def _seen(self, at: Positions, processed: tuple[Tensor, Tensor] | None, on: Logits) -> Seen:
         target, draft = at.target_logits, at.draft_logits

@@ -224,7 +224,7 @@ class Completions:
 
     @cached_property
     def _columns(self) -> dict[str, tuple[Column, ...]]:
-        return tables_of(self.manifest.way, self.manifest.divergences, self.manifest.hidden)
+        return tables_of(*self.manifest.shape)
 
     def _in_completion(self, rounds: Drafts) -> Array:
         """Returns the positions in their completions where rounds begin."""
@@ -258,6 +258,9 @@ def _array(column: Column, values: Any) -> pa.Array:
     if not isinstance(values, np.ndarray):
         return values if isinstance(values, pa.Array) else pa.array(values, column.type)
     if values.ndim == 2:
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+        kind = column.type.value_type
+        return pa.FixedSizeListArray.from_arrays(
+            pa.array(values.ravel().astype(kind.to_pandas_dtype())), values.shape[1]
+        )
     whole = np.ma.getdata(values).astype(column.type.to_pandas_dtype())
     return pa.array(whole, column.type, mask=np.ma.getmaskarray(values) if np.ma.is_masked(values) else None)

@@ -21,9 +21,11 @@ from fsd_collectors.manifest import Manifest, Policy, TaskInfo
 from fsd_collectors.split import Identified, check_ids, tuning_and_certification
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
-from fsd_common.argument_checks import check_count, check_settings
+from fsd_common.addons import Addon
+from fsd_common.argument_checks import check_count, check_settings, named
 from fsd_common.errors import UnfinishedError, UsageError
 from fsd_common.progress.base import Advance, Progress
+from fsd_decoding import rules, scores
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.engine.engine import ENGINE_VERSION
@@ -63,8 +65,9 @@ def collect_traces(
     rule: str | None = None, threshold: float | None = None, divergence: str | None = None,
     draft_length: int | None = None, within_support: bool = False,
     temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-    divergences: Sequence[str] | None = None, on: Logits = "raw", hidden: Width | None = None, seed: int = 0,
-    batch_size: int = 32, device: str | None = None, dtype: str | None = None, model_kwargs: ModelKwargs | None = None,
+    divergences: Sequence[str] | None = None, on: Logits = "raw", hidden: Width | None = None,
+    log_probs: int | None = None, seed: int = 0, batch_size: int = 32, device: str | None = None,
+    dtype: str | None = None, model_kwargs: ModelKwargs | None = None,
     draft_model_kwargs: ModelKwargs | None = None, progress: Progress | None = None,
     workers: int | ModelWorkers | None = None, ray: str | None = None,
     before_fuzzy: Callable[[Any, Sequence[Any]], None] | None = None,
@@ -88,6 +91,8 @@ def collect_traces(
         divergences: names of the divergences to keep; by default all.
         on: logits on which these divergences and the rule's are computed.
         hidden: also keeps the draft's last hidden state, "whole" or projected to a number of components.
+        log_probs: also keeps the likeliest tokens of p and of q, so many of each, of which further scores are computed
+            later (`with_scores`).
         seed: seed of the noise and of that projection.
         batch_size: completions decoded at once.
         device, dtype, model_kwargs, draft_model_kwargs: see `SpeculativeDecoder.from_pretrained`.
@@ -105,17 +110,19 @@ def collect_traces(
     policy = policy_of(rule, threshold, divergence, draft_length, within_support)
     check_count("batch_size", batch_size)
     kept = tuple(DIVERGENCES) if divergences is None else tuple(divergences)
-    measures = Measures(kept, on, Sampling(temperature, top_k, top_p, min_p))
+    if log_probs is not None:
+        check_count(named("log_probs"), log_probs)
+    measures = Measures(kept, on, Sampling(temperature, top_k, top_p, min_p), log_probs or 0)
     decoder = SpeculativeDecoder.from_pretrained(
         target, draft, tokenizer=tokenizer, rule=policy.rule if policy else "target",
         divergence=policy.divergence if policy else "js", threshold=0.0 if threshold is None else threshold,
         draft_length=policy.draft_length if policy else 1, device=device, dtype=dtype,
         model_kwargs=model_kwargs, draft_model_kwargs=draft_model_kwargs, seed=seed,
-        sampling=measures.sampling, on=on, within_support=within_support,
+        sampling=measures.sampling, on=on, within_support=within_support, progress=progress,
     )  # fmt: skip
     states = None if hidden is None else _states(decoder, hidden, policy)
     problems = _unique_problems(task)
-    manifest = manifest_of(decoder, task, problems, policy, kept, states, batch_size)
+    manifest = manifest_of(decoder, task, problems, policy, kept, states, batch_size, measures.log_probs)
     reading = Reading(measures, policy is not None, task.max_new_tokens, task.stop, batch_size)
     # These two raise for what would otherwise stop the run late: a prompt or the draft.
     requests = decoder.requests([problem.prompt for problem in problems], task.max_new_tokens)
@@ -142,7 +149,7 @@ def collect_traces(
             read_here = partial(reading.read, decoder, states, advance)
             for portion, read in _read(portions, read_here, advance, others, job):
                 part = problems[portion.number * size : (portion.number + 1) * size]
-                writer.write(portion.number, _tables(task, writer.manifest, part, portion, read, measures.columns))
+                writer.write(portion.number, _tables(task, writer.manifest, part, portion, read, measures))
     return load_traces(out)
 
 
@@ -186,21 +193,21 @@ def _tables(
     problems: Sequence[Identified],
     portion: Portion,
     read: ReadPortion,
-    names: Sequence[str],
+    measures: Measures,
 ) -> dict[str, pa.Table]:
-    """Grades the texts of a portion and returns its tables; `names` are those of the measured columns."""
+    """Grades the texts of a portion and returns its tables; `measures` are those that it was read with."""
     tuning = {problem.id for problem in tuning_and_certification(problems)[0]}
     splits = ["tuning" if problem.id in tuning else "certification" for problem in problems]
     correct = [task.grade(problem, result.text) for problem, result in zip(problems, read.results, strict=True)]
     done = Completions(manifest, portion.ids, splits, portion.prompts, read.results, correct)
     if read.along_target is not None:
         traced = read.along_target
-        measured = dict(zip(names, traced.measured, strict=True))
+        measured = measures.by_name(traced.measured)
         tokens = done.along_target(traced.owner, traced.position, measured, traced.states)
         return {"tokens": tokens, "completions": done.table()}
     assert read.on_policy is not None
     rounds, drafted = read.on_policy
-    tokens = done.on_policy(rounds, drafted, dict(zip(names, drafted.measured, strict=True)))
+    tokens = done.on_policy(rounds, drafted, measures.by_name(drafted.measured))
     return {"tokens": tokens, "completions": done.table(), "rounds": done.rounds(rounds)}
 
 
@@ -248,6 +255,7 @@ def _unique_problems(task: Task) -> list[Identified]:
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "pyarrow")
 _ROWS = 250_000  # rows of a shard, at most, if every text has the maximum length
+_WIDTH = 10  # likeliest tokens of p and of q that take as much room as the rest of a row
 # Batches of a portion. Few leave rows of the batch empty at each portion's end; many are repeated if the run is killed.
 _FEWEST, _MOST = 2, 8
 _PROBLEMS = 32  # a portion may have as many batches as make this many problems, since each file has a cost of its own
@@ -293,9 +301,10 @@ def manifest_of(
     divergences: Sequence[str],
     states: HiddenStates | None,
     batch_size: int,
+    log_probs: int = 0,
 ) -> Manifest:
-    """Returns the manifest of a run."""
-    return Manifest(
+    """Returns the manifest of a run. UsageError: more of the likeliest tokens are to be kept than there are."""
+    manifest = Manifest(
         way="on-policy" if policy else "along-target",
         policy=policy,
         target=ModelInfo.of(decoder.target),
@@ -306,14 +315,29 @@ def manifest_of(
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
         divergences=tuple(divergences),
+        addons=_addons(policy, divergences),
         on=decoder.criterion.on,
         hidden=states.width if states else 0,
         projected=states is not None and states.projected,
+        log_probs=log_probs,
         batch_size=batch_size,
-        portion=_portion(batch_size, task.max_new_tokens * (policy.draft_length if policy else 1)),
+        portion=_portion(batch_size, task.max_new_tokens * (policy.draft_length if policy else 1), log_probs),
         device=str(decoder.device),
         versions=versions(str(ENGINE_VERSION)),
     )  # fmt: skip
+    if log_probs > manifest.vocabulary:
+        raise UsageError(
+            f"{named('log_probs')} is {log_probs}, and the models have {manifest.vocabulary} tokens; give fewer"
+        )
+    return manifest
+
+
+def _addons(policy: Policy | None, divergences: Sequence[str]) -> tuple[Addon, ...]:
+    """The code that is not of fsd-calib and that rows depend on."""
+    found = [*map(scores.addon_of, divergences)]
+    if policy is not None:
+        found += rules.addon_of(policy.rule), scores.addon_of(policy.divergence)
+    return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
 def task_info(task: Task, problems: Sequence[Identified]) -> TaskInfo:
@@ -335,8 +359,9 @@ def versions(engine: str) -> dict[str, str]:
     return {"python": platform.python_version(), **packages, "engine": engine}
 
 
-def _portion(batch_size: int, most_rows: int) -> int:
+def _portion(batch_size: int, most_rows: int, log_probs: int) -> int:
     """Returns the problems of a portion: whole batches whose rows, at most `most_rows` a problem, fit into a shard."""
-    fitting = _ROWS // (most_rows * batch_size)
+    width = 1 + log_probs // _WIDTH
+    fitting = _ROWS // (most_rows * batch_size * width)
     most = max(_MOST, -(-_PROBLEMS // batch_size))
     return batch_size * min(max(fitting, _FEWEST), most)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fsd_collectors.replay.blocks import Array, Block, Traces, blocks
 from fsd_common.errors import UsageError
+from fsd_decoding.rules import rule_named
 from fsd_decoding.scores import score_named
 
 Values = NDArray[np.float32]
@@ -153,6 +154,16 @@ _REFUSED = {
 }
 
 
+def replayable(name: str) -> Replayable:
+    """Returns how traces tell what a rule accepts, or one that is replayed in its place. UsageError: they do not."""
+    known = name in REPLAYABLE or name in _REFUSED
+    found = REPLAYABLE.get(name if known else rule_named(name, lambda rule: rule.name in REPLAYABLE).replayed_as or "")
+    if found is None:
+        why = _REFUSED.get(name, "its replayed_as names no rule that can be")
+        raise UsageError(f"rule {name!r} cannot be replayed: {why}; replay one of {', '.join(REPLAYABLE)}")
+    return found
+
+
 @dataclass(frozen=True)
 class Case:
     """A rule with, if it is fuzzy, a divergence and rising thresholds (m,); else with None and a threshold of -inf."""
@@ -163,7 +174,7 @@ class Case:
 
     @property
     def exact(self) -> str | None:
-        return REPLAYABLE[self.rule].exact
+        return replayable(self.rule).exact
 
     @property
     def window(self) -> int:
@@ -184,15 +195,14 @@ def cases(
         UsageError: as `sweep`.
     """
     check_along_target(traces, "replay")
-    for rule in rules:
-        check_rule(rule)
+    how = {rule: replayable(rule) for rule in rules}
     scales: dict[str, Array] = {}
-    if any(REPLAYABLE[rule].fuzzy for rule in rules):
+    if any(each.fuzzy for each in how.values()):
         scales = {name: _scale(traces, name, thresholds, where) for name in divergences}
     combined = [
         Case(rule, name, scale)
         for rule in rules
-        for name, scale in (scales.items() if REPLAYABLE[rule].fuzzy else [(None, np.array([-np.inf]))])
+        for name, scale in (scales.items() if how[rule].fuzzy else [(None, np.array([-np.inf]))])
     ]
     if not combined:
         raise UsageError(f"rules={rules!r} and divergences={divergences!r} make no case; give at least one of each")
@@ -205,13 +215,6 @@ def check_along_target(traces: Traces, use: str) -> None:
         raise UsageError(
             f"these traces are {traces.manifest.way}; {use} needs traces along the target: collect some without a rule"
         )
-
-
-def check_rule(name: str) -> None:
-    """Raises UsageError where the rule cannot be replayed."""
-    if name not in REPLAYABLE:
-        why = f"cannot be replayed: {_REFUSED[name]}" if name in _REFUSED else "is unknown"
-        raise UsageError(f"rule {name!r} {why}; replay one of {', '.join(REPLAYABLE)}")
 
 
 def check_lengths(lengths: Sequence[int]) -> Array:

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Block
-from fsd_collectors.replay.cases import REPLAYABLE, Case, scores_of_rows
+from fsd_collectors.replay.cases import Case, scores_of_rows
 from fsd_collectors.replay.counting import checked_lengths
 
 _LANES = 1 << 16  # lanes that are counted at once: a policy reads some hundred bytes of each
@@ -140,7 +140,7 @@ class DraftVerifier:
         self._exact = none if case.exact is None else columns[case.exact]
         self._differs = ~columns["same_token"] & ~self._exact
         self._scores = np.full(block.rows, np.nan)
-        if REPLAYABLE[case.rule].fuzzy and case.divergence is not None:
+        if case.divergence is not None:
             d = scores_of_rows(case, block).astype(np.float64)
             self._scores = np.where(np.isfinite(d), d, np.nan)  # as in decoding, no T accepts an infinite divergence
 

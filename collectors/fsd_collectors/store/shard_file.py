@@ -24,7 +24,7 @@ _RUN = "fsd_run"
 
 def schemas(manifest: Manifest) -> dict[str, pa.Schema]:
     """Returns the schemas of the run's tables, in the order of the listing; their metadata hold the run's id."""
-    columns = tables_of(manifest.way, manifest.divergences, manifest.hidden)
+    columns = tables_of(*manifest.shape)
     plain = {table: schema_of(table, of) for table, of in columns.items()}
     return {table: schema.with_metadata({**schema.metadata, _RUN: manifest.run}) for table, schema in plain.items()}
 

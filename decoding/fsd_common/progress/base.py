@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from filelock import FileLock, Timeout
 
-from fsd_common.formatting import clock
+from fsd_common.formatting import clock, megabytes
 
 Advance = Callable[[int], None]
 _SECONDS_BEFORE_NOTE = 10.0  # of a wait
@@ -33,6 +33,25 @@ class Progress(Protocol):
     def note(self, line: str) -> None:
         """Shows a line that belongs to no step."""
         ...
+
+
+@contextmanager
+def reading(progress: Progress, what: str, size: int) -> Iterator[Advance]:
+    """Yields a function that adds bytes to a step, which shows megabytes.
+
+    Args:
+        size: bytes in all.
+    """
+    read = shown = 0
+    with progress.step(f"{what}, MB", megabytes(size)) as advance:
+
+        def add(more: int) -> None:
+            nonlocal read, shown
+            read += more
+            advance(megabytes(read) - shown)
+            shown = megabytes(read)
+
+        yield add
 
 
 @runtime_checkable

@@ -94,7 +94,7 @@ def _lossless_tokens(profile: ThresholdProfile) -> float:
     if profile.rule == "fsd":
         return 1.0
     sd = [p for p in corrected(profile.curve) if p.setting == Setting("sd", p.setting.divergence, profile.draft_length)]
-    return sd[0].tokens_per_round if sd else profile.tokens_per_round.sd
+    return sd[0].tokens_per_round if sd else profile.tokens_per_round.lossless
 
 
 _LEARNED = ("rounds", "seconds", "tokens", "expected")

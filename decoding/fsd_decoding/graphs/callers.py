@@ -184,7 +184,7 @@ class CompiledCaller:
         self._graphs: RecentlyUsed[Callable[..., Any]] = RecentlyUsed()
 
     def size(self, needed: int) -> int:
-        return max(128, power_of_two(needed))
+        return slots_of_graphs(needed)
 
     def rows(self, requests: int, batch_size: int) -> int:
         return min(batch_size, power_of_two(requests))
@@ -218,6 +218,11 @@ def _compile(function: Any, backend: str) -> Callable[..., Any]:
         "guard_filter_fn": torch.compiler.skip_all_guards_unsafe
     }
     return torch.compile(copy, fullgraph=True, dynamic=False, backend=backend, options=unguarded)
+
+
+def slots_of_graphs(needed: int) -> int:
+    """Returns the number of slots for `needed`: few numbers occur, as each has graphs of its own."""
+    return max(128, power_of_two(needed))
 
 
 def power_of_two(size: int) -> int:

@@ -321,15 +321,18 @@ def choose(model: Any) -> LeanModel | str:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def place_weights(model: Any) -> None:
+def place_weights(model: Any, copied: Callable[[int], None]) -> None:
     """Copies the weights of a model that was just loaded to where forward passes will read them.
 
     The lean one wants some side by side. On a CPU all are copied, also out of their files, which transformers maps:
     those may then be replaced or written to.
+
+    Args:
+        copied: called with the bytes of every copy on a CPU.
     """
     everything = chain(model.parameters(), model.buffers())
     on_cpu = [weight for weight in everything if weight.device.type == "cpu" and type(weight.data) is Tensor]
-    pages = Pages(on_cpu)
+    pages = Pages(on_cpu, copied)
     if next(_obstacles(model), None) is None and not _copies(model):
         with suppress(AttributeError):  # a changed model, which will be run by its modules
             LeanModel(model, pages=pages if model.device.type == "cpu" else None)

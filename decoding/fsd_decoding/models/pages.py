@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import torch
@@ -18,14 +18,15 @@ class Pages:
 
     Args:
         tensors: all that may be.
+        copied: called with the bytes of every copy.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], copied: Callable[[int], None]) -> None:
         size = sum(_aligned(tensor.nbytes) for tensor in tensors)
         self._memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(AttributeError, OSError):  # another system than Linux, or a kernel without them
             self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._used = 0
+        self._used, self._copied = 0, copied
 
     def cat(self, parts: Sequence[Tensor]) -> Tensor:
         """Returns a copy of the parts, joined along their first axis."""
@@ -34,7 +35,9 @@ class Pages:
             return torch.cat(tuple(parts))
         joined = torch.frombuffer(self._memory, dtype=first.dtype, count=count, offset=self._used)
         self._used += _aligned(joined.nbytes)
-        return torch.cat(tuple(parts), out=joined.view(-1, *first.shape[1:]))
+        copy = torch.cat(tuple(parts), out=joined.view(-1, *first.shape[1:]))
+        self._copied(copy.nbytes)
+        return copy
 
 
 def _aligned(nbytes: int) -> int:

@@ -16,7 +16,7 @@ from fsd_decoding.divergence import entropy, log_softmax
 from fsd_decoding.observers.stopwatch import Stopwatch
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.proposal import Proposal, Verdict
-from fsd_decoding.rules import RULES, Rule
+from fsd_decoding.rules import Rule, rule_named
 from fsd_decoding.scores import scores_of
 from fsd_decoding.tensors import lazy, to_device
 from fsd_decoding.walk import emitted_tokens
@@ -75,7 +75,7 @@ class RoundRecord:
     @lazy
     def exact_verdict(self) -> Verdict:
         """What the rule's lossless rule, with the same noise, decides on every drafted token."""
-        return RULES[self.rule.lossless].judge(self.proposal) if self.rule.fuzzy else self.verdict
+        return rule_named(self.rule.lossless).judge(self.proposal) if self.rule.fuzzy else self.verdict
 
     def _first(self, counts: Tensor) -> Tensor:
         span = torch.arange(self.proposal.drafted.shape[1], device=counts.device)

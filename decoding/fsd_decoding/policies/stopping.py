@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsd_common.addons import OWN, Registry, addon
 from fsd_common.errors import UsageError
 from fsd_decoding.batch import Batch, Row
 from fsd_decoding.tensors import lazy, to_device
@@ -58,19 +60,24 @@ class StopPolicy:
     """Decides how far rows draft. Subclass it, or pass a function with the signature of `goes_on`.
 
     Attributes:
+        name: by which it was found, see `stop_policy_named`; None: it was made in Python.
         identity: names the policy in caches of texts; None: texts are not cached.
         reads_threshold: decisions depend on T, so a text holds for its own T only and for no interval around it.
         rules: the rules whose drafts it ends; None: all.
         looks: it reads tensors on the host, so on CUDA it is called while the next draft step is under way.
         watches: it hooks into the draft's forward passes, which then run one by one, when the policy requests them,
             and outside of CUDA graphs.
+        replayed: the policy of `fsd_collectors.replay` that ends drafts in forecasts as this does; None: forecasts take
+            drafts as a whole.
     """
 
+    name: str | None = None
     identity: str | None = None
     reads_threshold: bool = False
     rules: frozenset[str] | None = None
     looks: bool = True
     watches: bool = False
+    replayed: Any = None
 
     def goes_on(self, state: DraftState) -> Answer:
         """Returns, before each draft step, which rows draft one more token. A row that stopped remains stopped."""
@@ -99,12 +106,45 @@ class FunctionStopPolicy(StopPolicy):
         return self._function(state)
 
 
-def as_policy(policy: StopPolicy | Callable[[DraftState], Answer]) -> StopPolicy:
-    """Returns a stop policy. Raises UsageError if the argument is neither a policy nor a function."""
+def _as_named(found: Any, name: str) -> StopPolicy | None:
+    """A stop policy of an add-on, whose identity is that of its code too."""
+    policy = found() if isinstance(found, type) and issubclass(found, StopPolicy) else copy.copy(found)
+    known = addon("stop policy", name)
+    if not isinstance(policy, StopPolicy) or known is None:
+        return None
+    policy.name, own = name, "" if policy.identity is None else f" {policy.identity}"
+    policy.identity = f"{name} ({known.version or 'no version'}, {known.source[:16]}){own}"
+    return policy
+
+
+_POLICIES = Registry[StopPolicy](
+    "stop policy", {}, _as_named, "a StopPolicy (fsd_decoding.policies.stopping), or a subclass without arguments"
+)
+
+
+def stop_policy_named(name: str) -> StopPolicy:
+    """Returns the stop policy that is found by a name, `module:Name` or that of an entry point.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = _POLICIES.find(name) if isinstance(name, str) else None
+    if found is None:
+        known = "".join(f"{each}, " for each in _POLICIES.names)
+        raise UsageError(f"unknown stop policy {name!r:.60}; known: {known}{OWN}")
+    return found
+
+
+def as_policy(policy: StopPolicy | Callable[[DraftState], Answer] | str) -> StopPolicy:
+    """Returns a stop policy. UsageError: the argument is neither a policy nor a function, or names none."""
+    if isinstance(policy, str):
+        return stop_policy_named(policy)
     if isinstance(policy, StopPolicy):
         return policy
     if not callable(policy):
-        raise UsageError(f"stop_policy is {policy!r:.80}; it must be a StopPolicy, or a function of a DraftState")
+        raise UsageError(
+            f"stop_policy is {policy!r:.80}; it must be a StopPolicy, its name, or a function of a DraftState"
+        )
     return FunctionStopPolicy(policy)
 
 

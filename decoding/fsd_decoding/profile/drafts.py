@@ -10,6 +10,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.eagle_head import EagleHead
+from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_decoding.profile.parts import DraftKind, ModelInfo
@@ -21,6 +22,8 @@ def kind_of(draft: Any) -> DraftKind | None:
         return "eagle"
     if isinstance(draft, NGram):
         return "ngram"
+    if isinstance(draft, NamedDrafter):
+        return "addon"
     return None if isinstance(draft, DraftSource) else "model"
 
 
@@ -39,6 +42,7 @@ def info_of(draft: Any, target: Any) -> ModelInfo:
         return ModelInfo(id=draft.name or name, revision=draft.revision, fingerprint=draft.fingerprint,
                          vocab_size=vocabulary, dtype=dtype, quantization=None, attention=None, kind=kind)  # fmt: skip
     fingerprint = hashlib.sha256(name.encode()).hexdigest()
+    name = draft.name if kind == "addon" else name
     return ModelInfo(id=name, revision=None, fingerprint=fingerprint, vocab_size=vocabulary, dtype="float32",
                      quantization=None, attention=None, kind=kind or "model")  # fmt: skip
 
@@ -51,6 +55,8 @@ def draft_of(info: ModelInfo) -> Any:
     """
     if info.kind == "eagle":
         return Eagle(info.id, info.revision)
+    if info.kind == "addon":
+        return NamedDrafter(info.id)
     return _ngram(info.id) if info.kind == "ngram" else info.id
 
 

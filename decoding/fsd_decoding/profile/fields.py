@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
+from fsd_common.addons import Addon
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.io import SCHEMA_VERSION
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
@@ -57,37 +59,38 @@ MET: Final = (*CERTIFIED, "untested", "lossless", "front")
 
 
 def timed_outcome(
-    tested: Outcome, over_sd: tuple[float, float], chosen: tuple[float, float], wanted: float | None = None
+    tested: Outcome, over_lossless: tuple[float, float], chosen: tuple[float, float], wanted: float | None = None
 ) -> Outcome:
     """Returns the outcome after timing: of a setting that passed its test, by the intervals [low, high] of its speed.
 
     Args:
         tested: the outcome before: of what passed its test `certified-speed-unknown`. Any other one stands.
-        over_sd: of its speed divided by that of `sd`.
+        over_lossless: of its speed divided by that of the fastest lossless rule.
         chosen: of its speed.
-        wanted: the speed that was requested; None: the highest was, so it is compared with `sd`.
+        wanted: the speed that was requested; None: the highest was, so it is compared with the fastest lossless rule.
     """
     if tested != "certified-speed-unknown":
         return tested
     if wanted is not None and chosen[1] < wanted:
         return "too-slow"
-    if over_sd[1] < 1:
+    if over_lossless[1] < 1:
         return "certified-slower"
-    shown = over_sd[0] > 1 if wanted is None else chosen[0] >= wanted
+    shown = over_lossless[0] > 1 if wanted is None else chosen[0] >= wanted
     return "certified-faster" if shown else "certified-speed-unknown"
 
 
-def follows(outcome: Outcome, over_sd: tuple[float, float], *, certified: bool, lossless_meets: bool) -> bool:
-    """Returns whether decoders run the chosen setting: an explored one, or one that passed its test, unless `sd` is
-    shown to be faster and does what was requested.
+def follows(outcome: Outcome, over_lossless: tuple[float, float], *, certified: bool, lossless_meets: bool) -> bool:
+    """Returns whether decoders run the chosen setting: an explored one, or one that passed its test, unless
+    lossless decoding is shown to be faster and does what was requested.
 
     Args:
         outcome: after timing.
-        over_sd: the interval [low, high] of its speed divided by that of `sd`; up to infinity where nothing was timed.
+        over_lossless: the interval [low, high] of its speed divided by that of the fastest lossless rule; up to
+            infinity where nothing was timed.
         certified: whether the setting passed its test.
-        lossless_meets: whether `sd` does what was requested, as far as a faster one can.
+        lossless_meets: whether the lossless one does what was requested, as far as a faster one can.
     """
-    return outcome == "untested" or (certified and (over_sd[1] >= 1 or not lossless_meets))
+    return outcome == "untested" or (certified and (over_lossless[1] >= 1 or not lossless_meets))
 
 
 def _check_order(interval: tuple[float, float]) -> tuple[float, float]:
@@ -100,17 +103,18 @@ Interval = Annotated[tuple[Amount, Amount], AfterValidator(_check_order)]
 
 
 class SpeedIntervals(Part):
-    """Confidence intervals [low, high] of each speed, in its unit, and of the ratios of the chosen one to `sd` and to
-    the target alone. Ratios are of the same problems, so a slow machine changes them less than the speeds."""
+    """Confidence intervals [low, high] of each speed, in its unit, and of the ratios of the chosen one to the
+    lossless one and to the target alone. Ratios are of the same problems, so a slow machine changes them less
+    than the speeds."""
 
     target: Interval
     """Of the speed of the target alone."""
-    sd: Interval
-    """Of the speed of `sd`."""
+    lossless: Interval
+    """Of the speed of the fastest lossless rule."""
     chosen: Interval
     """Of the speed of the chosen configuration."""
-    over_sd: Interval
-    """Of the chosen configuration's speed divided by that of `sd`."""
+    over_lossless: Interval
+    """Of the chosen configuration's speed divided by that of the fastest lossless rule."""
     over_target: Interval
     """Of the chosen configuration's speed divided by that of the target alone."""
     confidence: Confidence
@@ -122,8 +126,8 @@ class SpeedRatios(Part):
     streams: groups of problems), which both configurations decoded one after the other. Stalls of the machine change it
     less than they change speeds, so it is not exactly a speed divided by another."""
 
-    over_sd: Positive
-    """As `sd`."""
+    over_lossless: Positive
+    """As `lossless`."""
     over_target: Positive
     """As the target alone."""
 
@@ -131,8 +135,8 @@ class SpeedRatios(Part):
 class _EachOfThree(Part):
     target: Positive
     """Of the target alone."""
-    sd: Positive
-    """Of `sd` at its own best draft length."""
+    lossless: Positive
+    """Of the fastest lossless rule (`sd`, `coupled` or `sd-block`) at its own best draft length."""
     chosen: Positive
     """Of the chosen configuration."""
 
@@ -143,7 +147,7 @@ class AnswerSeconds(_EachOfThree):
 
 
 class SpeedFigures(_EachOfThree):
-    """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
+    """Speeds of the target alone, of the fastest lossless rule at its best and of the chosen configuration, measured in
     turn on the same problems; the target has fewer of them. A speed is that of a typical problem: the centre of the
     problems' own, which single stalls do not change."""
 
@@ -167,9 +171,9 @@ class SpeedFigures(_EachOfThree):
         return self
 
     @property
-    def over_sd(self) -> float:
-        """How many times as fast as `sd` the chosen configuration is."""
-        return self.chosen / self.sd if self.ratios is None else self.ratios.over_sd
+    def over_lossless(self) -> float:
+        """How many times as fast as the fastest lossless rule the chosen configuration is."""
+        return self.chosen / self.lossless if self.ratios is None else self.ratios.over_lossless
 
     @property
     def over_target(self) -> float:
@@ -258,7 +262,7 @@ class Effort(Part):
     """What the calibration decoded."""
 
     baseline: Work
-    """With the target alone and with `sd`."""
+    """With the target alone and with the fastest lossless rule."""
     search: Work
     """For the search."""
     certification: Work
@@ -340,11 +344,11 @@ class ProfileContent(Part):
     """When the calibration began, ISO 8601 with a time zone."""
     outcome: Outcome
     """What the test showed of accuracy, and then the clock of speed. certified-faster, -speed-unknown, -slower: the
-    chosen setting passed the test, and its speed was shown to be higher than that of `sd` (or at least what was
+    chosen setting passed the test, and its speed was shown to be higher than that of `lossless` (or at least what was
     requested), was not shown to be higher or lower, or was shown to be lower. not-certified: no candidate passed the
     test. too-slow: nothing reaches the requested speed; what passed the test is certified all the same. untested: the
-    calibration explored (--explore). front: the whole curve was requested, and no point was chosen. lossless: `sd`
-    itself does what was requested, and no fuzzy setting was chosen."""
+    calibration explored (--explore). front: the whole curve was requested, and no point was chosen. lossless:
+    `lossless` itself does what was requested, and no fuzzy setting was chosen."""
     task: str
     """Name of the task."""
     prompt: PromptInfo | None = None
@@ -354,7 +358,7 @@ class ProfileContent(Part):
     target: ModelInfo
     """The target model."""
     draft: ModelInfo
-    """The model that decoders of the profile draft with: that of the chosen setting; without a threshold, of `sd`."""
+    """The model that decoders of the profile draft with: of the chosen setting; without a threshold of `lossless`."""
     tokenizer: str
     """Fingerprint of the tokenizer, which both models share."""
     rule: str
@@ -375,8 +379,8 @@ class ProfileContent(Part):
     """Number of tokens drafted in a round, one after the other: with trees, their depth."""
     tree: TreeShape | None = None
     """The shape of the trees that are drafted. null: chains are."""
-    sd: Setting | None = None
-    """`sd` with what it was timed with, its own best. null: not measured."""
+    lossless: Setting | None = None
+    """The fastest lossless rule, with what it was timed with, its own best. null: not measured."""
     sampling: SamplingInfo
     """How tokens were sampled."""
     seed: int
@@ -395,9 +399,9 @@ class ProfileContent(Part):
     """Accuracy of the target and of the chosen configuration: that of `threshold`, or if that is null of `estimate`,
     or if that is null too the lossless rule."""
     tokens_per_round: TokensPerRound
-    """Tokens per round of `sd` and of the chosen configuration, as in `accuracy`."""
+    """Tokens per round of the fastest lossless rule and of the chosen configuration, as in `accuracy`."""
     speed: Speed
-    """Speeds of the target, of `sd` and of the chosen configuration, as in `accuracy`."""
+    """Speeds of the target, of `lossless` and of the chosen configuration, as in `accuracy`."""
     estimate: Estimate | None
     """The configuration that was tested or chosen and that decoders do not run. null: there is none, or they run it."""
     costs: CostInfo | None = None
@@ -414,8 +418,14 @@ class ProfileContent(Part):
     """The acceptance rates that a decoder's own are compared with. null: not measured."""
     other_drafts: tuple[ModelInfo, ...] = ()
     """Drafts of the same search and attempt; points of the curve name them."""
+    addons: tuple[Addon, ...] = ()
+    """Code that is not of fsd-calib and that points of the curve depend on. Decoders of the profile refuse other code
+    under these names."""
     early_stop: EarlyStopInfo | None = None
     """Ends drafts of fuzzy rules early in decoders of the profile. null: they have `draft_length` tokens."""
+    stop_policy: str | None = None
+    """The policy that ends drafts of the rule early in decoders of the profile, by its name: code that is not of
+    fsd-calib. null: there is none."""
     effort: Effort | None = None
     """What the calibration decoded. null: not measured."""
     compile: Rounds | None = None
@@ -470,9 +480,10 @@ class ProfileContent(Part):
             )
         if self.outcome in ("certified-faster", "certified-slower") and self.outcome != (shown := _shown_by(speed)):
             raise ValueError(f"outcome is {self.outcome!r}, but the intervals of speed show {shown!r}")
-        if self.outcome == "lossless" and speed.wanted is not None and speed.sd < speed.wanted:
+        if self.outcome == "lossless" and speed.wanted is not None and speed.lossless < speed.wanted:
             raise ValueError(
-                f"outcome is 'lossless', but the speed, {speed.sd} {speed.unit}, is below speed.wanted, {speed.wanted}"
+                f"outcome is 'lossless', but the speed, {speed.lossless} {speed.unit}, is below speed.wanted, "
+                f"{speed.wanted}"
             )
         return self
 
@@ -491,18 +502,33 @@ class ProfileContent(Part):
 
     @property
     def followed(self) -> Setting:
-        """The setting that decoders run. Without a threshold they draft as `sd` did, under `sd` itself if that does
-        what was requested, else under the rule's lossless form."""
+        """The setting that decoders run. Without a threshold they run `lossless` if that does what was requested, else
+        the lossless form of the rule, with the same drafts."""
         from fsd_decoding.rules import rule_named
 
         if self.threshold is not None:
             return self.chosen
-        rule = "sd" if self.outcome == "lossless" or self.certificate.certified else rule_named(self.rule).lossless
-        return replace(self.sd or self.chosen, divergence=self.divergence, draft=None).under(rule)
+        self.require_addons(self.rule)
+        best = replace(self.lossless or self.chosen.under("sd"), divergence=self.divergence, draft=None)
+        suffices = self.outcome == "lossless" or self.certificate.certified
+        return best if suffices else best.under(rule_named(self.rule).lossless)
+
+    def require_addons(self, *names: str) -> None:
+        """Raises UsageError where code that is not of fsd-calib is missing here, or is not what was calibrated with.
+
+        Args:
+            names: of rules, scores, drafters and stop policies.
+        """
+        recorded, whose = {each.name: each for each in self.addons}, f"the profile of {self.task!r}"
+        for family in (name.partition("@")[0] for name in names):
+            if family in recorded:
+                recorded[family].require(whose)
+            elif ":" in family:
+                raise UsageError(f"{whose} needs {family!r}, and does not say what code that was; calibrate again")
 
 
 def _shown_by(speed: Speed) -> Outcome:
     """The outcome of a setting with these speeds that passed its test."""
     unknown: Outcome = "certified-speed-unknown"
     ends = speed.intervals
-    return unknown if ends is None else timed_outcome(unknown, ends.over_sd, ends.chosen, speed.wanted)
+    return unknown if ends is None else timed_outcome(unknown, ends.over_lossless, ends.chosen, speed.wanted)

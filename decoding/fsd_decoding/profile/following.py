@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.batch import Request
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoding_setting import DecodingSetting
-from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.fields import MET
 from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, brief
@@ -44,12 +45,12 @@ class DraftsByRule:
 
     @classmethod
     def of(cls, profile: ThresholdProfile) -> DraftsByRule:
-        """Where `sd` was timed with another shape of the same draft, lossless rules take that, as deep as it was."""
-        followed, sd = profile.followed, profile.sd
+        """Where `lossless` was timed with another shape of the same draft, lossless rules take that, as deep."""
+        followed, lossless = profile.followed, profile.lossless
         own = Drafts(followed.draft_length, followed.tree)
-        if sd is None or sd.draft is not None or sd.tree == own.tree:
+        if lossless is None or lossless.draft is not None or lossless.tree == own.tree:
             return cls(own, own)
-        return cls(own, Drafts(sd.draft_length, sd.tree))
+        return cls(own, Drafts(lossless.draft_length, lossless.tree))
 
     def followed(self, kept: Drafts, before: str, rule: str) -> Drafts:
         """Returns what a decoder drafts under another rule: the profile's own goes with the rule, another tree stays.
@@ -251,7 +252,14 @@ def early_stop(profile: ThresholdProfile, target: Any, draft: Any, tokenizer: An
         UsageError: the predictor is missing, altered, or not the one that the profile was calibrated with; or the
             tokenizer or the package of predictors is missing.
     """
-    if profile.early_stop is None or (profile.threshold is None and profile.outcome != "front"):
+    if profile.threshold is None and profile.outcome != "front":
+        return None
+    if profile.stop_policy is not None:
+        profile.require_addons(profile.stop_policy)
+        policy = copy.copy(stop_policy_named(profile.stop_policy))
+        policy.rules = frozenset({profile.rule})
+        return policy
+    if profile.early_stop is None:
         return None
     if tokenizer is None:
         raise UsageError("the profile stops drafts early, which needs the tokenizer; pass tokenizer=")
@@ -261,8 +269,8 @@ def early_stop(profile: ThresholdProfile, target: Any, draft: Any, tokenizer: An
             "the profile stops drafts early, which needs the package fsd_predictors; install the whole of fsd-calib"
         )
     folder = (profile.folder or Path()) / profile.early_stop.predictor
-    policy: StopPolicy = next(iter(makers)).load()(folder, profile, target, draft, tokenizer)
-    return policy
+    made: StopPolicy = next(iter(makers)).load()(folder, profile, target, draft, tokenizer)
+    return made
 
 
 def following(profile: ThresholdProfile, decoder: Any = None) -> str:
@@ -353,9 +361,13 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
     """Returns what a profile sets, but for its early stop, which needs the models.
 
     Raises:
-        UsageError: this version does not know its threshold policy.
+        UsageError: this version does not know its threshold policy, or code of others that it needs is missing or is
+            not that.
     """
     followed = profile.followed
+    profile.require_addons(
+        followed.rule, followed.divergence, profile.draft.id if profile.draft.kind == "addon" else ""
+    )
     moved = followed.moved
     return DecodingConfig(
         rule=followed.rule, divergence=followed.divergence, threshold=-1.0 if moved is None else moved,

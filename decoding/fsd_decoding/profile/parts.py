@@ -66,8 +66,10 @@ class DataInfo(Part):
     """Number of problems in the certification part."""
 
 
-DraftKind = Literal["model", "eagle", "ngram"]
-IN_WORDS: Final[dict[DraftKind, str]] = {"model": "draft model", "eagle": "EAGLE head", "ngram": "n-gram draft"}
+DraftKind = Literal["model", "eagle", "ngram", "addon"]
+IN_WORDS: Final[dict[DraftKind, str]] = {
+    "model": "draft model", "eagle": "EAGLE head", "ngram": "n-gram draft", "addon": "drafter",
+}  # fmt: skip
 """What kinds of drafts are called."""
 
 
@@ -75,7 +77,7 @@ class ModelInfo(Part):
     """A model, or what drafts in place of one."""
 
     id: str
-    """Its id on the hub, or its folder. Of an n-gram draft its settings."""
+    """Its id on the hub, or its folder. Of an n-gram draft its settings, of a drafter that is an add-on its name."""
     revision: str | None
     """Its commit on the hub. null: it has none, or it is not known."""
     fingerprint: str
@@ -89,7 +91,8 @@ class ModelInfo(Part):
     attention: str | None
     """The kind of attention that it was loaded with. null: it is no model."""
     kind: DraftKind
-    """What it is: a model, an EAGLE head of the target, or an n-gram draft, which has no weights."""
+    """What it is: a model, an EAGLE head of the target, an n-gram draft, which has no weights, or a drafter that is not
+    of fsd-calib."""
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:
@@ -395,14 +398,14 @@ class Accuracy(Part):
 class TokensPerRound(Part):
     """Tokens per round, on the same part as `Accuracy`."""
 
-    sd: Positive
-    """Of `sd` at its own best draft length."""
+    lossless: Positive
+    """Of the fastest lossless rule at its own best draft length."""
     chosen: Positive
     """Of the chosen configuration."""
 
 
 class Estimate(Part):
-    """A configuration that no decoder uses: the certified one, if it is slower than `sd`. If nothing was certified: the
+    """A configuration that no decoder uses: the certified one, if slower than lossless. If nothing was certified: the
     safest one tested, or the fastest if speed was requested."""
 
     threshold: Amount

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
+from fsd_common.addons import Addon
 from fsd_common.formatting import in_trees
 from fsd_decoding.profile.parts import Amount, Natural, PolicyInfo, moved
 from fsd_decoding.tree_shape import TreeShape
@@ -103,6 +104,14 @@ class Setting:
     def drafting(self) -> Drafting:
         """What drafts for it."""
         return Drafting(self.draft, self.tree)
+
+    @property
+    def addons(self) -> tuple[Addon, ...]:
+        """Its rule and score, where they are not of fsd-calib. UsageError: one is missing."""
+        from fsd_decoding import rules, scores
+
+        found = rules.addon_of(self.rule), scores.addon_of(self.divergence)
+        return tuple(each for each in found if each is not None)
 
     @property
     def moved(self) -> float | ScalePolicy | None:

@@ -298,7 +298,9 @@ class ThresholdProfile(ProfileContent):
         divergence = self.divergence if self.early_stop is not None else None  # an early stop is for one divergence
         certificate = self.certificate if self.bound else self.certificate.model_copy(update={"guarantee": "none"})
         selector = PointSelector(self.curve, certificate, self.chosen, certified, divergence)
-        return selector.by_accuracy(min_acc) if min_acc is not None else selector.by_speed(min_speed or 0.0)
+        choice = selector.by_accuracy(min_acc) if min_acc is not None else selector.by_speed(min_speed or 0.0)
+        self.require_addons(choice.setting.rule, choice.setting.divergence)
+        return choice
 
 
 def _check_same_model(role: str, then: ModelInfo, now: ModelInfo) -> None:

@@ -14,13 +14,14 @@ import torch
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.loading import ModelSource, default_device, is_source
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 from fsd_decoding.workers.backends import LocalWorkers, RayWorkers, cluster_nodes, connected
 from fsd_decoding.workers.pool import WorkerPool
 
-AnyDraft = ModelSource | Eagle | NGram
+AnyDraft = ModelSource | Eagle | NGram | NamedDrafter
 """A draft that other processes can load."""
 
 
@@ -48,7 +49,7 @@ class Sources:
         """Returns the draft of this name; models are named by what they are loaded from. None: the first."""
         if name is None:
             return self.drafts[0]
-        others = (draft for draft in self.drafts if isinstance(draft, Eagle | NGram))
+        others = (draft for draft in self.drafts if isinstance(draft, Eagle | NGram | NamedDrafter))
         return next((draft for draft in others if draft.name == name), name)
 
     def check_loadable(self, setting: str, process: str, way_out: str) -> None:
@@ -68,7 +69,9 @@ class Sources:
     def _loaded(self) -> Iterator[tuple[str, object]]:
         models = (("target", self.target), *(("draft", draft) for draft in self.drafts))
         return (
-            (role, model) for role, model in models if not isinstance(model, NGram | Eagle) and not is_source(model)
+            (role, model)
+            for role, model in models
+            if not isinstance(model, NGram | Eagle | NamedDrafter) and not is_source(model)
         )
 
 

@@ -17,8 +17,8 @@ from fsd_decoding.models.forward import attention_kind
 from fsd_decoding.workers.model_workers import AnyDraft, Sources
 
 OTHER_MODELS = (
-    "a worker has other models, or other versions of libraries, than the process that started it; do not "
-    "change models while they are decoded, and install the same versions on all machines"
+    "a worker has other models, or other versions of libraries or add-ons, than the process that started it; do not "
+    "change them while they are used, and install the same versions on all machines"
 )
 
 _kept: dict[tuple[Sources, AnyDraft], SpeculativeDecoder] = {}

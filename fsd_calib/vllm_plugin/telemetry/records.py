@@ -24,6 +24,7 @@ from fsd_collectors.manifest import Manifest, Policy, TaskInfo
 from fsd_collectors.store.writing import TraceWriter
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.scores import score_named
 
 PORTION = 50  # texts of a shard, at most
 
@@ -126,7 +127,8 @@ def tables_of(manifest: Manifest, measured: Sequence[str], texts: Sequence[Serve
     drafted = DraftedTokens.of(drafts.proposed, first_tokens, np.concatenate(facts, 1), None)
     named = dict(zip(columns, drafted.measured, strict=True))
     assert manifest.policy is not None
-    named[manifest.policy.divergence] = named["judged"]  # the D that decided, which may differ in the last digit
+    if not score_named(manifest.policy.divergence).window:  # traces have those without a look at later tokens
+        named[manifest.policy.divergence] = named["judged"]  # what decided, which may differ in the last digit
     sampled = ~np.array([text.greedy for text in texts], bool)[drafts.owner[drafted.round_]]
     named |= {name: np.ma.masked_array(named[name], sampled) for name in _OF_NOISE}
     return {"tokens": done.on_policy(drafts, drafted, named), "completions": done.table()}

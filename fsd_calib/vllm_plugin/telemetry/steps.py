@@ -33,8 +33,8 @@ class Step:
     layout: Layout
     accepted: Array  # (B,) drafted tokens that vLLM accepted
     sampled: Array  # (B, L + 1 or 1) tokens it emitted, padded with -1
-    facts: Array  # (3 or more, N) of the drafted tokens: D, 1 where D <= T, 1 where it is the target's argmax; if
-    # recorded, the columns of `Measures`
+    facts: Array  # (3 or more, N) of the drafted tokens: the score, infinite where no T accepts; 1 where it is at most
+    # T; 1 where the token is the target's argmax; if recorded, the columns of `Measures`
     drafted: Array  # (B,) drafted tokens that it verified, also those whose logits were not compared
     begins: Array  # (B,) where the emitted tokens begin, counted from the prompt's first token
     emits: Array  # (B,) bool: whether they count; those of a prompt that is not yet read to its end do not
@@ -189,10 +189,11 @@ class _Sent:
 
 
 def _on_host(facts: Array | Sequence[Tensor]) -> Array | Tensor:
-    """Returns rows of facts as one array or tensor in fp32, nobody else's, on the host or on the way there."""
+    """Returns rows of facts as one array or tensor, nobody else's, on the host or on the way there."""
     if isinstance(facts, np.ndarray):
         return facts
-    return _to_host(torch.cat([each.float().reshape(-1, each.shape[-1]) for each in facts]))
+    rows = (each if each.is_floating_point() else each.float() for each in facts)
+    return _to_host(torch.cat([each.reshape(-1, each.shape[-1]) for each in rows]))
 
 
 def _to_host(tensor: Tensor) -> Array | Tensor:

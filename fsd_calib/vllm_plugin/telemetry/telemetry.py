@@ -11,6 +11,7 @@ from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.version import __version__ as vllm_version
 
+from fsd_calib.vllm_plugin.judge import sampled_as
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN, Acceptance, Counters
 from fsd_calib.vllm_plugin.telemetry.records import Records, manifest_of
@@ -20,7 +21,6 @@ from fsd_collectors.collection.measures import Measures
 from fsd_collectors.manifest import Manifest
 from fsd_decoding.profile.following import Drift, coverage_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.sampling import Sampling
 
 logger = init_logger("vllm.fsd")
 
@@ -67,7 +67,7 @@ class Telemetry:
 
     def _recording(self, profile: ThresholdProfile, settings: ServeSettings, config: Any, tokenizer: Any) -> Records:
         manifest = _manifest(profile, settings, config)
-        self._measures = Measures(manifest.divergences, "raw", Sampling())
+        self._measures = Measures(manifest.divergences, "raw", sampled_as(profile.sampling))
         self._records = Records(_folder(settings, config), manifest, self._measures.columns, tokenizer, logger)
         self._closing.callback(self._records.close)
         return self._records

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.replay.cases import REPLAYABLE, check_along_target, check_divergence, check_rule
+from fsd_collectors.replay.cases import REPLAYABLE, check_along_target, check_divergence, replayable
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_common.packed_ids import pack_ids
@@ -91,7 +91,7 @@ def _check(traces: Traces, kind: str, rule: str, divergences: Sequence[str]) -> 
     if kind not in MODELS:
         raise UsageError(f"kind {kind!r} is unknown; choose one of {', '.join(MODELS)}")
     rule_named(rule, lambda known: known.fuzzy and known.name in REPLAYABLE)
-    check_rule(rule)
+    replayable(rule)
     if not rule_named(rule).fuzzy:
         raise UsageError(f"rule {rule!r} has no threshold; train for fsd-{rule}, which equals {rule} at T < 0")
     if not divergences:
@@ -181,7 +181,7 @@ class Trainer:
 
         Tokens that the rule accepts at every T are left out: where they are the majority they would fill the scale.
         """
-        exact, where = REPLAYABLE[self.rule].exact, problem_filter(self.ids.training)
+        exact, where = replayable(self.rule).exact, problem_filter(self.ids.training)
         if exact is not None:
             accepted = self.traces.to_pandas([exact], where)[exact].to_numpy()
             if accepted.all():
@@ -227,12 +227,12 @@ class Trainer:
 
     def _points(self) -> list[Point]:
         """The thresholds to evaluate at: for each divergence a few quantiles, and T < 0 unless that accepts nothing."""
-        lossless = (_LOSSLESS,) if REPLAYABLE[self.rule].exact else ()
+        lossless = (_LOSSLESS,) if replayable(self.rule).exact else ()
         return [(name, T) for name in self.divergences for T in (*lossless, *self._quantiles(name))]
 
     def _quantiles(self, divergence: str) -> list[float]:
         """Quantiles of D over the tokens that T decides about; fewer where many of these have the same D."""
-        exact = REPLAYABLE[self.rule].exact
+        exact = replayable(self.rule).exact
         columns = [divergence, *([exact] if exact else [])]
         table = self.traces.to_pandas(columns, where=problem_filter(self.ids.training))
         decided = table.loc[~table[exact], divergence] if exact else table[divergence]

@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from fsd_collectors.replay.blocks import Block, blocks
-from fsd_collectors.replay.cases import REPLAYABLE, Case, acceptance_levels
+from fsd_collectors.replay.cases import Case, acceptance_levels, replayable
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_common.pages.charts import Chart, Spec, by_series, quantitative
@@ -154,7 +154,7 @@ class Texts:
         hidden: bool = False,
     ) -> Self:  # fmt: skip
         """Loads the completions of the problems; with `hidden`, also the draft's hidden states."""
-        exact = REPLAYABLE[rule].exact
+        exact = replayable(rule).exact
         columns = ["problem", "same_token", *COLUMNS, *divergences, *([exact] if exact else [])]
         columns += [STATE] if hidden else []
         (block,) = blocks(traces, columns, problem_filter(problems), rows=1 << 62)

@@ -201,7 +201,7 @@ def test_a_draft_that_never_errs_leaves_nothing_to_be_lossy_for(tmp_path: Path) 
         tiny_calibration.task(240), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path,
         state=tmp_path, min_acc=0.7, draft_length=(2, 4), divergence="js", min_gain=1,
     )  # fmt: skip
-    assert profile.outcome == "lossless", (profile.threshold, profile.speed.chosen, profile.speed.sd)
+    assert profile.outcome == "lossless", (profile.threshold, profile.speed.chosen, profile.speed.lossless)
 
 
 @pytest.mark.slow

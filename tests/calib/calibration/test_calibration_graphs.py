@@ -116,7 +116,7 @@ def calibrated(folder: Path, **settings: Any) -> ThresholdProfile:
 
 @pytest.mark.slow
 def test_a_captured_calibration_is_the_same_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fix_speeds(monkeypatch, over_sd=1.5)
+    fix_speeds(monkeypatch, over_lossless=1.5)
     plain, captured = calibrated(tmp_path / "plain"), calibrated(tmp_path / "captured", compile="capture")
     assert (plain.compile, captured.compile) == ("off", "capture")
     assert captured.threshold == plain.threshold

@@ -168,7 +168,7 @@ class Own:
 @pytest.mark.parametrize(
     ("draft", "settings", "named"),
     [
-        (Own(), {}, "which no profile can name; give a model, Eagle(…) of a folder or hub id, or NGram(…)"),
+        (Own(), {}, "Eagle(…) of a folder or hub id, NGram(…), or drafter_named"),
         (NGram(), {"predictor": "auto"}, "the draft is NGram(), and a predictor ends chains of draft models early"),
         (["a", Eagle("b")], {"threshold_policy": "schedule"}, "how fast drafts by it are with policy schedule is not"),
         (NGram(), {"engine": "vllm"}, "which is calibrated with a draft model, and the draft is NGram(): give a model"),

@@ -43,7 +43,7 @@ def test_an_unreachable_speed_spends_no_attempt(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_is_slower_than_sd_is_no_success(tmp_path: Path) -> None:
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", min_acc=0.9, rule="fsd")
-    assert made.outcome != "certified-faster" or made.speed.chosen > made.speed.sd
+    assert made.outcome != "certified-faster" or made.speed.chosen > made.speed.lossless
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_noisy_clock_leaves_what_is_certified_certified_and_followed(
     fix_speeds(monkeypatch, 1.02, spread=0.5)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160)
     assert made.speed.intervals is not None
-    assert made.speed.intervals.over_sd[0] < 1 < made.speed.intervals.over_sd[1]
+    assert made.speed.intervals.over_lossless[0] < 1 < made.speed.intervals.over_lossless[1]
     assert (made.outcome, made.met, made.certificate.certified) == ("certified-speed-unknown", True, True)
     assert (made.lossy, made.estimate, made.followed.rule) == (True, None, made.rule)
     setting: dict[str, Any] = {"rule": made.rule, "threshold": made.threshold, "draft_length": made.draft_length}
@@ -129,7 +129,7 @@ def test_a_noisy_clock_leaves_what_is_certified_certified_and_followed(
     assert _texts_following(made) != _texts(tiny_decoder(), rule="sd")
     answer, cut = made.speed.answer, made.truncation
     assert answer is not None
-    assert (answer.target, answer.sd) == pytest.approx((2.0, 1.0))
+    assert (answer.target, answer.lossless) == pytest.approx((2.0, 1.0))
     assert made.lengths is not None
     assert 0 < made.lengths.target < 12.01
     assert made.repetition is not None
@@ -142,14 +142,14 @@ def test_a_noisy_clock_leaves_what_is_certified_certified_and_followed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("over_sd", "spread", "outcome"),
+    ("over_lossless", "spread", "outcome"),
     [(1.5, 0.0, "certified-faster"), (1.2, 0.5, "certified-speed-unknown"), (1.02, 0.0, "too-slow")],
 )
 def test_a_requested_speed_is_missed_only_where_the_clock_shows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float, outcome: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_lossless: float, spread: float, outcome: str
 ) -> None:
     """120 tokens/s are requested, where `sd` makes 100; what is certified is followed all the same."""
-    fix_speeds(monkeypatch, over_sd, spread)
+    fix_speeds(monkeypatch, over_lossless, spread)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, min_acc=None, min_speed=120.0)
     assert (made.outcome, made.met, made.lossy) == (outcome, outcome != "too-slow", True)
     assert made.certificate.problems > 0
@@ -172,7 +172,7 @@ def test_what_is_shown_slower_remains_certified_and_decoders_run_sd(
     assert (made.outcome, made.threshold, made.followed.rule) == ("certified-slower", None, "sd")
     assert (made.met, made.lossy, made.certificate.certified) == (True, False, True)
     assert _texts_following(made) == _texts(tiny_decoder(), rule="sd", draft_length=made.followed.draft_length)
-    assert made.followed.draft_length == (made.sd and made.sd.draft_length)
+    assert made.followed.draft_length == (made.lossless and made.lossless.draft_length)
     assert made.certificate.lower_bound is not None
     assert made.certificate.looks[-1] == made.data.certification
     assert made.estimate is not None
@@ -288,7 +288,7 @@ def test_an_accuracy_that_the_target_only_seemed_to_have_is_denied_to_lossless_d
 
 
 @pytest.mark.slow
-def test_of_these_very_draws_the_targets_say_nothing_of_sds(tmp_path: Path) -> None:
+def test_of_these_very_draws_the_targets_say_nothing_of_rivals(tmp_path: Path) -> None:
     goal: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4, "guarantee": "dataset"}
     assert not _of_an_equal_draft(tmp_path, temperature=0.8, **goal).certificate.lossless
     assert _of_an_equal_draft(tmp_path, **goal).certificate.lossless

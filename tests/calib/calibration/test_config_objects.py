@@ -87,7 +87,7 @@ def test_a_task_that_is_refused_is_refused_before_models_load(monkeypatch: pytes
 
 def test_an_unknown_keyword_is_a_type_error_that_names_it() -> None:
     keywords: dict[str, Any]
-    for unknown in ("confidense", "threshold", "stop_policy", "repetition_penalty", "on"):
+    for unknown in ("confidense", "threshold", "repetition_penalty", "on"):
         keywords = {unknown: 0.9}
         with pytest.raises(TypeError, match=rf"calibrate\(\) got an unexpected keyword argument '{unknown}'"):
             calibrate(tiny_calibration.task(60), *tiny_calibration.far_apart(), min_acc=0.5, **keywords)

@@ -34,7 +34,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if request.param == "untimed":
             fix_costs(patch)
             return calibrated(folder, problems=500, timing="none", trials=6)
-        fix_speeds(patch, over_sd=2.0 if request.param == "timed" else 0.8)
+        fix_speeds(patch, over_lossless=2.0 if request.param == "timed" else 0.8)
         return calibrated(folder, problems=160, trials=6)
 
 
@@ -80,9 +80,9 @@ def test_the_profile_says_what_the_curve_says(made: Made) -> None:
     profile, forecast = made[0], made[0].speed.forecast
     chosen = profile.threshold if profile.estimate is None else profile.estimate.threshold
     assert chosen is not None
-    sd_length = profile.sd.draft_length if profile.sd else 0
+    sd_length = profile.lossless.draft_length if profile.lossless else 0
     assert {p.forecast for p in points(profile, chosen, profile.draft_length, profile.rule)} == {forecast.chosen}
-    assert {p.forecast for p in points(profile, None, sd_length, "sd")} == {forecast.sd}
+    assert {p.forecast for p in points(profile, None, sd_length, "sd")} == {forecast.lossless}
     assert {p.forecast for p in points(profile, None, 1, "target")} == {forecast.target}
 
 
@@ -96,7 +96,7 @@ def test_a_setting_has_one_forecast_on_both_parts(made: Made) -> None:
 
 def test_the_forecast_stands_beside_the_clock(made: Made) -> None:
     speed = made[0].speed
-    three = [(getattr(speed, name), getattr(speed.forecast, name)) for name in ("target", "sd", "chosen")]
+    three = [(getattr(speed, name), getattr(speed.forecast, name)) for name in ("target", "lossless", "chosen")]
     assert all(clock == forecast for clock, forecast in three) == (not speed.timed)
 
 

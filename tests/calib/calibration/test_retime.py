@@ -84,7 +84,7 @@ def test_the_outcome_follows_and_comes_back(folder: Path, monkeypatch: pytest.Mo
     _, again = seen(folder)
     assert (again.outcome, again.threshold, again.estimate) == ("certified-faster", before.threshold, None)
     assert again.certificate == before.certificate
-    assert again.speed.over_sd == pytest.approx(1.7)
+    assert again.speed.over_lossless == pytest.approx(1.7)
 
 
 def test_what_was_too_slow_for_a_requested_speed_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_what_is_beside_another_profile_stays(folder: Path, monkeypatch: pytest.
     found.model_copy(update={"created": datetime.now(UTC)}).sealed().save(file)
     fix_speeds(monkeypatch, 3.25)
     retime(file, minutes=0.2)
-    assert ThresholdProfile.load(file).speed.over_sd == pytest.approx(3.25)
+    assert ThresholdProfile.load(file).speed.over_lossless == pytest.approx(3.25)
     assert {name: (folder / name).read_bytes() for name in beside} == beside
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_sd, known_facts
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_rival, known_facts
 from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.measuring.evaluator import Evaluator
@@ -41,14 +41,14 @@ def test_the_facts_of_a_run_are_measured_once(tmp_path: Path) -> None:
 def test_the_sd_of_a_run_is_chosen_once(tmp_path: Path) -> None:
     first, late = begun(tmp_path, TIMINGS), begun(tmp_path, TIMINGS)
     one, other = (Setting("sd", "js", length) for length in (3, 4))
-    assert first_sd(tmp_path, first, lambda: one) == one
-    assert first_sd(tmp_path, late, lambda: other) == one  # of a process that chose at the same time
-    assert first_sd(tmp_path, begun(tmp_path, AGAIN), pytest.fail) == one
-    assert first_sd(None, first, lambda: other) == other
+    assert first_rival(tmp_path, first, lambda: one) == one
+    assert first_rival(tmp_path, late, lambda: other) == one  # of a process that chose at the same time
+    assert first_rival(tmp_path, begun(tmp_path, AGAIN), pytest.fail) == one
+    assert first_rival(None, first, lambda: other) == other
 
 
 @pytest.mark.parametrize(
-    "change", [{"sd": SD.values}, {"attempt": 2}, {"name": "other"}, {"digest": None}, {"digest": "0"}]
+    "change", [{"rival": SD.values}, {"attempt": 2}, {"name": "other"}, {"digest": None}, {"digest": "0"}]
 )
 def test_an_edited_file_is_set_aside(change: dict[str, object], tmp_path: Path) -> None:
     begun(tmp_path, TIMINGS)

@@ -481,9 +481,13 @@ def test_a_profile_may_hold_forecasts(models: tuple[Path, Path]) -> None:
     assert (speed.timed, speed.intervals, speed.single, speed.load) == (0, None, None, None)
     assert speed.target == pytest.approx(1 / (costs.verify + costs.position))
     rounds = (
-        costs.verify + costs.position + (made.sd.draft_length if made.sd else 0) * (costs.draft_step + costs.position)
+        costs.verify
+        + costs.position
+        + (made.lossless.draft_length if made.lossless else 0) * (costs.draft_step + costs.position)
     )
-    assert speed.sd == pytest.approx(made.tokens_per_round.sd / rounds, rel=0.1)  # last drafts may be shorter
+    assert speed.lossless == pytest.approx(
+        made.tokens_per_round.lossless / rounds, rel=0.1
+    )  # last drafts may be shorter
     assert "no setting was timed" in timing_note(speed)
 
 

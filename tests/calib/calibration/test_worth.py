@@ -79,7 +79,7 @@ def test_prompts_take_their_time_whatever_is_accepted() -> None:
     assert with_prompts(50.0, 0.02) == pytest.approx(25.0)
     pilot, forecast = Pilot(64, 60 / 64, 0.0, 1 / 64, 59 / 60), Rising()
     given: dict[str, Any] = {
-        "forecast": forecast, "space": SPACE, "sd_speed": 2.9, "fuzzy": FUZZY, "pilot": pilot,
+        "forecast": forecast, "space": SPACE, "rival_speed": 2.9, "fuzzy": FUZZY, "pilot": pilot,
         "odds": odds_of(CLAIM, pilot, DELTA), "problems": PROBLEMS,
     }  # fmt: skip
     without, beside = expected_gain(**given), expected_gain(**given, prefill=1.0)
@@ -121,7 +121,7 @@ def test_a_plan_shows_the_ceiling_what_it_expects_and_the_price() -> None:
     for text in (" ".join(text_of(console).split()), plan_html(told)):
         assert "about 1.04x the tokens/s of the fastest lossless setting (sd at L = 5, about 30 tokens/s" in text
         assert "a run stops here (--min-gain 1.05; 1 goes on)" in text
-        assert "about 1.30x sd (1.10x to 1.50x by what 64 problems tell of losses)" in text
+        assert "about 1.30x the best lossless setting (1.10x to 1.50x by what 64 problems tell of losses)" in text
         assert "retention of 98.9%, chance to certify 62%" in text
         assert "At 2.5 an hour: about 10.00." in text  # two devices for two hours
 

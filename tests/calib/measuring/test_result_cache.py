@@ -25,6 +25,7 @@ from fsd_common.errors import UsageError
 from fsd_common.files import set_aside
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.engine.result import Result
+from fsd_decoding.scores import FAMILIES
 from support.calibration.cached_results import KEY, QUERY, key, result
 from support.child_processes import kill, remaining_messages, start_process
 
@@ -76,7 +77,9 @@ def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, b
     ("dtype", "divergence", "at", "margin"),
     [("float64", "js", 1.0, 1e-12), ("float32", "js", 0.06, 2.94e-5), ("float32", "js@50", 0.06, 2.94e-5),
      ("float32", "kl_qp", 10.0, 8.85e-4), ("bfloat16", "tv", 0.06, 0.0705), ("float16", "hellinger", 0.25, 0.0336),
-     ("float32", "doubt", 0.25, 2.45e-4), ("float8_e4m3fn", "js", 0.06, math.inf), ("float64", "mine", 1.0, math.inf)],
+     ("float32", "doubt", 0.25, 2.45e-4), ("float8_e4m3fn", "js", 0.06, math.inf), ("float64", "mine", 1.0, math.inf),
+     ("float32", "gated-js@50@0.9", 0.06, 2.94e-5), ("float32", "margin@10", 0.5, 1e-5),
+     ("float32", "fly@1", 0.0, 2.4e-5), ("float64", "typical", 1.0, 1e-12), ("bfloat16", "margin", 0.5, math.inf)],
 )  # fmt: skip
 def test_margins_match_the_measured_noise(dtype: str, divergence: str, at: float, margin: float) -> None:
     assert key(dtype, divergence).margin(at) == pytest.approx(margin, rel=0.02)
@@ -87,6 +90,11 @@ def test_margins_match_the_measured_noise(dtype: str, divergence: str, at: float
 def test_every_divergence_has_a_margin(divergence: str, dtype: str) -> None:
     """A new divergence needs its noise measured, as `cache_key` says; until then only its own T is a hit."""
     assert 0 < key(dtype, divergence).margin(0.1) < math.inf
+
+
+@pytest.mark.parametrize("score", FAMILIES)
+def test_every_score_has_a_margin_in_32_bits(score: str) -> None:
+    assert 0 < key("float32", score).margin(0.1) < 0.01
 
 
 def test_the_coarser_dtype_of_two_models_sets_the_margin() -> None:

@@ -24,7 +24,7 @@ from support.calibration.damage import ACTING, NUMBERS, edited, leaves
 from support.calibration.profiles import FAST_ENOUGH, FRONT, UNCERTIFIED, UNTESTED, profile
 from support.calibration.reports import HARM, paper, text_of
 
-SINGLE = {"speed.single": {"target": 20.0, "sd": 51.0, "chosen": 61.5, "timed": 5},
+SINGLE = {"speed.single": {"target": 20.0, "lossless": 51.0, "chosen": 61.5, "timed": 5},
           "speed.load": 0.5, "speed.cores": 2}  # fmt: skip
 VARIANTS = {
     "certified": HARM | SINGLE, "not certified": UNCERTIFIED, "plain sd": FAST_ENOUGH, "untested": UNTESTED,

@@ -14,9 +14,9 @@ from support.calibration.profiles import LOSSLESS, NOT_TIMED, UNCERTIFIED, UNKNO
 from support.calibration.reports import OUTCOMES, one_line, printed, printed_details, row
 
 SINGLE: dict[str, Any] = {
-    "target": 1020.25, "sd": 1051.0, "chosen": 1262.5, "timed": 25,
-    "intervals": {"target": [1019.5, 1020.5], "sd": [1050.1, 1051.9], "chosen": [1260.2, 1262.8],
-                  "over_sd": [1.19, 1.25], "over_target": [1.2, 1.3], "confidence": 0.95},
+    "target": 1020.25, "lossless": 1051.0, "chosen": 1262.5, "timed": 25,
+    "intervals": {"target": [1019.5, 1020.5], "lossless": [1050.1, 1051.9], "chosen": [1260.2, 1262.8],
+                  "over_lossless": [1.19, 1.25], "over_target": [1.2, 1.3], "confidence": 0.95},
 }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_speeds_of_one_stream_stand_beside_those_of_several(width: int, changes:
     assert (f"; with one stream {gain}" in one_line(text)) == said
 
 
-FORECAST = {"speed.forecast": {"target": 1020.4, "sd": 1052.25, "chosen": 1063.5}}
+FORECAST = {"speed.forecast": {"target": 1020.4, "lossless": 1052.25, "chosen": 1063.5}}
 
 
 @pytest.mark.parametrize("several", [{}, {"speed.batch": 16, "speed.single": SINGLE}])
@@ -73,7 +73,7 @@ def test_no_forecast_stands_beside_what_was_timed(several: dict[str, Any]) -> No
     assert not {"1020.4", "1052.2", "1063.5"} & set(re.findall(r"\d+\.\d", text + plain_sentence(made)))
 
 
-TIMED = {"sd.draft_length": 5}  # that of the curve's points
+TIMED = {"lossless.draft_length": 5}  # that of the curve's points
 
 
 def test_nor_in_the_curve_or_on_the_page() -> None:
@@ -89,7 +89,7 @@ def test_nor_in_the_curve_or_on_the_page() -> None:
 
 
 def test_ratios_are_of_pairs_and_by_the_clock_that_is_named() -> None:
-    changes = {"speed.ratios": {"over_sd": 1.19, "over_target": 3.05}, "speed.clock": "cpu"}
+    changes = {"speed.ratios": {"over_lossless": 1.19, "over_target": 3.05}, "speed.clock": "cpu"}
     text = one_line(printed(changes))
     assert "1.19x (1.18–1.23 within this run) the tokens/s of sd and 3.05x" in text
     assert "; ratios (x) by processor seconds, since those of the wall's clock scattered more" in text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification, accept_at, accept_certainly
+from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Verification, accept_at, accept_certainly
 from fsd_common.errors import UsageError
 from fsd_decoding import tensors
 from fsd_decoding.adaptive import EntropyScaled, Phase, Schedule
@@ -45,8 +45,17 @@ def verification(names: list[str], counts: list[int], seed: int = 1) -> tuple[Ve
     begins = [sum(counts[:i]) + i for i in range(len(counts))]
     rows = [begin + place for begin, count in zip(begins, counts, strict=True) for place in range(count)]
     places = torch.arange(sum(counts)) + 5
-    step = Verification(names, counts, logits, torch.tensor(rows, dtype=torch.int64), places)
+    tokens = torch.randint(VOCABULARY, (sum(counts),), generator=generator, dtype=torch.int32)
+    greedy = [True] * len(names)
+    step = Verification(names, counts, logits, torch.tensor(rows, dtype=torch.int64), tokens, greedy, places)
     return step, [logits[begin : begin + count] for begin, count in zip(begins, counts, strict=True)]
+
+
+def judge_raw(judge: Judge, step: Verification, thresholds: list[float]) -> JudgedTokens | None:
+    """Judges by a score of raw logits."""
+    judged = judge(step, thresholds)
+    assert judged is None or isinstance(judged, JudgedTokens)
+    return judged
 
 
 @settings(max_examples=60)
@@ -59,7 +68,7 @@ def test_every_token_is_compared_with_its_own_draft(data: st.DataObject, name: s
     counts = data.draw(st.lists(st.integers(0, LENGTH), min_size=len(names), max_size=len(names)))
     thresholds = data.draw(st.lists(st.sampled_from([-1.0, 0.1, 0.4]), min_size=len(names), max_size=len(names)))
     step, targets = verification(order, counts)
-    judged = Judge(drafts, name, None)(step, thresholds)
+    judged = judge_raw(Judge(drafts, name, None), step, thresholds)
     if all(t < 0 for t, count in zip(thresholds, counts, strict=True) if count):
         assert judged is None
         return
@@ -78,7 +87,7 @@ def test_requests_whose_drafts_are_not_known_are_decoded_exactly(data: st.DataOb
     order = data.draw(st.permutations(["a", "x", "b", "y", "c"]))
     counts = data.draw(st.lists(st.integers(0, LENGTH), min_size=5, max_size=5))
     step, targets = verification(order, counts)
-    judged = Judge(drafts, "js", None)(step, [0.3] * 5)
+    judged = judge_raw(Judge(drafts, "js", None), step, [0.3] * 5)
     expected = [
         divergence("js", p, of[r][: len(p)]) if r in of else torch.full((len(p),), torch.inf)
         for r, p in zip(order, targets, strict=True)
@@ -130,7 +139,7 @@ def test_an_infinite_divergence_or_one_that_is_no_number_is_never_accepted() -> 
     step, _ = verification(["a"], [LENGTH])
     step.logits[0] = torch.nan
     step.logits[1, 0] = -torch.inf
-    judged = Judge(drafts, "kl_qp", None)(step, [float("1e308")])
+    judged = judge_raw(Judge(drafts, "kl_qp", None), step, [float("1e308")])
     assert judged is not None
     assert judged.fuzzy.tolist() == [False, False, True]
 
@@ -141,7 +150,7 @@ def test_a_schedule_scales_by_positions(seed: int) -> None:
     drafts, _ = drafted(["a"], seed)
     step, _ = verification(["a"], [LENGTH], seed + 1)
     judge = Judge(drafts, "js", Schedule(start=1.0, end=0.0, over=10))
-    judged = judge(step, [0.5])
+    judged = judge_raw(judge, step, [0.5])
     assert judge.needs_places
     assert judged is not None
     assert judged.fuzzy.tolist() == (judged.divergences <= torch.tensor([0.25, 0.2, 0.15])).tolist()
@@ -152,7 +161,7 @@ def test_a_schedule_scales_by_positions(seed: int) -> None:
 def test_an_entropy_policy_scales_by_entropies(seed: int, of: Any) -> None:
     drafts, by_request = drafted(["a", "b"], seed)
     step, targets = verification(["b", "a"], [2, 3], seed + 1)
-    judged = Judge(drafts, "js", EntropyScaled(1.0, slope=2.0, of=of))(step, [0.1, -1.0])
+    judged = judge_raw(Judge(drafts, "js", EntropyScaled(1.0, slope=2.0, of=of)), step, [0.1, -1.0])
     logits = torch.cat(targets) if of == "target" else torch.cat([by_request["b"][:2], by_request["a"]])
     bounds = torch.where(torch.arange(5) < 2, 0.1 * torch.exp(2 * (1 - torch.exp(-entropy(logits).double()))), -1.0)
     assert judged is not None
@@ -173,8 +182,8 @@ def test_a_phase_scales_by_what_stands_before_tokens(tells_scaled: bool) -> None
     states = torch.where(inside, policy.reading.inside, 0)
     plain = Judge(drafts, "js", None)(step, [0.3] * 3)
     judged = Judge(drafts, "js", policy, tells_scaled)(step._replace(phases=states), [0.3] * 3)
-    assert plain is not None
-    assert judged is not None
+    assert isinstance(plain, JudgedTokens)
+    assert isinstance(judged, JudgedTokens)
     scales = torch.where(inside[torch.tensor([0, 1, 3, 4, 5])], 1.0, 0.25)
     told = plain.divergences / scales if tells_scaled else plain.divergences
     assert torch.allclose(judged.divergences.float(), told)
@@ -194,7 +203,7 @@ def test_where_the_scale_is_zero_nothing_is_accepted(policy: ScalePolicy) -> Non
     step = step._replace(places=torch.arange(LENGTH), phases=torch.tensor([0, 1, 1]))
     for threshold in (0.0, 0.5):
         judged = Judge(drafts, "js", policy)(step, [threshold])
-        assert judged is not None
+        assert isinstance(judged, JudgedTokens)
         assert judged.divergences.max() < 1e-6
         assert (judged.divergences == 0).any()
         within = (judged.divergences <= threshold).tolist()
@@ -211,9 +220,9 @@ def test_kernels_find_the_same_in_place_and_by_copies(
     drafts, _ = drafted(["a", "b"])
     step, _ = verification(order, [LENGTH, LENGTH])
     policy = EntropyScaled(1.0, slope=2.0, of="target")
-    plain = Judge(drafts, name, policy)(step, [0.3, 0.1])
+    plain = judge_raw(Judge(drafts, name, policy), step, [0.3, 0.1])
     monkeypatch.setattr(tensors, "INTERPRETED", True)
-    fused = Judge(drafts, name, policy)(step, [0.3, 0.1])
+    fused = judge_raw(Judge(drafts, name, policy), step, [0.3, 0.1])
     assert plain is not None
     assert fused is not None
     assert torch.allclose(plain.divergences, fused.divergences, atol=1e-6)
@@ -239,13 +248,13 @@ def test_divergences_are_computed_only_where_they_decide(data: st.DataObject) ->
     thresholds = data.draw(st.lists(st.sampled_from([-1.0, 0.2, 0.4]), min_size=len(names), max_size=len(names)))
     step, _ = verification(order, counts)
     judge = Judge(drafts, "js", None)
-    whole, looked = judge(step, thresholds), judge.of_rejected(step, likeliest.tolist(), thresholds)
+    whole, looked = judge_raw(judge, step, thresholds), judge.of_rejected(step, likeliest.tolist(), thresholds)
     if max(thresholds) < 0:
         assert looked is None
         return
     assert whole is not None
     assert looked is not None
-    divergences, fuzzy, exact = torch.from_numpy(looked.facts)
+    divergences, fuzzy, exact = torch.from_numpy(looked.facts).float()
     assert torch.equal(exact > 0, likeliest)
     assert_same_round((fuzzy > 0) | likeliest, whole.fuzzy | likeliest, counts)
     computed = divergences < torch.inf

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fsd_calib.vllm_plugin.judge import Judge, Verification
+from fsd_calib.vllm_plugin.judge import Judge, JudgedTokens, Verification
 from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
 from fsd_decoding.divergence import divergence
 
@@ -49,7 +49,8 @@ def test_divergences_are_of_each_requests_own_state(counts: list[int], seed: int
     ids = [f"request-{i}" for i in range(len(counts))]
     logits = torch.randn(int(begins(counts)[-1]), VOCABULARY, generator=source)
     rows = StepRows(begins(counts))
-    step = Verification(ids, rows.counts, logits, torch.tensor(rows.of_tokens), None)
+    drafted, greedy = torch.zeros(sum(counts), dtype=torch.int32), [True] * len(ids)
+    step = Verification(ids, rows.counts, logits, torch.tensor(rows.of_tokens), drafted, greedy)
     judged = Judge(StateDraftLogits(kept, dict(zip(ids, states, strict=True))), "js", None)(step, [0.2] * len(ids))
     if not any(counts):
         assert judged is None
@@ -59,7 +60,7 @@ def test_divergences_are_of_each_requests_own_state(counts: list[int], seed: int
         for begin, count, state in zip(begins(counts), counts, states, strict=False)
         for place in range(count)
     ]
-    assert judged is not None
+    assert isinstance(judged, JudgedTokens)
     assert judged.divergences.tolist() == pytest.approx(expected, abs=1e-6)
     assert judged.fuzzy.tolist() == [found <= 0.2 for found in judged.divergences.tolist()]
 

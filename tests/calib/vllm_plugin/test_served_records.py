@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shutil
 import time
@@ -21,7 +22,7 @@ from transformers import AutoTokenizer
 from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
 from fsd_calib.vllm_plugin.draft_logits import HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Verification
+from fsd_calib.vllm_plugin.judge import Judge, JudgedTokens, Verification
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_calib.vllm_plugin.telemetry.records import Records, Served, manifest_of, tables_of
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog
@@ -115,9 +116,10 @@ def _step(log: StepLog, running: Sequence[Running], measures: Measures | None, r
     drafts.end(names)
     judge = Judge(drafts, "js", None)
     rows = torch.tensor([b * (DRAFTS + 1) + place for b in range(len(running)) for place in range(DRAFTS)])
-    step = Verification(names, [DRAFTS] * len(running), target.flatten(0, 1), rows, None, tokens.flatten())
+    greedy = [each.greedy for each in requests]
+    step = Verification(names, [DRAFTS] * len(running), target.flatten(0, 1), rows, tokens.flatten(), greedy)
     judged = judge(step, [each.threshold for each in requests], measures)
-    assert judged is not None
+    assert isinstance(judged, JudgedTokens)
     ends = torch.tensor([len(each.request.prompt) + len(each.tokens) + DRAFTS for each in running], dtype=torch.int32)
     sampled = torch.full((len(running), DRAFTS + 1), -1, dtype=torch.int32)
     for row, each in enumerate(running):
@@ -253,6 +255,19 @@ def test_the_divergence_of_the_rule_is_the_one_that_decided() -> None:
     text.add(1, [6, 7, 8], 2, facts, facts.shape[1])
     tables = tables_of(manifest(), MEASURES.columns, [Served.of(text, TOKENIZER)], 0)
     assert tables["tokens"]["js"].to_pylist() == [0.25, 0.5]
+
+
+def test_a_score_that_looks_at_later_tokens_is_recorded_as_traces_have_it() -> None:
+    """Without that look, which a replay takes itself: what decided is infinite where the next token is rejected."""
+    of = manifest_of(profile({"threshold": THRESHOLD, "divergence": "fly@1"}), 1000, **ENGINE)
+    columns = Measures(of.divergences, "raw", Sampling()).columns
+    facts = np.zeros((3 + len(columns), 2), np.float32)
+    facts[0], facts[3 + columns.index("fly@1")] = [math.inf, 0.5], [0.25, 0.5]
+    text = ServedText(request(2, 9))
+    text.add(0, [5], 0, facts[:, :0], 0)
+    text.add(1, [6, 7, 8], 2, facts, facts.shape[1])
+    tables = tables_of(of, columns, [Served.of(text, TOKENIZER)], 0)
+    assert tables["tokens"]["fly@1"].to_pylist() == [0.25, 0.5]
 
 
 def test_what_nobody_knows_is_null_and_is_described_as_unknown(

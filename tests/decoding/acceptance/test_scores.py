@@ -3,67 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import divergence
 from fsd_decoding.scores import FAMILIES, Seen, score_named
+from support.score_references import KEPT, Array
 
-Array = NDArray[np.float64]
 CLOSE = 1e-9  # of T to a score: rounding decides there
-
-
-def entropy(p: Array) -> float:
-    return float(-sum(value * math.log(value) for value in p if value > 0))
-
-
-def ratio_margin(k: float) -> Callable[..., bool]:
-    """SpecCascade's TokenV3: p(x) >= (1 - a) max p, among the k likeliest."""
-    return lambda t, p, q, x, u: p[x] >= (1 - t) * p.max() and (p > p[x]).sum() < k
-
-
-def relaxed(k: float) -> Callable[..., bool]:
-    """TensorRT-LLM: among the k likeliest, and p(x) >= p1 - delta."""
-    return lambda t, p, q, x, u: p[x] >= p.max() - t and (p > p[x]).sum() < k
-
-
-def fly(k: int) -> Callable[..., bool]:
-    """vLLM: the entropy of the k likeliest tokens is at least h, and p(x) > 0. T = h_max - h."""
-    most = k / math.e if k < math.e else math.log(k)
-    return lambda t, p, q, x, u: p[x] > 0 and entropy(np.sort(p)[-k:]) >= most - t
-
-
-def cactus(t: float, p: Array, q: Array, x: int, u: float) -> bool:
-    """The test of the paper, with d = T; what is exact is kept at every T from 0 on."""
-    return t >= 0 and u * q[x] <= min(p[x] + math.sqrt(2 * t * p[x] * (1 - p[x])), 1.0)
-
-
-def sglang(a: float) -> Callable[..., bool]:
-    """SGLang's `tree_speculative_sampling_target_only` on a chain, restated: coin < p/acc, or p >= single = 1 - T."""
-    return lambda t, p, q, x, u: t >= 0 and p[x] > 0 and (p[x] >= 1 - t or (a < 1 and u < p[x] / a))
-
-
-def medusa(t: float, p: Array, q: Array, x: int, u: float) -> bool:
-    e = 1 - t
-    return e < 1 and p[x] > 0 and (e <= 0 or p[x] > min(e, math.sqrt(e) * math.exp(-entropy(p))))
-
-
-def ascend(alpha: float) -> Callable[..., bool]:
-    return lambda t, p, q, x, u: t >= 0 and p[x] > 0 and p[x] > min(math.exp(-alpha * entropy(p)), 1 - t)
-
-
-KEPT: dict[str, Callable[..., bool]] = {
-    "margin": ratio_margin(math.inf), "margin@2": ratio_margin(2), "relaxed": relaxed(math.inf),
-    "relaxed@3": relaxed(3), "fly@0": fly(3), "fly@0@2": fly(2), "cactus": cactus, "accept-threshold": sglang(1.0),
-    "accept-threshold@0.5": sglang(0.5), "typical": medusa, "posterior": ascend(0.3), "posterior@1.5": ascend(1.5),
-}  # fmt: skip
 
 
 def seen(p: Array, q: Array, x: int, u: float) -> Seen:

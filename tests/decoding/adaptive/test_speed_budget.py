@@ -72,7 +72,7 @@ def profile_of(
     unknown = dict.fromkeys(("wanted", "retention", "lower_bound"))
     # The target's own speed is not measured; budgets do not read it. This is a token per round of sd.
     alone = points[0].tokens_per_second / points[0].tokens_per_round
-    speeds = {"target": alone, "sd": points[0].tokens_per_second, "chosen": chosen.tokens_per_second}
+    speeds = {"target": alone, "lossless": points[0].tokens_per_second, "chosen": chosen.tokens_per_second}
     values: dict[str, Any] = {
         "created": datetime.now(UTC), "outcome": "untested", "task": "budgets", "target": target, "draft": draft,
         "data": {"source": "measured here", "fingerprint": "none", "split": "given", "tuning": 0, "certification": 0},
@@ -81,7 +81,7 @@ def profile_of(
         "seed": 0, "lossy": True, "curve": curve, "accuracy": {"target": 0.0, "chosen": 0.0},
         "certificate": {"counts": counts, "problems": 0, **unknown, "certified": False, "confidence": 0.95,
                         "method": "none", "guarantee": "none"},
-        "tokens_per_round": {"sd": points[0].tokens_per_round, "chosen": chosen.tokens_per_round},
+        "tokens_per_round": {"lossless": points[0].tokens_per_round, "chosen": chosen.tokens_per_round},
         "speed": {**speeds, "forecast": speeds, "batch": 1, "timed": 1},
         "estimate": None, "device": "cpu", "dtype": "float32", "versions": {},
     }  # fmt: skip

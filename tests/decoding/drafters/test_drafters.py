@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fsd_calib.testing import checks_of
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import Drafter, DraftSource
@@ -65,38 +66,23 @@ def same(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
+class Source:
+    """A `DraftSource` of whatever makes a drafter."""
+
+    def __init__(self, make: Callable[..., Drafter]) -> None:
+        self._make = make
+
+    def drafter(self, rows: int, slots: int, vocabulary: int) -> Drafter:
+        return self._make(rows, vocabulary)
+
+
 @pytest.mark.parametrize("make", [model_drafter, ngram_drafter, corpus_drafter])
 class TestEveryDrafter:
-    def test_gives_a_distribution_at_every_step(self, make: Callable[..., Drafter]) -> None:
-        lengths = torch.tensor(LENGTHS)
-        drafter = prefill(make(len(LENGTHS)), texts(), lengths)
-        for step in range(4):
-            logits = drafter.logits(texts(), lengths, step, max(LENGTHS) + step)
-            assert logits.shape == (len(LENGTHS), 1, VOCABULARY)
-            assert logits.dtype in (torch.float32, torch.float64)
-            assert logits.isfinite().all()
+    """`fsd_calib.testing` has what every drafter must do; but for what it decodes, which other tests do."""
 
-    def test_is_deterministic(self, make: Callable[..., Drafter]) -> None:
-        lengths = torch.tensor(LENGTHS)
-        drafter = prefill(make(len(LENGTHS)), texts(), lengths)
-        first = drafted(drafter, texts(), lengths)
-        assert torch.equal(drafted(drafter, texts(), lengths), first)
-
-    def test_rows_are_independent(self, make: Callable[..., Drafter]) -> None:
-        lengths = torch.tensor(LENGTHS)
-        together = drafted(prefill(make(len(LENGTHS)), texts(), lengths), texts(), lengths)
-        for i in range(len(LENGTHS)):
-            one, length = texts()[i : i + 1], lengths[i : i + 1]
-            same(drafted(prefill(make(1), one, length), one, length), together[i : i + 1])
-
-    def test_depends_only_on_the_text_before(self, make: Callable[..., Drafter]) -> None:
-        lengths = torch.tensor(LENGTHS)
-        clean = drafted(prefill(make(len(LENGTHS)), texts(), lengths), texts(), lengths)
-        for step in range(4):
-            beyond = torch.arange(SLOTS) >= lengths[:, None] + step
-            other = torch.where(beyond, texts(seed=1), texts())
-            drafter = prefill(make(len(LENGTHS)), other, lengths)
-            same(drafted(drafter, other, lengths, step + 1)[:, step], clean[:, step])
+    @pytest.mark.parametrize("each", checks_of("drafter")[:-1], ids=lambda each: each.__name__)
+    def test_does_what_the_shipped_checks_say(self, each: Callable[[Any], None], make: Callable[..., Drafter]) -> None:
+        each(Source(make))
 
     def test_depends_on_the_last_two_tokens(self, make: Callable[..., Drafter]) -> None:
         lengths = torch.tensor(LENGTHS)
@@ -105,34 +91,6 @@ class TestEveryDrafter:
             other = texts().scatter(1, (lengths - back).clamp_min(0)[:, None], 9)
             changed = drafted(prefill(make(len(LENGTHS)), other, lengths), other, lengths, 1)
             assert (changed - clean).abs().amax((1, 2)).min() > 1e-3
-
-    def test_a_shorter_length_rolls_back(self, make: Callable[..., Drafter]) -> None:
-        """Rounds keep 0 to 4 of 4 drafted tokens and add one; q is that of a drafter that read the text at once."""
-        lengths, tokens, rng = torch.tensor(LENGTHS), texts(), Random(0)
-        drafter = prefill(make(len(LENGTHS)), tokens, lengths)
-        for round_ in range(5):
-            drafted(drafter, tokens, lengths)
-            lengths = lengths + torch.tensor([rng.randint(0, 4) for _ in LENGTHS])
-            tokens = torch.where(torch.arange(SLOTS) < lengths[:, None], tokens, texts(seed=2 + round_))
-            lengths = lengths + 1
-            fresh = prefill(make(len(LENGTHS)), tokens, lengths)
-            same(drafted(drafter, tokens, lengths), drafted(fresh, tokens, lengths))
-
-    def test_a_refilled_row_forgets_its_former_text(self, make: Callable[..., Drafter]) -> None:
-        lengths, tokens = torch.tensor(LENGTHS), texts()
-        drafter = prefill(make(len(LENGTHS)), tokens, lengths)
-        drafted(drafter, tokens, lengths)
-        tokens[2], lengths[2] = texts(seed=5)[2], 3
-        drafter.prefill(torch.tensor([2]), tokens[2:3], 2)
-        fresh = prefill(make(len(LENGTHS)), tokens, lengths)
-        same(drafted(drafter, tokens, lengths), drafted(fresh, tokens, lengths))
-
-    def test_kept_rows_are_renumbered(self, make: Callable[..., Drafter]) -> None:
-        lengths, tokens, kept = torch.tensor(LENGTHS), texts(), [2, 0]
-        drafter = prefill(make(len(LENGTHS)), tokens, lengths)
-        whole = drafted(drafter, tokens, lengths)
-        drafter.keep(kept)
-        same(drafted(drafter, tokens[kept], lengths[kept]), whole[kept])
 
 
 def witten_bell(text: list[int], vocabulary: int, order: int = 3, corpus: Sequence[list[int]] = ()) -> list[Fraction]:

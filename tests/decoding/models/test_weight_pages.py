@@ -21,8 +21,10 @@ def test_copies_are_equal_and_apart(wanted: list[tuple[tuple[int, ...], torch.dt
         [torch.full(shape, number + part, dtype=dtype) for part in range(parts)]
         for number, (shape, dtype, parts) in enumerate(wanted)
     ]
-    pages = Pages(tensor for group in groups for tensor in group)
+    told: list[int] = []
+    pages = Pages((tensor for group in groups for tensor in group), told.append)
     copies = [pages.cat(group) for group in groups]
+    assert sum(told) == sum(copy.nbytes for copy in copies)
     del pages
     gc.collect()
     for copy in copies:

@@ -177,8 +177,10 @@ def test_a_decoders_own_policy_is_that_of_its_calls(pair: SpeculativeDecoder, pr
         pair.target, pair.draft, pair.tokenizer, rule="fsd-coupled", threshold=0.2, draft_length=5, stop_policy=Shy()
     )
     assert decoder.generate(prompts, NEW) == pair.generate(prompts, NEW, stop_policy=Shy())
-    with pytest.raises(UsageError, match="stop_policy is 'shy'; it must be a StopPolicy, or a function"):
-        pair.generate(prompts, NEW, stop_policy="shy")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="stop_policy is 7; it must be a StopPolicy, its name, or a function"):
+        pair.generate(prompts, NEW, stop_policy=7)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unknown stop policy 'shy'; known: your own as module:Name"):
+        pair.generate(prompts, NEW, stop_policy="shy")
 
 
 def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> None:

@@ -85,16 +85,19 @@ def test_outcomes_say_whether_the_request_was_met() -> None:
         ({**UNKNOWN, "threshold": None, "lossy": False}, "but threshold is None"),
         ({**SLOWER, "estimate": None}, "threshold is None and estimate null; exactly one of them"),
         ({**SLOWER, "threshold": 0.0625, "lossy": True}, "threshold is 0.0625 and estimate given; exactly one of"),
-        ({"speed.intervals.over_sd": [1.0, 1.23]}, "'certified-faster', but the intervals of speed show"),
+        ({"speed.intervals.over_lossless": [1.0, 1.23]}, "'certified-faster', but the intervals of speed show"),
         ({"speed.intervals": None}, "'certified-faster', but the intervals of speed show 'certified-speed-unknown'"),
         ({"speed.wanted": 60.3}, "'certified-faster', but the intervals of speed show 'certified-speed-unknown'"),
-        ({**SLOWER, "speed.intervals.over_sd": [0.82, 1.0]}, "'certified-slower', but the intervals of speed show"),
+        (
+            {**SLOWER, "speed.intervals.over_lossless": [0.82, 1.0]},
+            "'certified-slower', but the intervals of speed show",
+        ),
         ({**TOO_SLOW, "estimate": UNCERTIFIED["estimate"], "speed.wanted": 62.8}, "may reach speed.wanted, 62.8"),
         ({"speed.timed": 0, "speed.intervals": None, **ANSWERS}, "timed is 0, but answer is given"),
         ({**ANSWERS, "repetition.chosen": 701}, "701 texts are counted, but there are only 700"),
         ({**FAST_ENOUGH, "speed.wanted": 52.0}, "but the speed, 51.0 tokens/s, is below speed.wanted, 52.0"),
         ({**TOO_SLOW, "speed.wanted": None}, "speed.wanted is null"),
-        ({"speed.intervals.sd": [51.0, 50.0]}, "is not an interval"),
+        ({"speed.intervals.lossless": [51.0, 50.0]}, "is not an interval"),
         ({"speed.timed": 0}, "timed is 0, but intervals is given"),
         ({"numerical_churn.outcomes_flipped": 2}, "only a changed text flips"),
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
@@ -119,7 +122,7 @@ def test_absolute_accuracy_is_certified_by_its_own_bound() -> None:
 
 def test_fields_that_were_not_measured_may_be_missing() -> None:
     content = values()
-    for name in ("sd", "seeds", "costs", "numerical_churn", "acceptance", "effort"):
+    for name in ("lossless", "seeds", "costs", "numerical_churn", "acceptance", "effort"):
         del content[name]
     assert ThresholdProfile.model_validate(content).effort is None
 
@@ -141,7 +144,7 @@ def test_where_sd_suffices_it_runs_at_its_own_draft_length() -> None:
     made = profile(FAST_ENOUGH)
     assert (made.followed.rule, made.followed.draft_length) == ("sd", 4)
     assert profile(TOO_SLOW).followed.draft_length == 4
-    assert profile({**FAST_ENOUGH, "sd": None}).followed.draft_length == 5
+    assert profile({**FAST_ENOUGH, "lossless": None}).followed.draft_length == 5
 
 
 # The file
@@ -165,14 +168,14 @@ def test_file_is_plain_json_with_the_promised_names(tmp_path: Path) -> None:
     content = json.loads(text, parse_constant=refuse)
     assert content.keys() >= {
         *("schema_version", "task", "rule", "divergence", "threshold", "draft_length", "lossy", "curve"),
-        *("certificate", "speed", "outcome", "seeds", "sd", "costs", "numerical_churn"),
+        *("certificate", "speed", "outcome", "seeds", "lossless", "costs", "numerical_churn"),
         *("acceptance", "effort"),
     }
     assert content["certificate"].keys() >= {
         *("certified", "wanted", "retention", "lower_bound", "confidence"),
         *("counts", "problems"),
     }
-    assert content["speed"].keys() >= {"target", "sd", "chosen"}
+    assert content["speed"].keys() >= {"target", "lossless", "chosen"}
     assert content["threshold"] is None
 
 
@@ -218,7 +221,7 @@ def without(key: str) -> str:
         ("[" * 100_000, "is not JSON"),
         (without("rule"), "rule: Field required"),
         (json.dumps(values({"curve.1.accuracy": "high", "rule": 3} | DIGEST)), r"rule: .*\(and 1 more\)"),
-        (json.dumps(values({"speed.sd": float("nan")})), "is not JSON: NaN is not a number of JSON"),
+        (json.dumps(values({"speed.lossless": float("nan")})), "is not JSON: NaN is not a number of JSON"),
         (json.dumps(values({"lossy": False} | DIGEST)), "lossy is False"),
     ],
 )

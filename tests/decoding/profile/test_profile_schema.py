@@ -172,10 +172,10 @@ def test_saved_profiles_match_the_schema(changes: dict[str, Any]) -> None:
     ("changes", "fault"),
     [
         ({"outcome": "splendid"}, "$.outcome"),
-        ({"speed.sd": "fast"}, "$.speed.sd"),
+        ({"speed.lossless": "fast"}, "$.speed.lossless"),
         ({"accuracy.target": 1.5}, "$.accuracy.target"),
         ({"surprise": 1}, "$.surprise"),
-        ({"speed.intervals.sd": [50.0]}, "$.speed.intervals"),
+        ({"speed.intervals.lossless": [50.0]}, "$.speed.intervals"),
         ({"schema_version": 2}, "$.schema_version"),
         ({"digest": "5"}, "$.digest"),
         ({"digest": None}, "$.digest"),
@@ -242,7 +242,7 @@ def text_of(changes: dict[str, Any] | None = None) -> str:
         ({"certificate.lower_bound": "0.98"}, "certificate.lower_bound: Input should be a valid number"),
         ({"certificate.certified": "yes"}, "certificate.certified: Input should be a valid boolean"),
         ({"certificate.wanted": True}, "certificate.wanted: Input should be a valid number"),
-        ({"speed.intervals.sd": [True, 51.0]}, "speed.intervals.sd.0: Input should be a valid number"),
+        ({"speed.intervals.lossless": [True, 51.0]}, "speed.intervals.lossless.0: Input should be a valid number"),
         ({"curve.4.problems": 700.0}, "curve.4.problems: Input should be a valid integer"),
         ({"versions": {"torch": 2}}, "versions.torch: Input should be a valid string"),
         ({"created": "1767323045"}, "created: Value error, '1767323045' is not a date and time"),
@@ -264,8 +264,8 @@ def test_types_are_not_converted(tmp_path: Path, changes: dict[str, Any], compla
         ({"numerical_churn.problems": 10**400}, "numerical_churn.problems: Input should be less than"),
         ({"certificate.lower_bound": 1e308}, "certificate.lower_bound: Input should be less than"),
         ({"speed.target": 0}, "speed.target: Input should be greater than 0"),
-        ({"speed.sd": 0.0}, "speed.sd: Input should be greater than 0"),
-        ({"tokens_per_round.sd": 0}, "tokens_per_round.sd: Input should be greater than 0"),
+        ({"speed.lossless": 0.0}, "speed.lossless: Input should be greater than 0"),
+        ({"tokens_per_round.lossless": 0}, "tokens_per_round.lossless: Input should be greater than 0"),
         ({"curve.0.tokens_per_round": 0}, "curve.0.tokens_per_round: Input should be greater than 0"),
     ],
 )
@@ -310,7 +310,7 @@ def test_only_plain_json_is_read(tmp_path: Path, text: str | bytes, complaint: s
 
 
 def test_python_may_still_give_what_converts() -> None:
-    assert ThresholdProfile.model_validate(values({"speed.sd": 51})).speed.sd == 51.0
+    assert ThresholdProfile.model_validate(values({"speed.lossless": 51})).speed.lossless == 51.0
 
 
 # What kind of file

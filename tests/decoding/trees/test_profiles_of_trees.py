@@ -106,8 +106,8 @@ def test_what_does_not_go_with_the_profiles_trees_says_the_way_out_and_goes_with
     assert "tree is 'chain' instead of" in warning
 
 
-SD: dict[str, Any] = {**TREES, "sd.tree": {"top_k": 3, "nodes": 4}, "sd.draft_length": 2}
-SD_OF_CHAINS: dict[str, Any] = {**TREES, "sd.draft_length": 7}
+SD: dict[str, Any] = {**TREES, "lossless.tree": {"top_k": 3, "nodes": 4}, "lossless.draft_length": 2}
+SD_OF_CHAINS: dict[str, Any] = {**TREES, "lossless.draft_length": 7}
 
 
 @pytest.mark.parametrize(("changes", "length", "tree"), [(SD, 2, OTHER), (SD_OF_CHAINS, 7, None)])
@@ -136,7 +136,7 @@ def test_what_is_given_goes_before_what_sd_was_timed_with() -> None:
 
 
 def test_of_chains_alone_sd_keeps_the_length_of_the_chosen_setting() -> None:
-    assert load({"sd.draft_length": 7}, rule="sd").draft_length == 3
+    assert load({"lossless.draft_length": 7}, rule="sd").draft_length == 3
 
 
 def test_a_profile_without_a_threshold_drafts_as_sd_under_every_rule() -> None:
@@ -165,6 +165,6 @@ def test_a_choice_of_chains_replaces_the_trees_of_the_profile() -> None:
 
 def test_lossless_rules_do_not_take_the_shape_of_another_draft() -> None:
     """`sd` was timed with chains of a draft that is not the profile's own."""
-    other = {**TREES, "sd.draft": "other", "sd.draft_length": 9}
-    assert load({**TREES, "sd.draft_length": 9}, rule="sd").tree is None
+    other = {**TREES, "lossless.draft": "other", "lossless.draft_length": 9}
+    assert load({**TREES, "lossless.draft_length": 9}, rule="sd").tree is None
     assert (load(other, rule="sd").tree, load(other, rule="sd").draft_length) == (OWN, load(TREES).draft_length)

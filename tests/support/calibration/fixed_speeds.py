@@ -23,8 +23,8 @@ _PACES = {"target": 50.0, "sd": 100.0}  # tokens/s
 _COSTS = CostModel(draft_step=0.002, verify=0.01, position=0.0001)  # seconds
 
 
-def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -> None:
-    """Patches timing so that fuzzy settings make `over_sd` times the tokens/s of `sd`.
+def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_lossless: float, spread: float = 0.0) -> None:
+    """Patches timing so that fuzzy settings make `over_lossless` times the tokens/s of `sd`.
 
     The costs of a round are fixed too, such that fuzzy settings are forecast to be faster and are tried.
 
@@ -33,7 +33,7 @@ def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 
     """
 
     def timed(timer: Timer, configurations: Sequence[Setting], opened: HoldoutAttempt | None = None) -> Timed:
-        paces = {c: _PACES.get(c.rule, 100.0 * over_sd) for c in configurations}
+        paces = {c: _PACES.get(c.rule, 100.0 * over_lossless) for c in configurations}
         tokens = {kind: np.full(_PIECES, 100.0) for kind in paces}
         seconds = {kind: 100.0 / pace * _uneven(spread * (kind.rule not in _PACES)) for kind, pace in paces.items()}
         run = TimedRun(np.arange(_PIECES), tokens, {"wall": seconds})

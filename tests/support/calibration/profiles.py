@@ -38,7 +38,7 @@ VALUES: dict[str, Any] = {
     "logits": "raw",
     "threshold": 0.0625,
     "draft_length": 5,
-    "sd": {**_SETTING, "rule": "sd", "draft_length": 4},
+    "lossless": {**_SETTING, "rule": "sd", "draft_length": 4},
     "sampling": {"temperature": 0.0, "top_k": None, "top_p": None},
     "seed": 0,
     "seeds": 1,
@@ -65,11 +65,11 @@ VALUES: dict[str, Any] = {
                     },
                     "accuracy": 652 / 700, "accuracy_lower_bound": 0.9117},
     "accuracy": {"target": 653 / 700, "chosen": 652 / 700},
-    "tokens_per_round": {"sd": 4.51, "chosen": 5.41},
-    "speed": {"target": 20.0, "sd": 51.0, "chosen": 61.5, "batch": 1, "timed": 50,
-              "forecast": {"target": 21.0, "sd": 51.0, "chosen": 61.5},
-              "intervals": {"target": [19.5, 20.5], "sd": [50.1, 51.9], "chosen": [60.2, 62.8],
-                            "over_sd": [1.18, 1.23], "over_target": [2.98, 3.17], "confidence": 0.95}},
+    "tokens_per_round": {"lossless": 4.51, "chosen": 5.41},
+    "speed": {"target": 20.0, "lossless": 51.0, "chosen": 61.5, "batch": 1, "timed": 50,
+              "forecast": {"target": 21.0, "lossless": 51.0, "chosen": 61.5},
+              "intervals": {"target": [19.5, 20.5], "lossless": [50.1, 51.9], "chosen": [60.2, 62.8],
+                            "over_lossless": [1.18, 1.23], "over_target": [2.98, 3.17], "confidence": 0.95}},
     "estimate": None,
     "costs": {"draft_step": 0.001, "verify": 0.004, "position": 0.0002, "batch": 1},
     "numerical_churn": {"problems": 700, "texts_changed": 1, "outcomes_flipped": 0},
@@ -100,14 +100,14 @@ _NOTHING_CHOSEN: dict[str, Any] = {
 TOO_SLOW = {**_NOTHING_CHOSEN, "outcome": "too-slow", "speed.wanted": 90.0}
 FAST_ENOUGH = {**_NOTHING_CHOSEN, "outcome": "lossless", "speed.wanted": 50.0}
 LOSSLESS = {**_NOTHING_CHOSEN, "outcome": "lossless", "certificate.wanted": 0.98}
-UNKNOWN = {"outcome": "certified-speed-unknown", "speed.intervals.over_sd": [0.97, 1.48]}
+UNKNOWN = {"outcome": "certified-speed-unknown", "speed.intervals.over_lossless": [0.97, 1.48]}
 NOT_TIMED = {"outcome": "certified-speed-unknown", "speed.timed": 0, "speed.intervals": None}
 SLOWER: dict[str, Any] = {
     "outcome": "certified-slower", "threshold": None, "lossy": False, "estimate": UNCERTIFIED["estimate"],
-    "speed.chosen": 43.0, "speed.intervals.chosen": [42.0, 44.0], "speed.intervals.over_sd": [0.82, 0.87],
+    "speed.chosen": 43.0, "speed.intervals.chosen": [42.0, 44.0], "speed.intervals.over_lossless": [0.82, 0.87],
 }  # fmt: skip
 ANSWERS: dict[str, Any] = {
-    "speed.answer": {"target": 3.5, "sd": 1.37, "chosen": 1.152}, "lengths": {"target": 70.0, "chosen": 70.7},
+    "speed.answer": {"target": 3.5, "lossless": 1.37, "chosen": 1.152}, "lengths": {"target": 70.0, "chosen": 70.7},
     "repetition": {"texts": 700, "target": 0, "chosen": 14},
 }  # fmt: skip
 UNTESTED: dict[str, Any] = {
