@@ -72,7 +72,7 @@ def _texts(session: Session, traces: Traces) -> dict[int, TracedText]:
     return {
         problem: TracedText(
             prompt_tokens(tokenizer, prompts[problem]),
-            [*tokens, *tokens[:1] * (emitted - len(tokens))],  # an EOS, which completions leave out
+            [*tokens, *[0] * (emitted - len(tokens))],  # for the EOS, which completions leave out
         )
         for table in tables
         for problem, tokens, emitted in zip(*(column.to_pylist() for column in table.columns), strict=True)
