@@ -16,6 +16,7 @@ from fsd_common.argument_checks import marker, number
 from fsd_common.errors import UsageError
 from fsd_decoding.policies.markers import Automaton, Marker, automaton
 from fsd_decoding.policies.threshold import Array, NewRequests, RoundOutcome, RoundState, Shape, TracedText, share
+from fsd_decoding.tensors import to_device
 from fsd_decoding.trees import Tree
 
 _MEMORY = "state between the markers"
@@ -69,7 +70,7 @@ class Phase(Shape):
     def start(self, new: NewRequests) -> None:
         states = [self.reading.read(request.prompt)[-1] for request in new.requests]
         column = new.memory.column(_MEMORY)
-        column[new.rows] = torch.tensor(states, dtype=column.dtype).to(column.device)
+        column[new.rows] = to_device(states, column.device, column.dtype)
 
     def scales(self, state: RoundState) -> Tensor:
         proposal, begun = state.proposal, _remembered(state)
