@@ -28,6 +28,7 @@ from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.scores import Score
 from fsd_decoding.tensors import argmax, to_device
 
 logger = init_logger("vllm.fsd")
@@ -56,17 +57,20 @@ class FuzzyRejectionSampler(RejectionSampler):
         """Returns the processed logits (N, V) of the drafted tokens, before temperature, top-k and top-p."""
         processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
         if isinstance(self.judged, Pending):
-            self.judged = self.judged.decide(self._sight(processed, sampling_metadata, metadata))
+            self.judged = self.judged.decide(self._sight(self.judged.score, processed, sampling_metadata, metadata))
         if self.judged is not None:
             self.judged.accept(processed, metadata.draft_token_ids)
         return processed
 
-    def _sight(self, processed: Tensor, sampling_metadata: Any, metadata: Any) -> Sight:
+    def _sight(self, score: Score, processed: Tensor, sampling_metadata: Any, metadata: Any) -> Sight:
         drafted = metadata.draft_token_ids
         if sampling_metadata.all_greedy:
             return Sight(processed, drafted)
         target = apply_sampling_constraints(processed.clone(), metadata.cu_num_draft_tokens, sampling_metadata)
-        return Sight(target, drafted, self._draft_probs, _next_uniform(metadata, sampling_metadata, processed.device))
+        uniform = None
+        if score.reads_noise or score.window:
+            uniform = _next_uniform(metadata, sampling_metadata, processed.device)
+        return Sight(target, drafted, self._draft_probs, uniform)
 
 
 class Serving:

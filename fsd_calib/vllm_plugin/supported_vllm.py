@@ -60,9 +60,10 @@ _COMMON: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 RUNNER_V1: Mapping[str, Sequence[str]] = {
     "vllm.v1.outputs": ["SamplerOutput.sampled_token_ids"],
-    "vllm.v1.sample.metadata": ["SamplingMetadata.all_greedy"],
+    "vllm.v1.sample.metadata": ["SamplingMetadata.all_greedy", "SamplingMetadata.generators"],
     "vllm.v1.sample.rejection_sampler": [
-        "RejectionSampler.forward", "RejectionSampler.apply_logits_processors", "expand_batch_to_tokens",
+        "RejectionSampler.forward", "RejectionSampler.apply_logits_processors", "apply_sampling_constraints",
+        "expand_batch_to_tokens", "generate_uniform_probs",
     ],
     "vllm.v1.spec_decode.llm_base_proposer": [
         "SpecDecodeBaseProposer._sample_draft_tokens", "SpecDecodeBaseProposer._sample_from_logits",
@@ -71,7 +72,8 @@ RUNNER_V1: Mapping[str, Sequence[str]] = {
     "vllm.v1.spec_decode.draft_model": ["DraftModelProposer"],
     "vllm.v1.spec_decode.eagle": ["EagleProposer"],
     "vllm.v1.spec_decode.metadata": [
-        "SpecDecodeMetadata.draft_token_ids", "SpecDecodeMetadata.logits_indices",
+        "SpecDecodeMetadata.cu_num_draft_tokens", "SpecDecodeMetadata.draft_token_ids",
+        "SpecDecodeMetadata.logits_indices",
         "SpecDecodeMetadata.num_draft_tokens", "SpecDecodeMetadata.target_logits_indices",
     ],
     "vllm.v1.worker.gpu_input_batch": [

@@ -146,7 +146,7 @@ class TestSampled:
 
     @staticmethod
     def engine(folder: Path, score: str, threshold: float) -> Any:
-        changes = {"sampling.temperature": 1.0, "divergence": score, "threshold": threshold}
+        changes = {"sampling.temperature": 1.0, "rule": "fsd-sd", "divergence": score, "threshold": threshold}
         path = saved(folder, changes)
         return engine(path, speculative_config={"draft_sample_method": "probabilistic"}, max_num_seqs=256)
 

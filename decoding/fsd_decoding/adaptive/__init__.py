@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from fsd_decoding.policies.markers import thinking_markers
     from fsd_decoding.policies.phase import Phase
     from fsd_decoding.policies.shapes import Constant, EntropyScaled, PerPrompt, Schedule
-    from fsd_decoding.policies.threshold import NewRequests, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
+    from fsd_decoding.policies.threshold import (
+        NewRequests,
+        RoundOutcome,
+        RoundState,
+        ScalePolicy,
+        ThresholdPolicy,
+        TracedText,
+    )
 
 __all__ = [
     "Constant",
@@ -33,6 +40,7 @@ __all__ = [
     "SpeedBudget",
     "Switch",
     "ThresholdPolicy",
+    "TracedText",
     "policy_named",
     "thinking_markers",
 ]
@@ -56,6 +64,7 @@ __getattr__, __dir__ = lazy_exports(
         "SpeedBudget": "fsd_decoding.adaptive.speed_budget",
         "Switch": "fsd_decoding.policies.composed",
         "ThresholdPolicy": "fsd_decoding.policies.threshold",
+        "TracedText": "fsd_decoding.policies.threshold",
         "policy_named": "fsd_decoding.policies.composed",
         "thinking_markers": "fsd_decoding.policies.markers",
     },

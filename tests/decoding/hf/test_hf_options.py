@@ -21,6 +21,7 @@ from transformers import (
 
 from fsd_common.errors import NumericalError, UsageError
 from fsd_data.tokenizer import build_tokenizer
+from fsd_decoding import adaptive
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.hf import FsdGenerateOutput, check_draft
@@ -152,6 +153,19 @@ def test_output_object_carries_sequences_and_statistics() -> None:
     for sequence, result in zip(output.sequences[:, 9:].tolist(), results, strict=True):
         assert sequence[: len(result.tokens)] == result.tokens
     assert same(fsd(batch(), return_dict_in_generate=True).sequences, plain_batch())
+
+
+def test_a_t_by_phase_is_followed_by_the_tokens_of_a_prompt_and_of_the_text() -> None:
+    """Markers that are ids need no tokenizer; texts need one."""
+    (loose,), (strict,) = (fsd(one(), fsd_threshold=threshold).tolist() for threshold in (0.4, -1.0))
+    apart = next(place for place in range(len(loose)) if loose[place] != strict[place])
+    assert apart > 4
+    for end, text in ((39, loose), (loose[apart - 1], strict)):  # the phase begins within the prompt
+        assert fsd(one(), fsd_threshold=adaptive.Phase(0.4, -1, 9, end)).tolist() == [text]
+        named = adaptive.Phase(0.4, -1, "w9", f"w{end}")
+        assert fsd(one(), fsd_threshold=named, fsd_tokenizer=word_tokenizer()).tolist() == [text]
+    with pytest.raises(UsageError, match="the marker 'w9' cannot be found without a tokenizer"):
+        fsd(one(), fsd_threshold=named)
 
 
 def test_thresholds_and_draft_sources_are_used() -> None:
