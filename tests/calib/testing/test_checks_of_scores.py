@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fsd_calib.testing import check, checks_of
+from fsd_common.errors import UsageError
 from fsd_decoding.scores import FAMILIES
 from support.own_code import on_path
 
@@ -132,6 +133,13 @@ def test_a_broken_promise_is_found_and_said(name: str, message: str) -> None:
         check("score", f"broken_scores:{name}")
     assert str(caught.value).startswith(f"score 'broken_scores:{name}', ")
     assert message in str(caught.value)
+
+
+def test_a_kind_or_a_name_that_is_not_there_is_no_broken_promise() -> None:
+    with pytest.raises(UsageError, match="kind is 'judge'; it must be one of score, rule, drafter, stop policy"):
+        check("judge", "mine:Judge")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="score 'broken_scores:Nobody': it cannot be used"):
+        check("score", "broken_scores:Nobody")
 
 
 @pytest.mark.slow
