@@ -68,7 +68,7 @@ def run(seed: int, busy: int, command: Sequence[str], folder: Path) -> dict[str,
         intervals, chosen, sd = profile.speed.intervals, profile.chosen, profile.lossless
         found = {
             "seed": seed, "busy": busy, "seconds": ran.seconds, "outcome": profile.outcome, "p": _p(profile),
-            "level": profile.certificate.level, "divergence": chosen.divergence, "threshold": chosen.threshold,
+            "level": profile.certificate.level, "score": chosen.score, "threshold": chosen.threshold,
             "draft_length": chosen.draft_length, "sd_draft_length": None if sd is None else sd.draft_length,
             "over_lossless": None if intervals is None else intervals.over_lossless, "threads": profile.speed.threads,
         }  # fmt: skip
@@ -87,7 +87,7 @@ def setting(found: dict[str, Any]) -> Setting | None:
     """Returns the setting of a run; None: nothing is certified."""
     if not certified(found):
         return None
-    return Setting(RULE, found["divergence"], found["draft_length"], found["threshold"])
+    return Setting(RULE, found["score"], found["draft_length"], found["threshold"])
 
 
 def certified(found: dict[str, Any]) -> bool:
@@ -109,7 +109,7 @@ def tokens_per_second(configurations: Sequence[Setting], problems: int) -> dict[
     task = load_task("arithmetic", seed=Pool.read().about["seed"], limit=problems, tokenizer=pair.tokenizer)
 
     def emitted(configuration: Setting, some: Sequence[Problem]) -> int:
-        decoder = pair.with_config(rule=configuration.rule, divergence=configuration.divergence)
+        decoder = pair.with_config(rule=configuration.rule, score=configuration.score)
         arguments: dict[str, Any] = {} if configuration.threshold is None else {"threshold": configuration.threshold}
         results = decoder.generate(
             [p.prompt for p in some], task.max_new_tokens, ids=[p.id for p in some], stop=task.stop,
@@ -181,7 +181,7 @@ def wrong_about_speed(found: dict[str, Any]) -> bool:
 def table(runs: Sequence[dict[str, Any]]) -> str:
     lines = ["| seed | busy | s | outcome | setting | threads | by its clock, over `sd` | truly |", "| --- " * 8 + "|"]
     for found in runs:
-        chosen = "" if found["threshold"] is None else f"{found['divergence']} {found['threshold']:.4g}"
+        chosen = "" if found["threshold"] is None else f"{found['score']} {found['threshold']:.4g}"
         over = "" if found["over_lossless"] is None else " to ".join(f"{end:.2f}" for end in found["over_lossless"])
         true = "" if found["true_over_lossless"] is None else f"{found['true_over_lossless']:.2f}"
         lines.append(

@@ -81,7 +81,7 @@ def table(estimates: Estimates, most: float) -> Way:
 def bisection(estimates: Estimates, space: Space, most: Mapping[str, float]) -> Way:
     """Seeks the largest feasible threshold of every arm by halving [0, T_max]."""
     for arm in chain.from_iterable(space.families):
-        low, high = 0.0, most[arm.divergence]
+        low, high = 0.0, most[arm.score]
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if estimates.is_feasible(arm.at(middle)) else (low, middle)
@@ -94,10 +94,10 @@ def tpe(estimates: Estimates, space: Space, most: Mapping[str, float], seed: int
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
 
     def objective(trial: optuna.Trial) -> float:
-        divergence = trial.suggest_categorical("divergence", space.divergences)
+        score = trial.suggest_categorical("score", space.scores)
         length = trial.suggest_categorical("draft_length", space.draft_lengths)
-        threshold = most[divergence] * trial.suggest_float("threshold", 0.0, 1.0)
-        configuration = Setting(space.rules[0], divergence, length, threshold)
+        threshold = most[score] * trial.suggest_float("threshold", 0.0, 1.0)
+        configuration = Setting(space.rules[0], score, length, threshold)
         trial.set_constraint("retention", 0.0 if estimates.is_feasible(configuration) else 1.0)
         return estimates.feasible.get(configuration, 0.0)
 
@@ -116,7 +116,7 @@ def run_all(
         "baseline": Way(ours.baseline, None),
         "search": Way(ours.search, ours.tuned),
         "certificate": Way(ours.certificate, ours.certified),
-        "table": table(Estimates(pool, problems, wanted), most[_ARM.divergence]),
+        "table": table(Estimates(pool, problems, wanted), most[_ARM.score]),
         "bisection": bisection(Estimates(pool, tuning, wanted), space, most),
         "tpe": tpe(Estimates(pool, tuning, wanted), space, most, seed),
     }

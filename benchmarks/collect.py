@@ -38,7 +38,7 @@ from lib.large_traces import large_traces, replay_speed
 
 _RULE, _THRESHOLD, _DRAFT_LENGTH = "fsd-coupled", 0.1, 5  # that traces are collected under on-policy
 _SEED, _REPLAYED_SEED = 616_161, 515_151
-_DIVERGENCE = "js"  # of what is replayed
+_SCORE = "js"  # of what is replayed
 _RETENTION = 0.95  # the claim on replay's accuracy holds from this retention on
 
 
@@ -157,7 +157,7 @@ def predictions(plan: Plan) -> Iterator[dict[str, Any]]:
                 *product(plan.fuzzy, plan.draft_lengths, plan.thresholds)]  # fmt: skip
     for temperature in (0.0, 0.6):
         with tempfile.TemporaryDirectory() as folder:
-            traces = _collected(decoder, task, Path(folder), divergences=(_DIVERGENCE,), temperature=temperature)
+            traces = _collected(decoder, task, Path(folder), scores=(_SCORE,), temperature=temperature)
             right = int(traces.to_pandas(["correct"], table="completions")["correct"].sum())
             for setting in settings:
                 row: dict[str, Any] = dict(zip(("rule", "draft_length", "threshold"), setting, strict=True))
@@ -169,7 +169,7 @@ def _compared(
     traces: Traces, decoder: SpeculativeDecoder, task: Task, right: int, *, temperature: float, rule: str,
     draft_length: int, threshold: float,
 ) -> dict[str, float]:  # fmt: skip
-    predicted = replay(traces, divergence=_DIVERGENCE, rule=rule, draft_length=draft_length, threshold=threshold)
+    predicted = replay(traces, score=_SCORE, rule=rule, draft_length=draft_length, threshold=threshold)
     results = _decoded(
         decoder, task, temperature=temperature, rule=rule, draft_length=draft_length,
         threshold=threshold if rule_named(rule).fuzzy else None,

@@ -39,7 +39,7 @@ def run(seed: int, command: Sequence[str]) -> dict[str, Any]:
         "seconds": {step.name: step.seconds for step in steps},
         "work": {step.name: step.work.model_dump() for step in steps if step.work is not None},
         "trials": len(found.record.trials), "outcome": profile.outcome,
-        "setting": [profile.divergence, profile.threshold, profile.draft_length],
+        "setting": [profile.score, profile.threshold, profile.draft_length],
     }  # fmt: skip
 
 

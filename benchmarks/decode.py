@@ -1,6 +1,6 @@
 """Speed of our engine, and what changes it: `python benchmarks/decode.py`; a quarter of an hour on two cores.
 
-Rounds that are called as graphs or compiled, batches, recorded divergences, and tokens per second foretold from costs,
+Rounds that are called as graphs or compiled, batches, recorded scores, and tokens per second foretold from costs,
 on the bundled pair and on random ones. Everything is greedy and in fp32. All contenders decode the same prompts, given
 as token ids, up to the same length, take turns, and count EOS as a token. `engines.py` measures how fast it is beside
 vLLM and transformers.
@@ -158,7 +158,7 @@ def batching(pair: Pair, repeats: int) -> dict[str, Any]:
 
 
 def recording(pair: Pair, batch_size: int, repeats: int) -> dict[str, Any]:
-    """Returns seconds per round of `sd` with all divergences recorded and without, prefill excluded."""
+    """Returns seconds per round of `sd` with all scores recorded and without, prefill excluded."""
     decoder = _decoder(pair, rule="sd")
 
     def timed(prompts: list[list[int]], recorder: Recorder | None = None) -> Run:
@@ -175,7 +175,7 @@ def recording(pair: Pair, batch_size: int, repeats: int) -> dict[str, Any]:
     take_turns(contenders, work[:1], 2)  # warms up
     runs = take_turns(contenders, work, repeats)
     return {
-        "pair": pair.name, "batch": batch_size, "divergences": list(DIVERGENCES),
+        "pair": pair.name, "batch": batch_size, "scores": list(DIVERGENCES),
         "seconds_a_round": {name: 1 / rates(counted).median for name, counted in runs.items()},
         "ratio": speed_up(runs["silent"], runs["recording"]),
     }  # fmt: skip

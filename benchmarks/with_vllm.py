@@ -188,7 +188,7 @@ def calibrate_each(folder: Path, options: Sequence[str]) -> list[dict[str, Any]]
             profile = load_run(ran.folder).profile
             found = {
                 "engine": engine, "seconds": ran.seconds, "exit_code": ran.code, "outcome": profile.outcome,
-                "divergence": profile.divergence, "threshold": profile.threshold, "draft_length": profile.draft_length,
+                "score": profile.score, "threshold": profile.threshold, "draft_length": profile.draft_length,
                 "certificate": profile.certificate.model_dump(), "speed": profile.speed.model_dump(),
                 "tokens_per_round": profile.tokens_per_round.model_dump(),
                 "effort": profile.effort and profile.effort.model_dump(),
@@ -204,7 +204,7 @@ def curves(folder: Path, count: int) -> list[dict[str, Any]]:
     """Decodes the same problems at the same settings by both engines; retention is of each engine's own target."""
     target, draft = map(str, pair_paths())
     profile = ThresholdProfile.load(folder)
-    decoding, length = DecodingConfig(rule="fsd-coupled", divergence="js"), profile.draft_length
+    decoding, length = DecodingConfig(rule="fsd-coupled", score="js"), profile.draft_length
     task, problems = Fresh(profile).task(_CURVE_SEED, count)
     decoder = SpeculativeDecoder.from_pretrained(target, draft, decoding=decoding, device="cpu")
     source = VllmEngineSource(
@@ -214,11 +214,11 @@ def curves(folder: Path, count: int) -> list[dict[str, Any]]:
     engines = dict(zip(ENGINES, (OwnEngine(decoder, task), source.engine(None)), strict=True))
     own = set() if profile.threshold is None else {profile.threshold}
     settings = [Setting("target", "js", 1), Setting("sd", "js", length)]
-    settings += [Setting("fsd-coupled", profile.divergence, length, t) for t in sorted({*_THRESHOLDS, *own})]
+    settings += [Setting("fsd-coupled", profile.score, length, t) for t in sorted({*_THRESHOLDS, *own})]
     prompts, alone = [KeyedPrompt(p.id, p.prompt) for p in problems], dict[str, list[bool]]()
     rows = []
     for setting in settings:
-        row: dict[str, Any] = {"rule": setting.rule, "divergence": setting.divergence, "threshold": setting.threshold,
+        row: dict[str, Any] = {"rule": setting.rule, "score": setting.score, "threshold": setting.threshold,
                                "draft_length": setting.draft_length}  # fmt: skip
         right: dict[str, list[bool]] = {}
         for name, engine in engines.items():
@@ -237,7 +237,7 @@ def curves(folder: Path, count: int) -> list[dict[str, Any]]:
 
 
 def _row(row: dict[str, Any]) -> str:
-    setting = row["rule"] if row["threshold"] is None else f"{row['divergence']} <= {row['threshold']:.3f}"
+    setting = row["rule"] if row["threshold"] is None else f"{row['score']} <= {row['threshold']:.3f}"
     each = (f"{name} {row[name]['retention']:.4f} ± {row[name]['standard_error']:.4f}, "
             f"{row[name]['tokens_per_round']:.2f} tokens a round" for name in ENGINES)  # fmt: skip
     return f"  {setting:16s} " + "; ".join(each)
@@ -337,7 +337,7 @@ def plugin(folder: Path, plan: Plan) -> dict[str, Any]:
             print(table(speeds[batch]), end="\n\n", flush=True)
         ways = {name: partial(_texts, running[name], task) for name in (TARGET, FSD)}
         retention = Retention.of(graded(task, problems, -(-len(problems) // 8), ways), profile)
-    names = ("digest", "rule", "divergence", "threshold", "draft_length", "sd_draft_length")
+    names = ("digest", "rule", "score", "threshold", "draft_length", "sd_draft_length")
     return {"profile": {name: getattr(profile, name) for name in names}, "speeds": speeds, "retention": retention}
 
 

@@ -282,7 +282,7 @@ class SearchSpace(Drawing):
             read=several,
         ),
     ] = ("fsd-coupled",)
-    divergence: Annotated[
+    score: Annotated[
         Several[Annotated[str, AfterValidator(lambda name: _found("score", name, SCORES))]],
         Option(
             f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. js@50 uses only "
@@ -291,7 +291,7 @@ class SearchSpace(Drawing):
             DECODING,
             words=SCORES,
             read=several,
-            also="score",
+            also="divergence",
         ),
     ] = ("js", "doubt")
     threshold_policy: Annotated[

@@ -33,8 +33,8 @@ def summary_table(table: pd.DataFrame, setups: Sequence[DecodingSetup]) -> Sheet
         "drafted tokens accepted": f"{percent(total.accepted, total.drafted)} of {total.drafted:,.0f}",
         "accepted only because D ≤ T": f"{percent(total.substituted, total.emitted)} of emitted tokens",
         f"T{each}": _mean_and_range(table, "threshold", "threshold_least", "threshold_most"),
-        f"D of decided tokens{each}": number(_mean(table, "divergence")),
-        f"largest D accepted only because D ≤ T{each}": number(table.divergence_substituted.max()),
+        f"D of decided tokens{each}": number(_mean(table, "score")),
+        f"largest D accepted only because D ≤ T{each}": number(table.score_substituted.max()),
         **{name: f"{number(table[column].mean())}; last {number(table[column].iloc[-1])}"
            for column, name in facts_of(table).items()},
     }  # fmt: skip
@@ -55,20 +55,20 @@ def facts_of(table: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def divergences_line(setups: Sequence[DecodingSetup]) -> str:
-    """Returns the divergences of a run in words."""
-    return " and ".join(dict.fromkeys(f"{setup.divergence} of {setup.on} logits" for setup in setups))
+def scores_line(setups: Sequence[DecodingSetup]) -> str:
+    """Returns the scores of a run in words."""
+    return " and ".join(dict.fromkeys(f"{setup.score} of {setup.on} logits" for setup in setups))
 
 
 def unit(setups: Sequence[DecodingSetup]) -> str:
     """Returns the unit of T and D, " (nats)", or "" if they have none, or not all the same."""
-    units = {unit_of(setup.divergence) for setup in setups}
+    units = {unit_of(setup.score) for setup in setups}
     return f" ({name})" if len(units) == 1 and (name := units.pop()) else ""
 
 
 def _describe(setup: DecodingSetup) -> str:
     by = f", T set by {setup.policy}" if setup.policy else ""
-    return f"{setup.rule}, {setup.divergence} of {setup.on} logits{by}"
+    return f"{setup.rule}, {setup.score} of {setup.on} logits{by}"
 
 
 def _mean(table: pd.DataFrame, name: str) -> float:
@@ -109,8 +109,8 @@ def run_section(table: pd.DataFrame, setups: Sequence[DecodingSetup]) -> Section
         blocks += [Paragraph(panel.title), _chart(panel, steps)]
     step = f"Each step is the mean of up to {rounds} rounds; bands and dots show the extremes among them. "
     notes = (
-        f"{step if rounds > 1 else ''}Speeds are averaged over {max(_MIN_WINDOW, rounds)} rounds. Divergences are "
-        f"{divergences_line(setups)}, of drafted tokens up to the first rejected one; a fuzzy one was accepted only "
+        f"{step if rounds > 1 else ''}Speeds are averaged over {max(_MIN_WINDOW, rounds)} rounds. Scores are "
+        f"{scores_line(setups)}, of drafted tokens up to the first rejected one; a fuzzy one was accepted only "
         "because D ≤ T."
     )
     return Section(
@@ -128,7 +128,7 @@ def downsample(table: pd.DataFrame) -> pd.DataFrame:
     sums, means = grouped.sum(), grouped.mean()
     weighted = {
         name: (table[name] * table.decided).groupby(step).sum(min_count=1) / sums.decided
-        for name in ("threshold", "divergence")
+        for name in ("threshold", "score")
     }
     window = max(_MIN_WINDOW, -(-len(table) // count))
     emitted, seconds, streams = (
@@ -140,7 +140,7 @@ def downsample(table: pd.DataFrame) -> pd.DataFrame:
         **{name: sums[name] / sums.rows for name in ("drafted", "accepted")},
         threshold_least=grouped.threshold_least.min(),
         threshold_most=grouped.threshold_most.max(),
-        divergence_substituted=grouped.divergence_substituted.max(),
+        score_substituted=grouped.score_substituted.max(),
         tokens_per_second=emitted / seconds,
         tokens_per_second_of_one=emitted / streams,
     )
@@ -151,8 +151,8 @@ def _panels(table: pd.DataFrame, setups: Sequence[DecodingSetup]) -> list[_Panel
     each = unit(setups)
     candidates = [
         _Panel("threshold", f"Threshold T{each}", f"T{each}", "threshold", band=("threshold_least", "threshold_most")),
-        _Panel("divergence", f"Divergence D of decided tokens{each}", f"D{each}", "divergence",
-               dots="divergence_substituted"),
+        _Panel("score", f"Score D of decided tokens{each}", f"D{each}", "score",
+               dots="score_substituted"),
         _Panel("accepted", "Accepted length (tokens per row and round)", "tokens", "accepted", dashes="drafted"),
         _Panel("one", "Speed of one text (tokens/s)", "tokens/s", "tokens_per_second_of_one"),
         _Panel("all", "Speed of all texts (tokens/s)", "tokens/s", "tokens_per_second"),
@@ -231,13 +231,13 @@ COLUMNS = {
     "threshold_least": ("as D", "smallest T that decided tokens were compared with; NaN: the rule has no T"),
     "threshold": ("as D", "mean T of decided tokens"),
     "threshold_most": ("as D", "largest T of decided tokens"),
-    "divergence": ("as D", "mean D of decided tokens"),
+    "score": ("as D", "mean D of decided tokens"),
     "substituted": ("tokens", "accepted only because D ≤ T: the exact rule would have rejected them"),
-    "divergence_substituted": ("as D", "largest D of these; NaN: there were none"),
+    "score_substituted": ("as D", "largest D of these; NaN: there were none"),
     "tokens_per_second": ("tokens/s", "emitted in all rows, over the last `window` rounds"),
     "tokens_per_second_of_one": ("tokens/s", "emitted in one row on average, over the last `window` rounds"),
 }
-"""Columns of `Telemetry.frame`: unit and meaning. "as D": the unit of the divergence, nats or none."""
+"""Columns of `Telemetry.frame`: unit and meaning. "as D": the unit of the score, nats or none."""
 
 
 class Telemetry(RoundLog):
@@ -270,7 +270,7 @@ class Telemetry(RoundLog):
         return table[[*COLUMNS, *(name for name in table if name not in COLUMNS)]]
 
     def save(self, path: str | Path, title: str = "A run, round by round") -> Path:
-        """Writes one self-contained page: T, divergences, accepted lengths, tokens/s and the policy's facts over time.
+        """Writes one self-contained page: T, scores, accepted lengths, tokens/s and the policy's facts over time.
         Its size does not grow with the run, as long runs are drawn in 300 steps. Returns the path.
 
         Raises:

@@ -42,7 +42,7 @@ _SHARD = 1_000_000  # rows drawn at a time
 _LENGTH = 100  # tokens of a random completion, on average
 _SAME = 0.7  # share of tokens where draft and target choose the same
 _THRESHOLDS, _LENGTHS = np.geomspace(1e-4, 1.0, 50), range(1, 9)
-_SWEEPS = (  # rules, divergences, and whether a policy stops drafts
+_SWEEPS = (  # rules, scores, and whether a policy stops drafts
     (("fsd-coupled",), ("js",), False),
     (("fsd", "fsd-sd", "fsd-coupled"), ("js", "tv", "kl_qp"), False),
     (("fsd-coupled",), ("js",), True),
@@ -93,25 +93,25 @@ def replay_speed(rows: int, sweeps: int) -> list[dict[str, Any]]:
     return [_measure_sweep(rows, *grid) for grid in _SWEEPS[:sweeps]]
 
 
-def _measure_sweep(rows: int, rules: tuple[str, ...], divergences: tuple[str, ...], stops: bool) -> dict[str, Any]:
-    drawing = run_isolated(_draw, rows, divergences, stops)
-    sweeping = run_isolated(_sweep_random, rows, rules, divergences, stops)
+def _measure_sweep(rows: int, rules: tuple[str, ...], scores: tuple[str, ...], stops: bool) -> dict[str, Any]:
+    drawing = run_isolated(_draw, rows, scores, stops)
+    sweeping = run_isolated(_sweep_random, rows, rules, scores, stops)
     return {
-        "rows": rows, "rules": rules, "divergences": divergences, "stop_policy": stops, "cells": sweeping.returned,
+        "rows": rows, "rules": rules, "scores": scores, "stop_policy": stops, "cells": sweeping.returned,
         "seconds": sweeping.seconds - drawing.seconds, "peak_gb": sweeping.peak_gb,
     }  # fmt: skip
 
 
-def _draw(rows: int, divergences: tuple[str, ...], stops: bool) -> int:
+def _draw(rows: int, scores: tuple[str, ...], stops: bool) -> int:
     columns = [
-        "position", "same_token", "sd_accepts", *divergences, *(stop_below_likelihood().columns if stops else ()),
+        "position", "same_token", "sd_accepts", *scores, *(stop_below_likelihood().columns if stops else ()),
     ]  # fmt: skip
-    return sum(table.num_rows for table in RandomTraces(rows, divergences).batches(columns))
+    return sum(table.num_rows for table in RandomTraces(rows, scores).batches(columns))
 
 
-def _sweep_random(rows: int, rules: tuple[str, ...], divergences: tuple[str, ...], stops: bool) -> int:
+def _sweep_random(rows: int, rules: tuple[str, ...], scores: tuple[str, ...], stops: bool) -> int:
     policy = stop_below_likelihood() if stops else None
-    return len(sweep(RandomTraces(rows, divergences), rules, divergences, _THRESHOLDS, _LENGTHS, policy))
+    return len(sweep(RandomTraces(rows, scores), rules, scores, _THRESHOLDS, _LENGTHS, policy))
 
 
 def large_traces(folder: Path | None, portions: int, real: int) -> dict[str, Any]:
@@ -207,16 +207,16 @@ def _with_owner(table: pa.Table, run: str, problems: np.ndarray) -> pa.Table:
 class RandomTraces:
     """Random rows that are drawn when they are read, the same ones every time, so that any number fits into memory."""
 
-    def __init__(self, rows: int, divergences: Sequence[str]) -> None:
-        self.rows, self.manifest = rows, SimpleNamespace(divergences=tuple(divergences), way="along-target")
+    def __init__(self, rows: int, scores: Sequence[str]) -> None:
+        self.rows, self.manifest = rows, SimpleNamespace(scores=tuple(scores), way="along-target")
 
     def batches(self, columns: Sequence[str], where: Any = None) -> Iterator[Any]:
         for shard in range(-(-self.rows // _SHARD)):
-            values = _shard(shard, min(_SHARD, self.rows - shard * _SHARD), self.manifest.divergences)
+            values = _shard(shard, min(_SHARD, self.rows - shard * _SHARD), self.manifest.scores)
             yield pa.table({name: values[name] for name in columns})
 
 
-def _shard(seed: int, rows: int, divergences: Sequence[str]) -> dict[str, Any]:
+def _shard(seed: int, rows: int, scores: Sequence[str]) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     begins = rng.random(rows) < 1 / _LENGTH
     begins[0] = True
@@ -226,7 +226,7 @@ def _shard(seed: int, rows: int, divergences: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {"position": position.astype(np.int32), "same_token": same}
     values["sd_accepts"] = same | (rng.random(rows) < 0.1)
     values["draft_probability"] = rng.random(rows, np.float32)
-    for name in divergences:
+    for name in scores:
         normal = 1.5 * rng.standard_normal(rows, np.float32)
         values[name] = np.exp(normal - np.where(same, 4.0, 2.0)).astype(np.float32)
     return values

@@ -69,7 +69,7 @@ def pool_task(seed: int, count: int, tokenizer: Any = None) -> Task:
 
 
 class Arm:
-    """All texts of some problems under one divergence and L, sorted by problem and T.
+    """All texts of some problems under one score and L, sorted by problem and T.
 
     Args:
         columns: of the arm's file, without the problems' own.
@@ -108,8 +108,8 @@ class Pool:
     """All arms, and target-only decoding.
 
     Args:
-        about: the seed of the problems, the costs, and T_max by divergence.
-        arms: by divergence and L.
+        about: the seed of the problems, the costs, and T_max by score.
+        arms: by score and L.
         alone: of target-only decoding: whether each problem is solved, and the tokens.
     """
 
@@ -123,14 +123,14 @@ class Pool:
     def read(cls, folder: Path = FOLDER) -> Pool:
         about, arms = json.loads((folder / "pool.json").read_text()), {}
         for path in sorted(folder.glob("*-*.parquet")):
-            divergence, length = path.stem.split("-")
-            arms[divergence, int(length)] = Arm(path.name, _columns(path), about["thresholds_below"][divergence])
+            score, length = path.stem.split("-")
+            arms[score, int(length)] = Arm(path.name, _columns(path), about["thresholds_below"][score])
         return cls(about, arms, _columns(folder / "target.parquet"))
 
     def space(self, rule: str = "fsd-coupled") -> Space:
         """All of its arms."""
-        divergences, lengths = (tuple(sorted(set(of))) for of in zip(*self.arms, strict=True))
-        return Space((rule,), divergences, lengths)
+        scores, lengths = (tuple(sorted(set(of))) for of in zip(*self.arms, strict=True))
+        return Space((rule,), scores, lengths)
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
@@ -167,7 +167,7 @@ class Pool:
         return Whole(float(right.sum() / alone.sum()), speed, float(alone.mean()), float((right != alone).mean()))
 
     def _arm(self, configuration: Setting) -> Arm:
-        return self.arms[configuration.divergence, configuration.draft_length]
+        return self.arms[configuration.score, configuration.draft_length]
 
 
 class Whole(NamedTuple):
@@ -221,7 +221,7 @@ class PooledForecast:
         self._costs, self._tokens = pool.costs, kept["tokens"]
         self._grid = np.array(kept["logit_shares"])
         self._scales = {name: np.array(scale) for name, scale in kept["thresholds"].items()}
-        self._counts = {(arm["divergence"], arm["draft_length"]): arm for arm in kept["arms"]}
+        self._counts = {(arm["score"], arm["draft_length"]): arm for arm in kept["arms"]}
         decoded = [np.interp(pool.about["thresholds_below"][name], s, self._grid) for name, s in self._scales.items()]
         self.lowest, self.highest = float(self._grid[0]), float(min(*decoded, self._grid[-1]))
 
@@ -230,10 +230,10 @@ class PooledForecast:
         return cls(pool, json.loads((folder / "replay.json").read_text()))
 
     def threshold(self, arm: Setting, logit_share: float) -> float:
-        return float(np.interp(logit_share, self._grid, self._scales[arm.divergence]))
+        return float(np.interp(logit_share, self._grid, self._scales[arm.score]))
 
     def tokens_per_second(self, configuration: Setting) -> float:
-        arm = self._counts[configuration.divergence, configuration.draft_length]
+        arm = self._counts[configuration.score, configuration.draft_length]
         assert configuration.threshold is not None
         at, thresholds = configuration.threshold, arm["threshold"]
         rounds, drafted = (np.interp(at, thresholds, arm[name]) for name in ("rounds", "drafted"))
@@ -394,6 +394,6 @@ def calibrate_on_pool(
 
 def _lossless(evaluator: Evaluator, space: Space, forecast: Forecast) -> float:
     """Returns tokens/s of the lossless rule, whose churn is the numerical floor, at its best draft length."""
-    arms = [Setting("coupled", space.divergences[0], length) for length in space.draft_lengths]
+    arms = [Setting("coupled", space.scores[0], length) for length in space.draft_lengths]
     best = max(arms, key=lambda arm: forecast.tokens_per_second(replace(arm, rule=space.rules[0], threshold=0.0)))
     return forecast.measured(evaluator.measure(best, _BASELINE))

@@ -1,6 +1,6 @@
 """Synthetic pools of decodings, of shapes that the real pool does not have, and their forecasts.
 
-A surface says what share of problems each divergence loses and gains at each logit(u). The texts of a pool are drawn
+A surface says what share of problems each score loses and gains at each logit(u). The texts of a pool are drawn
 accordingly: like real ones, they hold for an interval of T, and a problem that flips mostly stays flipped for a while.
 Speed is a formula of the acceptance rate.
 """
@@ -38,11 +38,11 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Curve:
-    """Retention and gains under one divergence, which do not depend on the draft length.
+    """Retention and gains under one score, which do not depend on the draft length.
 
     Args:
         points: (logit(u), retention, share of all problems gained); linear between them, constant beyond.
-        ahead: how much smaller logit(u) is than under another divergence at the same speed.
+        ahead: how much smaller logit(u) is than under another score at the same speed.
     """
 
     points: Sequence[tuple[float, float, float]]
@@ -56,22 +56,22 @@ class Curve:
 
 @dataclass(frozen=True)
 class Surface:
-    """The curves of all divergences. accuracy: share of problems that the target solves."""
+    """The curves of all scores. accuracy: share of problems that the target solves."""
 
     accuracy: float
     curves: Mapping[str, Curve]
 
-    def retention(self, divergence: str, x: Floats) -> Floats:
-        return self.curves[divergence].at(x)[0]
+    def retention(self, score: str, x: Floats) -> Floats:
+        return self.curves[score].at(x)[0]
 
-    def flips(self, divergence: str, x: Floats) -> tuple[Floats, Floats]:
+    def flips(self, score: str, x: Floats) -> tuple[Floats, Floats]:
         """Returns the shares of all problems that are lost and gained, at each logit(u)."""
-        retention, gained = self.curves[divergence].at(x)
+        retention, gained = self.curves[score].at(x)
         return gained + self.accuracy * (1 - retention), gained
 
-    def tokens_a_round(self, divergence: str, length: int, x: Floats) -> Floats:
+    def tokens_a_round(self, score: str, length: int, x: Floats) -> Floats:
         """Returns mean tokens per round where drafted tokens are accepted independently with equal probability."""
-        accepted = 1 / (1 + np.exp(-np.maximum(x + self.curves[divergence].ahead, _UNMOVED)))
+        accepted = 1 / (1 + np.exp(-np.maximum(x + self.curves[score].ahead, _UNMOVED)))
         return (1 - accepted ** (length + 1)) / (1 - accepted)
 
 
@@ -140,48 +140,46 @@ def draw_pool(surface: Surface, seed: int = 0, problems: int = PROBLEMS, lengths
     random = np.random.default_rng(seed)
     right = random.permutation(problems) < round(surface.accuracy * problems)
     arms: dict[tuple[str, int], Arm] = {}
-    for divergence in surface.curves:
+    for score in surface.curves:
         common = draw_luck(problems, random)
         for length in lengths:
             # Two lengths have the same luck where both take it from the common one.
             luck = mix(common, draw_luck(problems, random), _SHARED**0.5, random)
-            texts = _texts(surface, divergence, length, right, luck, random)
-            arms[divergence, length] = Arm(f"{divergence}-{length}", texts, _MOST[divergence])
+            texts = _texts(surface, score, length, right, luck, random)
+            arms[score, length] = Arm(f"{score}-{length}", texts, _MOST[score])
     about = {"seed": seed, "costs": _COSTS, "thresholds_below": _MOST}
     return Pool(about, arms, {"correct": right, "tokens": np.full(problems, _TOKENS, np.uint8)})
 
 
 def forecast(pool: Pool) -> PooledForecast:
     """Returns a forecast with the pool's true speeds, like a replay of the whole pool."""
-    scales = {divergence: _thresholds(divergence, _GRID) for divergence, _ in pool.arms}
-    arms = [_sweep(pool, divergence, length, scales[divergence]) for divergence, length in pool.arms]
+    scales = {score: _thresholds(score, _GRID) for score, _ in pool.arms}
+    arms = [_sweep(pool, score, length, scales[score]) for score, length in pool.arms]
     return PooledForecast(pool, {"tokens": _TOKENS, "logit_shares": _GRID, "thresholds": scales, "arms": arms})
 
 
-def _sweep(pool: Pool, divergence: str, length: int, scale: Floats) -> dict[str, Any]:
-    arm = pool.arms[divergence, length]
+def _sweep(pool: Pool, score: str, length: int, scale: Floats) -> dict[str, Any]:
+    arm = pool.arms[score, length]
     means = [arm.rounds[arm.rows(arm.known.astype(np.intp), float(threshold))].mean() for threshold in scale]
     rounds = np.minimum.accumulate(means)  # rounding of texts may make them increase a little
     return {
-        "divergence": divergence, "draft_length": length, "threshold": scale,
+        "score": score, "draft_length": length, "threshold": scale,
         "rounds": rounds, "drafted": length * rounds,
     }  # fmt: skip
 
 
-def _thresholds(divergence: str, x: Floats) -> Floats:
+def _thresholds(score: str, x: Floats) -> Floats:
     """Returns T at each logit(u), linear between the points of the grid like a forecast's."""
-    return np.interp(x, _GRID, _MOST[divergence] * np.exp(_GRID - HIGHEST))
+    return np.interp(x, _GRID, _MOST[score] * np.exp(_GRID - HIGHEST))
 
 
-def _texts(
-    surface: Surface, divergence: str, length: int, right: Bools, luck: Luck, random: np.random.Generator
-) -> Columns:
+def _texts(surface: Surface, score: str, length: int, right: Bools, luck: Luck, random: np.random.Generator) -> Columns:
     """Returns the texts of an arm.
 
     A text ends where its luck does, or where the surface crosses its level. Were it judged once, at its middle, a cliff
     would be as wide as texts are.
     """
-    lost, gained = surface.flips(divergence, _MIDDLES)
+    lost, gained = surface.flips(score, _MIDDLES)
     probabilities = np.where(right[:, None], lost / surface.accuracy, gained / (1 - surface.accuracy))
     flipped = luck.level < probabilities
     begins = luck.begins | np.diff(flipped, axis=1, prepend=False)
@@ -189,11 +187,11 @@ def _texts(
     problem, first = np.nonzero(begins)
     end = np.where(np.diff(problem, append=-1) == 0, np.roll(first, -1), len(_MIDDLES))
     middles = np.where(first == 0, 0.0, (_EDGES[first] + _EDGES[end]) / 2)  # the first is the lossless text
-    rounds = _rounded(_TOKENS / surface.tokens_a_round(divergence, length, middles), random)
+    rounds = _rounded(_TOKENS / surface.tokens_a_round(score, length, middles), random)
     drafted = length * rounds
     return {
         "problem": problem.astype(np.int16),
-        "hi": np.where(end < len(_MIDDLES), _thresholds(divergence, _EDGES[end]), np.inf),
+        "hi": np.where(end < len(_MIDDLES), _thresholds(score, _EDGES[end]), np.inf),
         "correct": right[problem] ^ flipped[problem, first],
         "tokens": np.full(len(problem), _TOKENS, np.uint8),
         "rounds": rounds.astype(np.uint8),

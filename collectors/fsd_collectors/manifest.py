@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_common.addons import Addon
 from fsd_common.digests import difference
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
+from fsd_decoding.scores import SCORES_VERSION
 
 _WHERE_FROM = {"target": {"id", "revision"}, "draft": {"id", "revision"}, "task": {"name", "source"}}
 _DECISIVE = ("torch", "transformers", "engine")  # the versions that rows may depend on
@@ -39,7 +39,7 @@ class Policy(Part):
     """The rule that texts were decoded under, but along the target. `threshold` is a string: JSON has no infinity."""
 
     rule: str
-    divergence: str
+    score: str
     threshold: str
     draft_length: Natural
     within_support: bool
@@ -49,7 +49,7 @@ class Manifest(Part):
     """The facts of a run; runs with equal manifests have equal rows on the same machine."""
 
     schema_version: Literal[1] = SCHEMA_VERSION  # type: ignore[assignment]
-    divergence_version: int = DIVERGENCE_VERSION
+    scores_version: int = SCORES_VERSION
     way: Way
     policy: Policy | None  # None: along the target
     target: ModelInfo
@@ -59,9 +59,9 @@ class Manifest(Part):
     task: TaskInfo
     sampling: SamplingInfo
     seed: int
-    divergences: tuple[str, ...]
+    scores: tuple[str, ...]
     addons: tuple[Addon, ...] = ()  # code that is not of fsd-calib, of these and of the policy
-    on: Literal["raw", "processed"]  # the logits that divergences are computed on
+    on: Literal["raw", "processed"]  # the logits that scores are computed on
     hidden: Count  # width of the draft's hidden state in the rows; 0 where it is not kept
     projected: bool  # whether the state was projected to that width
     log_probs: Count = 0  # number of the likeliest tokens that rows hold of p and of q
@@ -78,7 +78,7 @@ class Manifest(Part):
     @property
     def shape(self) -> tuple[Way, tuple[str, ...], int, int]:
         """What its tables have depends on, as `tables_of` takes it."""
-        return self.way, self.divergences, self.hidden, self.log_probs
+        return self.way, self.scores, self.hidden, self.log_probs
 
     @property
     def vocabulary(self) -> int:

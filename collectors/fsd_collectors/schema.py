@@ -115,11 +115,11 @@ ROUNDS: tuple[Column, ...] = (
 _IN_NATS = {"js", "ag", "kl_qp", "kl_pq", "doubt", "fly"}
 
 
-def token_columns(divergences: Sequence[str], hidden: int = 0, log_probs: int = 0) -> tuple[Column, ...]:
+def token_columns(scores: Sequence[str], hidden: int = 0, log_probs: int = 0) -> tuple[Column, ...]:
     """Returns the columns of the table of tokens, which has one row for each drafted token.
 
     Args:
-        divergences: names of scores, one column each.
+        scores: names of scores, one column each.
         hidden: width of the draft's hidden state; 0 where it is not kept.
         log_probs: number of the likeliest tokens that are kept of p and of q.
     """
@@ -130,7 +130,7 @@ def token_columns(divergences: Sequence[str], hidden: int = 0, log_probs: int = 
             "nats" if name.removeprefix("gated-").partition("@")[0] in _IN_NATS else "",
             f"score {name} of x",
         )
-        for name in divergences
+        for name in scores
     )
     state = (
         Column("draft_hidden", pa.list_(pa.float16(), hidden), "", "the draft's last hidden state, q's own input"),
@@ -148,14 +148,14 @@ def token_columns(divergences: Sequence[str], hidden: int = 0, log_probs: int = 
     return (*_WHOSE, *_PLACE, *_DECISION, *measured, *_SHAPE, *_HISTORY, *_OUTCOME, *more)
 
 
-def tables_of(way: str, divergences: Sequence[str], hidden: int, log_probs: int) -> dict[str, tuple[Column, ...]]:
+def tables_of(way: str, scores: Sequence[str], hidden: int, log_probs: int) -> dict[str, tuple[Column, ...]]:
     """Returns the columns of each table of a run, in the order in which the tables are listed.
 
     Args:
         way: along-target, on-policy or serving.
-        divergences, hidden, log_probs: see `token_columns`.
+        scores, hidden, log_probs: see `token_columns`.
     """
-    columns = {"tokens": token_columns(divergences, hidden, log_probs), "completions": COMPLETIONS}
+    columns = {"tokens": token_columns(scores, hidden, log_probs), "completions": COMPLETIONS}
     if way == "on-policy":
         return columns | {"rounds": ROUNDS}
     if way == "serving":

@@ -28,7 +28,7 @@ class Option:
         written: its type in files, where that is not the field's own.
         saved: makes of a value what a file has.
         within: the key of files that it stands under, beside others.
-        also: another name of it, everywhere; on the command line that one is shown first.
+        also: another name of it, everywhere.
     """
 
     help: str

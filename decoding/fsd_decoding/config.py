@@ -29,7 +29,7 @@ class DecodingConfig:
 
     Args:
         rule: acceptance rule, a name in `acceptance.RULES`.
-        divergence: the score that T bounds, a name in `scores.FAMILIES`, such as `js`, `js@50` or `margin`. None: `js`.
+        score: what T bounds, a name in `scores.FAMILIES`, such as `js`, `js@50` or `margin`. None: `js`.
         threshold: T; negative is lossless. None: 0.1. Rules without one (`target`, `sd`, `coupled`) do not read it. A
             `ThresholdPolicy` here is the same as in `threshold_policy`.
         draft_length: L, tokens drafted per round, or the depth of trees. None: 5.
@@ -37,14 +37,14 @@ class DecodingConfig:
         seed: seed of the sampling noise.
         stop_policy: ends drafts early, before L tokens.
         threshold_policy: moves T while a text is decoded.
-        on: the logits that the divergence is computed on: "raw", or "processed" by temperature, top-k and so on.
+        on: the logits that the score is computed on: "raw", or "processed" by temperature, top-k and so on.
         within_support: reject tokens to which the target's processed distribution gives no probability.
         tree: the shape of the trees that are drafted, such as `TreeShape(top_k=4, nodes=16)`. None or "chain": chains;
             as a keyword, where None keeps what there is, "chain" replaces a tree.
     """
 
     rule: str = "fsd-coupled"
-    divergence: str | None = None
+    score: str | None = None
     threshold: Threshold | None = None
     draft_length: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -61,13 +61,8 @@ class DecodingConfig:
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
         """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
 
-        None keeps what this configuration has; `score` is another name of `divergence`. A T alone replaces a policy,
-        and a policy alone another, or T.
+        None keeps what this configuration has. A T alone replaces a policy, and a policy alone another, or T.
         """
-        if (score := keywords.pop("score", None)) is not None:
-            if keywords.get("divergence") is not None:
-                raise UsageError("score and divergence mean the same; give one of them")
-            keywords["divergence"] = score
         names = (*(f.name for f in fields(self)), *SETTINGS)
         given = {name: value for name in names if (value := keywords.pop(name, None)) is not None}
         changes = {name: value for name, value in given.items() if name not in SETTINGS}
@@ -84,7 +79,6 @@ class CallKeywords(TypedDict, total=False):
 
     rule: str | None
     score: str | None
-    divergence: str | None
     threshold: Threshold | Sequence[float] | None
     draft_length: int | Sequence[int] | None
     sampling: Sampling | None
@@ -139,9 +133,9 @@ def _check_given(given: Mapping[str, Any], rule: Rule, own: Rule) -> None:
     """UsageError: see `configured`; `own` is the rule of the base."""
     thresholds = [value for name in ("threshold", "threshold_policy") if (value := given.get(name)) is not None]
     for policy in thresholds:
-        if isinstance(policy, ThresholdPolicy) and not rule.bounds_divergence:
+        if isinstance(policy, ThresholdPolicy) and not rule.bounds_score:
             raise UsageError(
-                f"rule {rule.name!r} has no threshold on a divergence that {type(policy).__name__} could move; give "
+                f"rule {rule.name!r} has no threshold on a score that {type(policy).__name__} could move; give "
                 "it a number, or another rule"
             )
     if thresholds and given.get("rule") is None and not rule.fuzzy:
@@ -154,8 +148,8 @@ def _check_given(given: Mapping[str, Any], rule: Rule, own: Rule) -> None:
 
 
 def _scale(rule: Rule) -> str | None:
-    """The rule whose own scale T is on; None: T bounds a divergence, or there is none."""
-    return rule.name if rule.fuzzy and not rule.bounds_divergence else None
+    """The rule whose own scale T is on; None: T bounds a score, or there is none."""
+    return rule.name if rule.fuzzy and not rule.bounds_score else None
 
 
 def refuse_rest(function: str, keywords: Mapping[str, Any]) -> None:

@@ -142,7 +142,7 @@ class SpeculativeDecoder:
                 logits equal transformers' to rounding; False: by transformers' modules always. See `run_by`.
             allow_edited: follow a profile that was changed after its calibration, without a certificate.
             progress: receives the megabytes of weights that are read.
-            keywords: fields of `DecodingConfig` and of its sampling (`rule`, `divergence`, `threshold`,
+            keywords: fields of `DecodingConfig` and of its sampling (`rule`, `score`, `threshold`,
                 `draft_length`, `temperature`, …), which take precedence over `decoding` and the profile; None keeps
                 what those say.
 
@@ -180,7 +180,7 @@ class SpeculativeDecoder:
     def with_config(self, **keywords: Unpack[DecodingKeywords]) -> SpeculativeDecoder:
         """Returns a decoder with another configuration that shares models, caches and compiled graphs.
 
-        A threshold policy of this decoder does not apply to a rule without a threshold on a divergence. Where the
+        A threshold policy of this decoder does not apply to a rule without a threshold on a score. Where the
         decoder follows a profile and decoding then differs from what that certified, a warning names the difference.
 
         Args:
@@ -225,8 +225,8 @@ class SpeculativeDecoder:
         return self.setting.criterion
 
     @property
-    def divergence(self) -> str:
-        return self.criterion.divergence
+    def score(self) -> str:
+        return self.criterion.score
 
     @property
     def threshold(self) -> float:
@@ -409,7 +409,7 @@ class SpeculativeDecoder:
 
         Raises:
             UsageError: a stop string is empty, or the threshold policy is for other models, another rule or another
-                divergence.
+                score.
         """
         if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(s and isinstance(s, str) for s in stop):
             raise UsageError(f"stop is {stop!r}; it must be a list of strings, none of them empty")
@@ -417,7 +417,7 @@ class SpeculativeDecoder:
         stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
         own = self.setting
         if own.threshold_policy is not None:
-            own.threshold_policy.check((self.target, self.draft), self.tokenizer, self.rule, self.divergence)
+            own.threshold_policy.check((self.target, self.draft), self.tokenizer, self.rule, self.score)
         tree = own.tree if own.rule.drafts else None
         return EngineSettings(
             own.rule, own.criterion, own.sampling, self.eos, self.seed, stops, own.stop_policy, own.threshold_policy,

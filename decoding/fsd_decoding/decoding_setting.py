@@ -19,7 +19,7 @@ from fsd_decoding.rules import RULES, Rule, rule_named
 from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.tree_shape import CHAIN, TreeShape
 
-_DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # defaults for fields that are None
+_SCORE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # defaults for fields that are None
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class DecodingSetting:
         rule = rule_named(_single("rule", config.rule))
         threshold, moving = _threshold_and_policy(config)
         draft_length = _DRAFT_LENGTH if config.draft_length is None else config.draft_length
-        divergence = _DIVERGENCE if config.divergence is None else _single("divergence", config.divergence)
-        criterion = Criterion(divergence, config.on, config.within_support)
+        score = _SCORE if config.score is None else _single("score", config.score)
+        criterion = Criterion(score, config.on, config.within_support)
         ending = None if config.stop_policy is None else as_policy(config.stop_policy)
         check_settings([draft_length], [threshold])
         check_whole("seed", config.seed)
-        if not rule.bounds_divergence:
+        if not rule.bounds_score:
             moving = None
         if ending is not None and ending.rules is not None and rule.name not in ending.rules:
             ending = None
@@ -85,8 +85,8 @@ class DecodingSetting:
         moving = self.threshold_policy if self.rule.fuzzy else None
         return {
             "rule": self.rule.name,
-            "divergence": self.criterion.divergence if self.rule.bounds_divergence else None,
-            "on": self.criterion.on if self.rule.bounds_divergence else None,
+            "score": self.criterion.score if self.rule.bounds_score else None,
+            "on": self.criterion.on if self.rule.bounds_score else None,
             "within_support": self.criterion.within_support and self.rule.fuzzy,
             "threshold": self.threshold if self.rule.fuzzy else None,
             "threshold_policy": _key(moving),
@@ -128,8 +128,8 @@ def _obstacles_to_trees(setting: DecodingSetting) -> Iterator[str]:
     if not rule.judges_trees:
         able = ", ".join(name for name, other in RULES.items() if other.judges_trees)
         yield f"and rule {rule.name!r} judges chains alone; use one of {able}"
-    if rule.bounds_divergence and not setting.criterion.score.judges_trees:
-        yield f"and score {setting.criterion.divergence!r} judges chains alone; use a divergence"
+    if rule.bounds_score and not setting.criterion.scorer.judges_trees:
+        yield f"and score {setting.criterion.score!r} judges chains alone; use a divergence"
     if setting.stop_policy is not None:
         yield f"and {type(setting.stop_policy).__name__} ends chains early; leave the stop policy out"
     if moving is not None and not _scales_nodes(moving):

@@ -18,7 +18,6 @@ from fsd_decoding.tensors import kernels_support, lazy, wide
 if TYPE_CHECKING:
     from fsd_decoding.kernels import Scan
 
-DIVERGENCE_VERSION = 1  # raised when a formula changes, because earlier thresholds no longer apply
 
 _LOG_ZERO = -1e30
 _CHUNK = 1 << 24  # logits (rows x V) per chunk; bounds each temporary of the formulas to 64 MB in fp32

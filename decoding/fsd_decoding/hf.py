@@ -386,7 +386,7 @@ def fsd_generate(
     draft_model: Any = None,
     fsd_profile: Any = None,
     fsd_rule: str | None = None,
-    fsd_divergence: str | None = None,
+    fsd_score: str | None = None,
     fsd_threshold: float | None = None,
     fsd_draft_length: int | None = None,
     fsd_tokenizer: Any = None,
@@ -411,11 +411,11 @@ def fsd_generate(
 
     Args:
         draft_model: a loaded causal LM with the target's tokenizer, or another `DraftSource`.
-        fsd_profile: path of a profile, or a `ThresholdProfile`; sets rule, divergence, threshold and draft length
+        fsd_profile: path of a profile, or a `ThresholdProfile`; sets rule, score, threshold and draft length
             where they are not given, and is checked against both models at every call. Sampling remains that of
             `generate`. Where decoding then differs from what the profile certified, a warning names the difference.
             What is followed is logged once, as a warning, which Python shows on stderr by default.
-        fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`.
+        fsd_rule, fsd_score, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`.
         fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
         fsd_allow_edited: follow a profile that was changed after its calibration, without a certificate.
         fsd_tree: draft trees of this shape; "chain": chains, whatever the profile drafts.
@@ -433,7 +433,7 @@ def fsd_generate(
     check_supported(model, generation_config, synced_gpus or argument_of_generate("synced_gpus"))
     check_inputs(input_ids, model_kwargs, streamer)
     sampling = sampling_for(logits_processor, bool(generation_config.do_sample))
-    given = {"rule": fsd_rule, "divergence": fsd_divergence, "threshold": fsd_threshold,
+    given = {"rule": fsd_rule, "score": fsd_score, "threshold": fsd_threshold,
              "draft_length": fsd_draft_length, "tree": fsd_tree}  # fmt: skip
     decoder = _decoder(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling, fsd_allow_edited)
     prompts = strip_padding(input_ids, model_kwargs.get("attention_mask"))

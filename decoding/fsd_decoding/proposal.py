@@ -29,22 +29,22 @@ class Criterion:
     """What T bounds, and which tokens it may not accept.
 
     Args:
-        divergence: a name of `scores.py`, such as "js", "js@50" or "margin".
+        score: a name of `scores.py`, such as "js", "js@50" or "margin".
         on: "raw" logits, or logits "processed" by temperature, top-k and the other sampling settings; those that a
             score is defined on are taken, whatever is given.
         within_support: reject tokens to which the processed target gives probability 0, however low their score is.
     """
 
-    divergence: str = "js"
+    score: str = "js"
     on: Logits = "raw"
     within_support: bool = False
-    score: Score = field(init=False, repr=False, compare=False)  # looked up once, as a compiled round cannot
+    scorer: Score = field(init=False, repr=False, compare=False)  # looked up once, as a compiled round cannot
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "score", score_named(self.divergence))
+        object.__setattr__(self, "scorer", score_named(self.score))
         if self.on not in ("raw", "processed"):
             raise UsageError(f"scores are computed on 'raw' or 'processed' logits, not on {self.on!r}")
-        object.__setattr__(self, "on", self.score.on or self.on)
+        object.__setattr__(self, "on", self.scorer.on or self.on)
         if not isinstance(self.within_support, bool):
             raise UsageError(f"within_support is {self.within_support!r}; it must be True or False")
 
@@ -113,9 +113,9 @@ class Proposal:
         )
 
     @lazy
-    def divergences(self) -> Tensor:
+    def scores(self) -> Tensor:
         """The score at the drafted positions, without regard to other positions: (B, L)."""
-        return self.criterion.score.of(self.seen(self.criterion.on))
+        return self.criterion.scorer.of(self.seen(self.criterion.on))
 
     def seen(self, on: Logits) -> Seen:
         """What scores may read, as (B, L)."""
@@ -129,13 +129,13 @@ class Proposal:
         """u of the exact test of every drafted token: (B, L)."""
         return noise.uniform(self.keys, self.positions[:, :-1], noise.Stream.ACCEPT, dtype)
 
-    def scores(self, exact: Tensor) -> Tensor:
+    def compared(self, exact: Tensor) -> Tensor:
         """Scores compared with T: divided by their scales if there are any; infinite where no T may accept: (B, L).
 
         Args:
             exact: (B, L) bool: what the exact rule accepts.
         """
-        scores, window = self.divergences, self.criterion.score.window
+        scores, window = self.scores, self.criterion.scorer.window
         if self.scales is not None:
             scores = torch.where(self.scales > 0, scores / self.scales, float("inf"))
         if window:

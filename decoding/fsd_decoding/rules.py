@@ -93,7 +93,7 @@ class Rule:
         name: the rule's name in `RULES`, arguments and profiles; of an add-on, the name that it is found by.
         lossless: name of the rule to run when no threshold may be trusted; a lossless rule has its own, or none.
         drafts: whether the rule needs a draft model.
-        bounds_divergence: whether its threshold bounds the divergence D.
+        bounds_score: whether its threshold bounds a score.
         judges_trees: whether it can judge trees of drafted tokens.
         replayed_as: name of a rule that accepts about as many tokens, which forecasts replay in its place; None: there
             is none, and it cannot be calibrated.
@@ -102,7 +102,7 @@ class Rule:
     name: str = ""
     lossless: str = ""
     drafts = True
-    bounds_divergence = False
+    bounds_score = False
     judges_trees = False
     replayed_as: str | None = None
 
@@ -208,10 +208,10 @@ class Fuzzy(Rule):
     """Fuzzy speculative decoding (arXiv 2502.20704, section 3): accepts when the score is at most T, else emits y."""
 
     name, lossless = "fsd", "coupled"
-    bounds_divergence = judges_trees = True
+    bounds_score = judges_trees = True
 
     def judge(self, proposal: Proposal) -> Verdict:
-        scores = proposal.scores(proposal.drafted == proposal.target_choice[:, :-1])
+        scores = proposal.compared(proposal.drafted == proposal.target_choice[:, :-1])
         return _by_score(proposal, scores)
 
 
@@ -223,7 +223,7 @@ class FuzzyOver(Rule):
     decides only where the lossless rule's token is no child's: elsewhere the round goes on without a loss.
     """
 
-    bounds_divergence = judges_trees = True
+    bounds_score = judges_trees = True
 
     def __init__(self, name: str, base: Rule) -> None:
         self.name, self.lossless, self._base = name, base.name, base
@@ -233,7 +233,7 @@ class FuzzyOver(Rule):
 
     def judge(self, proposal: Proposal) -> Verdict:
         base = self._base.judge(proposal)
-        scores = proposal.scores(base.accepted)
+        scores = proposal.compared(base.accepted)
         fuzzy, by_score = proposal.within_threshold(scores), ~base.accepted
         if proposal.tree is not None:
             by_score &= ~proposal.tree.holds(base.fallback)

@@ -26,6 +26,8 @@ from fsd_decoding.tensors import lazy, wide
 if TYPE_CHECKING:
     from fsd_decoding.kernels import Scan
 
+SCORES_VERSION = 1  # raised when a formula changes, because earlier thresholds no longer apply
+
 Logits = Literal["raw", "processed"]
 
 

@@ -93,7 +93,7 @@ def calibrate(
             is ignored; or a list of these.
         run: how the calibration is run, and where its files are stored.
         tokenizer: the tokenizer of loaded models.
-        keywords: fields of the three objects (`min_acc=0.98`, `divergence="js"`, `temperature=0.6`, `limit=1500`, …),
+        keywords: fields of the three objects (`min_acc=0.98`, `score="js"`, `temperature=0.6`, `limit=1500`, …),
             which take precedence over the objects. None keeps what `decoding` has.
 
     Returns:
@@ -164,7 +164,7 @@ class Calibration:
         check_policies(self._policies)
         for rule in listed(self.decoding.rule):
             _check_rule(rule)
-        for score in listed(self.decoding.divergence):
+        for score in listed(self.decoding.score):
             score_named(score)  # raises UsageError
         drafts = drafts_of(self.draft)
         if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
@@ -375,10 +375,10 @@ class Calibration:
 
     @property
     def _first(self) -> DecodingConfig:
-        """The configuration that all of the search's settings share, with its first rule and divergence."""
+        """The configuration that all of the search's settings share, with its first rule and score."""
         space = self._space
         return DecodingConfig(
-            rule=space.rules[0], divergence=space.divergences[0], sampling=self.decoding.sampling,
+            rule=space.rules[0], score=space.scores[0], sampling=self.decoding.sampling,
             seed=self.decoding.seed,
         )  # fmt: skip
 
@@ -397,7 +397,7 @@ class Calibration:
         lengths = DRAFT_LENGTHS if asked.predictor is None else (LONGEST_DRAFT,)
         depths = TREE_DEPTHS if asked.draft_length is None else ()
         return Space(
-            listed(asked.rule), listed(asked.divergence), listed(asked.draft_length or lengths), trees=asked.trees,
+            listed(asked.rule), listed(asked.score), listed(asked.draft_length or lengths), trees=asked.trees,
             depths=depths,
         )  # fmt: skip
 
@@ -405,7 +405,7 @@ class Calibration:
     def _addons(self) -> Iterator[Addon]:
         """What is searched that is not of fsd-calib."""
         named: list[tuple[AddonKind, str]] = [("rule", name) for name in listed(self.decoding.rule)]
-        named += [("score", family_of(name)) for name in listed(self.decoding.divergence)]
+        named += [("score", family_of(name)) for name in listed(self.decoding.score)]
         named += [("drafter", each.name) for each in drafts_of(self.draft) if isinstance(each, NamedDrafter)]
         named += [] if self.decoding.stop_policy is None else [("stop policy", self.decoding.stop_policy)]
         return (found for kind, name in named if (found := addon(kind, name)) is not None)
@@ -424,9 +424,9 @@ class Calibration:
 def _check_rule(name: str) -> None:
     """Raises UsageError where there is no T of a rule to search for, or no speed of it to forecast."""
     rule = rule_named(name)
-    if not (rule.fuzzy and rule.bounds_divergence):
+    if not (rule.fuzzy and rule.bounds_score):
         raise UsageError(
-            f"rule is {name!r}, whose T bounds no score (its bounds_divergence is {rule.bounds_divergence}), so there "
+            f"rule is {name!r}, whose T bounds no score (its bounds_score is {rule.bounds_score}), so there "
             f"is none to search for; give one of {', '.join(RULES_WITH_T)}"
         )
     replayable(name)

@@ -88,7 +88,7 @@ def measure_baseline(session: Session, lossless: Setting, first: int) -> Baselin
 
 @contextmanager
 def traces_along_target(
-    session: Session, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None = None
+    session: Session, scores: Sequence[str], problems: Sequence[Problem], hidden: Width | None = None
 ) -> Iterator[Traces]:
     """Yields traces of these tuning problems along the target, kept in the cache for later runs.
 
@@ -100,7 +100,7 @@ def traces_along_target(
         hidden: width of the draft's hidden state, as `collect_traces` takes it; None: without it.
     """
     task = replace(session.task, problems=tuple(problems))
-    wanted = WantedTraces(task, divergences, session.batch_size, hidden)
+    wanted = WantedTraces(task, scores, session.batch_size, hidden)
     with _trace_folder(session, session.engine.manifest(wanted)) as folder:
         traces = begun = _begun(folder, session.batch_size)
         if traces is None or not traces.complete:

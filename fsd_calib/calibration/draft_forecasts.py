@@ -26,9 +26,8 @@ from fsd_collectors.replay import CostModel, sweep
 from fsd_collectors.replay.walks import Walked, Walks
 from fsd_collectors.store.reading import Traces
 from fsd_common.files import atomic_write, make_private_folder, naming
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.setting import Drafting, Setting
-from fsd_decoding.scores import addon_of
+from fsd_decoding.scores import SCORES_VERSION, addon_of
 
 LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)
@@ -56,7 +55,7 @@ class TracedDrafts:
         """Returns the forecast for all drafts: of a model's chains from traces, else from rounds decoded for it.
 
         Args:
-            stops: by divergence, how replay ends drafts early; None: they are taken as a whole.
+            stops: by score, how replay ends drafts early; None: they are taken as a whole.
         """
         chains = {
             Drafting(draft): ReplayForecast(
@@ -94,8 +93,8 @@ class TracedDrafts:
             return None
         all_accepted: list[tuple[float, int]] = []
         for draft, seen in self.traces.items():
-            divergences, lengths = self.space.divergences[:1], self.space.draft_lengths
-            frame = sweep(seen, [_FREE], divergences, [math.inf], lengths, costs=self.costs[Drafting(draft)])
+            scores, lengths = self.space.scores[:1], self.space.draft_lengths
+            frame = sweep(seen, [_FREE], scores, [math.inf], lengths, costs=self.costs[Drafting(draft)])
             all_accepted += zip(frame["tokens_per_second"].map(float), frame["draft_length"].map(int), strict=True)
         alone = max(float(costs.tokens_per_second(1, 1, 0)) for costs in self.costs.values())
         lossless, speed = max(
@@ -129,9 +128,9 @@ class TracedDrafts:
             for rule, length in product(walked, lengths):
                 lossless = self._lossless(drafting, length).under(rule)
                 request = DecodingRequest(lossless, engine.decoding.seed, prompts, session.batch_size)
-                walked[rule][length] = walked_rounds(engine, request, self.space.divergences, session.cache)
+                walked[rule][length] = walked_rounds(engine, request, self.space.scores, session.cache)
                 advance(1)
-        return WalkedForecast(walked, self.space.divergences, self.costs[drafting])
+        return WalkedForecast(walked, self.space.scores, self.costs[drafting])
 
     def _lossless(self, drafting: Drafting, length: int) -> Setting:
         return replace(self.session.setting(LOSSLESS, length, drafting.draft), tree=drafting.tree)
@@ -167,40 +166,38 @@ _WALKS_VERSION = 1  # of what is kept
 _FACTS = "facts"  # entry: tokens, rounds, and whether there are chains alone
 
 
-def walked_rounds(
-    engine: OwnEngine, request: DecodingRequest, divergences: Sequence[str], cache: Path | None
-) -> Walked:
+def walked_rounds(engine: OwnEngine, request: DecodingRequest, scores: Sequence[str], cache: Path | None) -> Walked:
     """Returns what `OwnEngine.walked` does, decoded at the first call.
 
     Args:
         cache: the folder of decodings and traces; None: nothing is kept.
     """
     if cache is None:
-        return engine.walked(request, divergences)
-    file = cache / "walks" / f"{_name(engine, request, divergences)}.npz"
-    found = _read(file, divergences)
+        return engine.walked(request, scores)
+    file = cache / "walks" / f"{_name(engine, request, scores)}.npz"
+    found = _read(file, scores)
     if found is None:
-        found = engine.walked(request, divergences)
+        found = engine.walked(request, scores)
         _write(file, found)
     return found
 
 
-def _name(engine: OwnEngine, request: DecodingRequest, divergences: Sequence[str]) -> str:
+def _name(engine: OwnEngine, request: DecodingRequest, scores: Sequence[str]) -> str:
     """A hash of everything that the rounds depend on, but for rounding."""
     key = engine.key(request.setting, request.seed)
-    addons = [each.facts for each in map(addon_of, divergences) if each is not None]
-    facts = [key.json, *divergences, *addons, DIVERGENCE_VERSION, _WALKS_VERSION, *map(tuple, request.prompts)]
+    addons = [each.facts for each in map(addon_of, scores) if each is not None]
+    facts = [key.json, *scores, *addons, SCORES_VERSION, _WALKS_VERSION, *map(tuple, request.prompts)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
-def _read(file: Path, divergences: Sequence[str]) -> Walked | None:
+def _read(file: Path, scores: Sequence[str]) -> Walked | None:
     """What was kept; None: nothing was, or it is damaged, which is a warning."""
     if not file.exists():
         return None
     try:
         with np.load(file) as kept:  # whose entries have checksums
             tokens, rounds, chains = kept[_FACTS].tolist()
-            columns = {name: kept[f"D {name}"] for name in divergences}
+            columns = {name: kept[f"D {name}"] for name in scores}
             return Walked(Walks(kept["exact"], kept["drafted"], columns, bool(chains)), tokens, rounds)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         warnings.warn(f"walked rounds {str(file)!r} are damaged ({error}); they are decoded again", stacklevel=2)
@@ -212,7 +209,7 @@ def _write(file: Path, walked: Walked) -> None:
     entries: dict[str, Any] = {
         "exact": walks.exact, "drafted": walks.drafted,
         _FACTS: np.array([walked.tokens, walked.rounds, int(walks.chains)]),
-        **{f"D {name}": values for name, values in walks.divergences.items()},
+        **{f"D {name}": values for name, values in walks.scores.items()},
     }  # fmt: skip
     with naming("walked rounds", file):
         make_private_folder(file.parent)

@@ -42,7 +42,7 @@ class EngineRequest:
     """What a calibration asks of its engine.
 
     Attributes:
-        decoding: With the rule and the divergence that are searched first.
+        decoding: With the rule and the score that are searched first.
         task: With the problems that may be decoded.
         guards: The same of other tasks.
         longest: Largest draft length.
@@ -174,10 +174,10 @@ def _obstacles(
     for rule in listed(decoding.rule):
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
-    for name in listed(decoding.divergence):
+    for name in listed(decoding.score):
         if hidden := hidden_noise(name, greedy=decoding.temperature == 0):
             yield f"which decodes greedily here, and {hidden}: give another score, or a {named('temperature')}"
-    for rule, name in product(listed(decoding.rule), listed(decoding.divergence)):
+    for rule, name in product(listed(decoding.rule), listed(decoding.score)):
         if law := other_law(rule, name, greedy=decoding.temperature == 0):
             yield f"and {law}: give {named('rule')} fsd-sd"
     if any(decoding.trees):

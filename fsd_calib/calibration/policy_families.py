@@ -144,15 +144,15 @@ def _by_entropy(session: Session, space: Space, traces: Traces) -> list[ScalePol
 
 
 def _by_prompt(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
-    """Trained on the whole tuning part, under the first rule and divergence of the space.
+    """Trained on the whole tuning part, under the first rule and score of the space.
 
     Raises:
         UsageError: too few problems are lost at any T to learn from.
     """
     problems, arm = session.tuning.problems, space.families[0][len(space.draft_lengths) // 2]
-    scale = quantiles(traces, arm.divergence, _TRIED_SHARES)
+    scale = quantiles(traces, arm.score, _TRIED_SHARES)
     traced = len(problems) <= TRACED  # all of them, in these traces, whose folder is locked by this process
-    with nullcontext(traces) if traced else traces_along_target(session, space.divergences, problems) as whole:
+    with nullcontext(traces) if traced else traces_along_target(session, space.scores, problems) as whole:
         facts = facts_of(whole, session.decoder, problems)
     thresholds = scale[np.isfinite(scale) & (scale > 0)].tolist()
     return [*per_prompt_shapes(session.tuning.decode, arm, thresholds, problems, facts)]

@@ -51,7 +51,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Early-stop policies by divergence, in decoding and in replay, and their entry in the profile."""
+    """Early-stop policies by score, in decoding and in replay, and their entry in the profile."""
 
     policies: Mapping[str, StopPolicy]
     replayed: Mapping[str, RoundPolicy]
@@ -71,7 +71,7 @@ def choose(
         None: a run will train it.
 
     Raises:
-        UsageError: there is no predictor, it is of other models, rules, divergences or sampling, or there are too few
+        UsageError: there is no predictor, it is of other models, rules, scores or sampling, or there are too few
             problems to train one.
     """
     if os.fspath(source) != AUTO:
@@ -98,17 +98,16 @@ def stopping_early(
     """
     most, tokenizer = max(space.draft_lengths), session.decoder.tokenizer
     stoppers = {
-        divergence: Stopper.fitted(chosen.predictor, divergence, tokenizer, traces, costs, most)
-        for divergence in space.divergences
+        score: Stopper.fitted(chosen.predictor, score, tokenizer, traces, costs, most) for score in space.scores
     }
     where = os.path.relpath(chosen.folder.resolve(), folder.resolve()) if folder else str(chosen.folder.resolve())
     info = EarlyStopInfo(
         predictor=where, fingerprint=chosen.predictor.fingerprint, **asdict(costs),
-        rates={divergence: RatesInfo(shares=s.rates.shares, tokens_per_second=s.rates.tokens_per_second)
-               for divergence, s in stoppers.items()},
+        rates={score: RatesInfo(shares=s.rates.shares, tokens_per_second=s.rates.tokens_per_second)
+               for score, s in stoppers.items()},
     )  # fmt: skip
-    decoding = {divergence: stopper.in_loop(session.decoder.draft) for divergence, stopper in stoppers.items()}
-    return EarlyStop(decoding, {divergence: stopper.in_replay() for divergence, stopper in stoppers.items()}, info)
+    decoding = {score: stopper.in_loop(session.decoder.draft) for score, stopper in stoppers.items()}
+    return EarlyStop(decoding, {score: stopper.in_replay() for score, stopper in stoppers.items()}, info)
 
 
 def _training_problems(session: Session, space: Space) -> Sequence[Problem]:
@@ -127,14 +126,14 @@ def _training_problems(session: Session, space: Space) -> Sequence[Problem]:
 def _train(folder: Path, problems: Sequence[Problem], session: Session, space: Space) -> Predictor:
     """Trains on these tuning problems; reuses a predictor trained on the same traces."""
     session.tuned.mark(problems)
-    with traces_along_target(session, space.divergences, problems) as traces:
+    with traces_along_target(session, space.scores, problems) as traces:
         if _is_trained(folder):
             earlier = Predictor.load(folder)
-            trained_on = earlier.facts.traces, earlier.facts.rule, earlier.facts.divergences
-            if trained_on == (traces.manifest.run, space.rules[0], space.divergences):
+            trained_on = earlier.facts.traces, earlier.facts.rule, earlier.facts.scores
+            if trained_on == (traces.manifest.run, space.rules[0], space.scores):
                 return earlier
         return train(
-            traces, folder, rule=space.rules[0], divergences=space.divergences, seed=session.decoder.seed,
+            traces, folder, rule=space.rules[0], scores=space.scores, seed=session.decoder.seed,
             tokenizer=session.decoder.tokenizer, progress=session.progress,
         )  # fmt: skip
 
@@ -155,11 +154,11 @@ def _cache_folder(session: Session, space: Space) -> Path:
 def _check(predictor: Predictor, session: Session, space: Space) -> None:
     decoder = session.decoder
     for rule in space.rules:
-        for divergence in space.divergences:
-            predictor.check(decoder.target, decoder.draft, decoder.tokenizer, rule, divergence)
+        for score in space.scores:
+            predictor.check(decoder.target, decoder.draft, decoder.tokenizer, rule, score)
     if predictor.facts.on != decoder.criterion.on:
         raise UsageError(
-            f"the predictor was trained with divergences on {predictor.facts.on} logits, and this calibration has them "
+            f"the predictor was trained with scores on {predictor.facts.on} logits, and this calibration has them "
             f"on {decoder.criterion.on} logits; train one on such traces"
         )
     sampling = SamplingInfo.model_validate(decoder.sampling, from_attributes=True)

@@ -299,14 +299,14 @@ def prepare(
 
 
 def _replayed(session: Session, space: Space) -> Mapping[str, Any] | None:
-    """How replay ends drafts by a policy of the user's own, by divergence; None: forecasts take drafts as a whole."""
+    """How replay ends drafts by a policy of the user's own, by score; None: forecasts take drafts as a whole."""
     ending = session.engine.ending
     if ending is not None and ending.replayed is None:
         session.progress.note(
             f"forecasts take drafts as a whole, since the stop policy {ending.name} does not say how it is replayed; "
             "what is decoded and timed ends by it"
         )
-    return None if ending is None or ending.replayed is None else dict.fromkeys(space.divergences, ending.replayed)
+    return None if ending is None or ending.replayed is None else dict.fromkeys(space.scores, ending.replayed)
 
 
 def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:
@@ -362,9 +362,7 @@ def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[di
     models = [draft for draft in space.drafts if session.with_draft(draft).engine.pair.draft.kind == "model"]
     with ExitStack() as opened:
         yield {
-            draft: opened.enter_context(
-                traces_along_target(session.with_draft(draft), space.divergences, problems, hidden)
-            )
+            draft: opened.enter_context(traces_along_target(session.with_draft(draft), space.scores, problems, hidden))
             for draft in models
         }
 

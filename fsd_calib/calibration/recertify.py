@@ -26,7 +26,7 @@ def setting_of(profile: ThresholdProfile) -> Setting:
             not part of a setting.
     """
     setting = profile.granted
-    profile.require_addons(profile.rule, profile.divergence, profile.stop_policy or "")
+    profile.require_addons(profile.rule, profile.score, profile.stop_policy or "")
     if setting is None:
         raise UsageError(
             f"the profile of {profile.task!r} has no threshold (its outcome is {profile.outcome}), so there is nothing "
@@ -50,7 +50,7 @@ def decoding_of(profile: ThresholdProfile) -> SearchSpace:
     setting = setting_of(profile)
     moved: Any = CONSTANT if setting.policy is None else setting.moved
     return SearchSpace(
-        rule=setting.rule, divergence=setting.divergence, draft_length=setting.draft_length, seed=profile.seed,
+        rule=setting.rule, score=setting.score, draft_length=setting.draft_length, seed=profile.seed,
         threshold_policy=moved, tree=setting.tree, stop_policy=profile.stop_policy,
         **profile.sampling.model_dump(include={*Drawing.model_fields}),
     )  # fmt: skip

@@ -106,7 +106,7 @@ class Session:
     def stopping_early(
         self, policies: Mapping[str, StopPolicy], source: tuple[Path, EarlyStopInfo] | None = None
     ) -> Session:
-        """Returns a copy in which fuzzy rules end drafts by their divergence's stop policy, before any measurement.
+        """Returns a copy in which fuzzy rules end drafts by their score's stop policy, before any measurement.
 
         Args:
             source: see `CachedDecoder.stopping_early`.
@@ -158,7 +158,7 @@ class Session:
 
     def setting(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Setting:
         """The setting of a rule without a threshold."""
-        return Setting(rule, self.engine.divergence, draft_length, draft=draft)
+        return Setting(rule, self.engine.score, draft_length, draft=draft)
 
 
 @contextmanager
@@ -224,7 +224,7 @@ def _identity_of_all(engine: Engine, drafts: Mapping[str, Engine], decode: Cache
 
 
 def _identity(engine: Engine, decode: CachedDecoder, draft: str | None, task: Task) -> str:
-    drafting = Setting(rule_named(engine.rule).lossless, engine.divergence, 1, draft=draft)
+    drafting = Setting(rule_named(engine.rule).lossless, engine.score, 1, draft=draft)
     graded = f"graded by {task.graded} " if task.graded else ""
     ending = f"ending drafts by {engine.ending.identity} " if engine.ending else ""
     return f"{decode.key(drafting).json} with {decode.seeds} seeds {graded}{ending}"

@@ -18,7 +18,6 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_common.addons import Addon, addon
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.drafters.named import drafter_named
 from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
@@ -37,6 +36,7 @@ from fsd_decoding.profile.parts import (
 )
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.scores import SCORES_VERSION
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
 
@@ -58,8 +58,8 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         draft=pair.draft,
         tokenizer=pair.tokenizer,
         rule=chosen.rule if chosen.threshold is not None else ready.space.rules[0],
-        divergence=chosen.divergence,
-        divergence_version=DIVERGENCE_VERSION,
+        score=chosen.score,
+        scores_version=SCORES_VERSION,
         logits=decoding.on, within_support=decoding.within_support,
         threshold=chosen.threshold if findings.lossy else None,
         policy=chosen.policy,
@@ -289,7 +289,7 @@ def _order(s: Setting) -> tuple[str, str, str, str, str, int, float]:
         s.draft or "",
         tree,
         s.rule,
-        s.divergence,
+        s.score,
         policy,
         s.draft_length,
         -1.0 if s.threshold is None else s.threshold,

@@ -81,7 +81,7 @@ def _draft_alone(findings: Findings) -> DraftAlone | None:
         What was measured; None where the engine cannot run a draft alone, or where that failed, which a note says.
     """
     ready, session = findings.ready, findings.ready.session
-    alone = Setting.draft_alone(session.engine.divergence, findings.followed.draft)
+    alone = Setting.draft_alone(session.engine.score, findings.followed.draft)
     if not session.engine_of(alone).runs_draft_alone:
         return None
     try:

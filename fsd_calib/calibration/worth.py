@@ -107,12 +107,12 @@ class _Outcome(NamedTuple):
 
 
 def _steps(forecast: DraftForecasts, space: Space, rival_speed: float, fuzzy: Setting, prefill: float) -> list[_Step]:
-    """The steps of every divergence of the search."""
+    """The steps of every score of the search."""
     by_pilot = _saved(forecast, fuzzy)
     steps = []
-    for divergence in space.divergences:
-        alike = replace(fuzzy.arm, divergence=divergence)
-        arms = [arm for arm in chain(*space.families) if (arm.rule, arm.divergence) == (alike.rule, divergence)]
+    for score in space.scores:
+        alike = replace(fuzzy.arm, score=score)
+        arms = [arm for arm in chain(*space.families) if (arm.rule, arm.score) == (alike.rule, score)]
         for share in map(float, _SHARES):
             saved = _saved(forecast, alike.at(forecast.threshold(alike, share)))
             speed = max(forecast.tokens_per_second(arm.at(forecast.threshold(arm, share))) for arm in arms)

@@ -331,7 +331,7 @@ def next_number(entries: Sequence[Entry], requested: Numbers, claim: str) -> int
 class AttemptLedger:
     """The ledger in a file, or in memory.
 
-    Attempts are grouped by family, see `fsd_decoding.models.fingerprint.family_id` of a target. Drafts, divergences, T
+    Attempts are grouped by family, see `fsd_decoding.models.fingerprint.family_id` of a target. Drafts, scores, T
     and the name of the task are choices within a family.
 
     Raises:

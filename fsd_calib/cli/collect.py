@@ -79,13 +79,13 @@ class PolicyOptions(OptionGroup):
     threshold: Annotated[
         float | None, Option("The rule's threshold. inf with --rule fsd accepts every token.", _POLICY)
     ] = None
-    divergence: Annotated[
+    score: Annotated[
         str | None,
         Option(
             "The score that the threshold bounds. By default js; all divergences are recorded either way.",
             _POLICY,
             words=SCORES,
-            also="score",
+            also="divergence",
         ),
     ] = None
     draft_length: Annotated[int | None, Option("Tokens drafted per round. By default 5.", _POLICY)] = None
@@ -200,7 +200,7 @@ def main() -> None:
 def _check_policy(given: PolicyOptions) -> None:
     """Raises UsageError where a setting has a value that it cannot have, or no rule that it is for."""
     check_found("rule", "--rule", [given.rule], RULES)
-    check_found("score", "--divergence", [given.divergence], SCORES)
+    check_found("score", "--score", [given.score], SCORES)
     if given.draft_length is not None:
         check_count("--draft-length", given.draft_length)
     for name, value in asdict(given).items():

@@ -153,7 +153,7 @@ def _of_typer(name: str, option: Option, annotation: Any, default: Any) -> tuple
         known = tuple(words) or tuple(literal)
         words = None if not known else one_of(known) if option.read is None else several_of(known)
     settings: dict[str, Any] = {"help": option.help, "rich_help_panel": option.panel, "autocompletion": words}
-    flags = [f"--{each.replace('_', '-')}" for each in (option.also, name) if each is not None]
+    flags = [f"--{each.replace('_', '-')}" for each in (name, option.also) if each is not None]
     if option.read is not None:
         kind = str
     if kind is bool and default is None:  # what is right follows from more, unless it is said

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 NAME = "fsd-inspect"
-_OF_DRAFTS = ("threshold", "divergence", "draft_length", "tree")  # settings that the target alone has no use for
+_OF_DRAFTS = ("threshold", "score", "draft_length", "tree")  # settings that the target alone has no use for
 _EPILOG = """
 Examples: fsd-inspect "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many pies does Mia have now?" ·
 fsd-inspect --profile profile.json --threshold 0.1 --threshold 0.4 --html texts.html "…"
@@ -59,13 +59,13 @@ class SettingOptions(OptionGroup):
             words=("target", *RULES),
         ),
     ] = None
-    divergence: Annotated[
+    score: Annotated[
         str | None,
         Option(
             f"Score that the threshold bounds: {', '.join(SCORES)}, or mine:Name. By default the profile's, or js.",
             DECODING,
             words=SCORES,
-            also="score",
+            also="divergence",
         ),
     ] = None
     threshold: Annotated[
@@ -226,7 +226,7 @@ def _check_sources(
 def _checked_shape(setting: SettingOptions) -> TreeShape | Chain | None:
     """Returns the shape of trees; None: none is given. UsageError: a setting cannot be."""
     check_found("rule", "--rule", [setting.rule], ("target", *RULES))
-    check_found("score", "--divergence", [setting.divergence], SCORES)
+    check_found("score", "--score", [setting.score], SCORES)
     check_settings([], setting.threshold or [])
     ignored = [name for name in _OF_DRAFTS if getattr(setting, name) is not None]
     if setting.rule == "target" and ignored:

@@ -70,7 +70,7 @@ def verify(folder: _Folder) -> None:
 
 @app.command()
 def describe(folder: _Folder, score: _Scores = None) -> None:
-    """Summarises the traces: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
+    """Summarises the traces: models, task, splits, accuracy, scores, and acceptance rates by threshold."""
     traces = _read(folder, score)
     from fsd_collectors.report.description import print_sheets, sheets, summarise
     from fsd_common.console import LiteralConsole
@@ -84,7 +84,7 @@ def plot(
     out: Annotated[Path | None, Option("Folder for the figures and index.html. By default DIR/pictures.")] = None,
     score: _Scores = None,
 ) -> None:
-    """Plots how divergences tell agreement from disagreement, which tokens they change, and tokens per round, as PNG
+    """Plots how scores tell agreement from disagreement, which tokens they change, and tokens per round, as PNG
     files and one interactive page."""
     traces = _read(folder, score)
     from fsd_collectors.report.plot import plot as draw

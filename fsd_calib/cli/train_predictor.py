@@ -47,14 +47,14 @@ def command(
     rule: Annotated[
         str, Option("Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.", _MODEL, words=RULES_WITH_T)
     ] = "fsd-coupled",
-    divergence: Annotated[
+    score: Annotated[
         tuple[str, ...],
         Option(
             "Score that T bounds, or several, separated by commas. One predictor serves them at every T.",
             _MODEL,
             words=SCORES,
             read=several,
-            also="score",
+            also="divergence",
         ),
     ] = ("js",),
     trials: Annotated[int, Option("Hyperparameter trials for each of the predictor's two models.", _MODEL)] = 8,
@@ -71,7 +71,7 @@ def command(
         if number is not None:
             check_count(option, number)
     check_words(("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T))
-    check_found("score", "--divergence", divergence, SCORES)
+    check_found("score", "--score", score, SCORES)
     check_sources({"tokenizer": [tokenizer]})
     from fsd_collectors.store.listing import MANIFEST, content_of
 
@@ -88,7 +88,7 @@ def command(
 
     with interruptible(lambda: f"nothing is kept: {out} holds no new predictor, and the same command begins anew"):
         predictor = train(
-            loaded, out, kind, rule, divergence, trials=trials, seed=seed, limit=limit,
+            loaded, out, kind, rule, score, trials=trials, seed=seed, limit=limit,
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=progress,
         )  # fmt: skip
     if output.as_json:

@@ -54,13 +54,13 @@ class WantedTraces:
     """Traces along the target to collect: of all problems of a task, in its order.
 
     Attributes:
-        divergences: Columns.
+        scores: Columns.
         batch_size: Problems at once.
         hidden: Width of the draft's hidden state, as `collect_traces` takes it; None: without it.
     """
 
     task: Task
-    divergences: Sequence[str]
+    scores: Sequence[str]
     batch_size: int
     hidden: Width | None = None
 
@@ -102,10 +102,10 @@ class Engine(ABC):
 
     Attributes:
         name: As `--engine` takes it and profiles record it.
-        decoding: Sampling, seed, and the logits that divergences are computed on. Settings hold the rest.
+        decoding: Sampling, seed, and the logits that scores are computed on. Settings hold the rest.
         limits: Where texts end.
         tokenizer: The tokenizer of both models.
-        ending: The policy that ends the drafts of fuzzy rules early, whatever their divergence; None: there is none.
+        ending: The policy that ends the drafts of fuzzy rules early, whatever their score; None: there is none.
     """
 
     name: ClassVar[str]
@@ -204,8 +204,8 @@ class Engine(ABC):
 
     @property
     @abstractmethod
-    def divergence(self) -> str:
-        """The divergence of settings whose rule has none."""
+    def score(self) -> str:
+        """The score of settings whose rule has none."""
 
     @property
     def exact_texts(self) -> bool:
@@ -261,7 +261,7 @@ class Engine(ABC):
         return None if self.ending is None else self.ending.name
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Engine:
-        """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by divergence.
+        """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by score.
 
         Raises:
             UsageError: The engine has no place for them.

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from fsd_calib.common_options import family_of
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import SETTINGS
+from fsd_decoding.scores import SCORES_VERSION
 
 # Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since
 # logits move by rounding and D is of second order in them (tv and hellinger are of first order, but small only where
@@ -67,7 +67,7 @@ class CacheKey:
 
     Attributes:
         setting: Without its threshold, and without the name of its draft, which is among `models`.
-        criterion: What the divergence is computed on, and by which definitions; None: no threshold is compared with it.
+        criterion: What the score is computed on, and by which definitions; None: no threshold is compared with it.
         stop_policy: Identity of the policy that stops drafts early.
     """
 
@@ -110,7 +110,7 @@ class CacheKey:
 
     @property
     def _family(self) -> str:
-        return family_of(self.setting.divergence)
+        return family_of(self.setting.score)
 
     @cached_property
     def _deviation(self) -> float:
@@ -129,7 +129,7 @@ def key_of(
     """Returns the key of a setting's texts under a seed.
 
     Args:
-        decoding: Supplies sampling, and the logits that divergences are computed on.
+        decoding: Supplies sampling, and the logits that scores are computed on.
         models: What of the models texts depend on, with "target" and "draft".
         engine: What of the engine they depend on under this rule: versions, device, kernels; add-ons are added.
         policy: Ends drafts early.
@@ -144,13 +144,13 @@ def key_of(
             f"{setting.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
         )
     kept = replace(setting.arm, draft=None)
-    if not (rule.fuzzy and rule.bounds_divergence):
-        kept = replace(kept, divergence="", policy=None)
+    if not (rule.fuzzy and rule.bounds_score):
+        kept = replace(kept, score="", policy=None)
     if not rule.drafts:
         kept = replace(kept, draft_length=1, tree=None)
     criterion: dict[str, Any] = {"within_support": decoding.within_support}
-    if rule.bounds_divergence:
-        criterion |= {"on": decoding.on, "version": DIVERGENCE_VERSION}
+    if rule.bounds_score:
+        criterion |= {"on": decoding.on, "version": SCORES_VERSION}
     if addons := kept.addons:
         engine = {**engine, "addons": [each.facts for each in addons]}
     return CacheKey(

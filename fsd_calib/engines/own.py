@@ -213,8 +213,8 @@ class OwnEngine(Engine):
     Args:
         decoder: Supplies the models, and all that a `Setting` does not hold.
         limits: Where texts end.
-        policies: By divergence, the policy that stops the drafts of fuzzy rules early.
-        ending: The policy that stops them whatever the divergence.
+        policies: By score, the policy that stops the drafts of fuzzy rules early.
+        ending: The policy that stops them whatever the score.
 
     Raises:
         UsageError: The decoder's sampling has logits processors, which no key can identify.
@@ -261,17 +261,17 @@ class OwnEngine(Engine):
         run_by = self._run_by if rule.drafts else self._run_by | {"draft": None}
         return key_of(
             setting, seed, self.decoding, self.limits, models=self._models,
-            engine=self._versions | {"run_by": run_by}, policy=self._policies.get(setting.divergence, self.ending),
+            engine=self._versions | {"run_by": run_by}, policy=self._policies.get(setting.score, self.ending),
         )  # fmt: skip
 
-    def walked(self, request: DecodingRequest, divergences: Sequence[str]) -> Walked:
+    def walked(self, request: DecodingRequest, scores: Sequence[str]) -> Walked:
         """Decodes losslessly, and returns what was drafted; see `Walked`.
 
         Args:
             request: of a lossless setting.
-            divergences: to compute at every node.
+            scores: to compute at every node.
         """
-        nodes = JudgedNodes(divergences)
+        nodes = JudgedNodes(scores)
         results = self.decode(request, observer=nodes)
         return Walked(nodes.walks(), sum(each.emitted for each in results), sum(each.rounds for each in results))
 
@@ -291,7 +291,7 @@ class OwnEngine(Engine):
     def manifest(self, wanted: WantedTraces) -> Manifest:
         task, decoder = wanted.task, self.decoder
         states = None if wanted.hidden is None else HiddenStates(decoder.draft, wanted.hidden, decoder.seed)
-        return manifest_of(decoder, task, task.problems, None, wanted.divergences, states, wanted.batch_size)
+        return manifest_of(decoder, task, task.problems, None, wanted.scores, states, wanted.batch_size)
 
     def collect(
         self, wanted: WantedTraces, folder: Path, progress: Progress, workers: ModelWorkers | None = None
@@ -300,7 +300,7 @@ class OwnEngine(Engine):
         return collect_traces(
             wanted.task, target=decoder.target, draft=decoder.draft, tokenizer=self.tokenizer, out=folder,
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p,
-            divergences=wanted.divergences, on=decoder.criterion.on, hidden=wanted.hidden, seed=decoder.seed,
+            scores=wanted.scores, on=decoder.criterion.on, hidden=wanted.hidden, seed=decoder.seed,
             batch_size=wanted.batch_size, progress=progress, workers=workers or 1,
         )  # fmt: skip
 
@@ -323,8 +323,8 @@ class OwnEngine(Engine):
         return self.decoder.rule
 
     @property
-    def divergence(self) -> str:
-        return self.decoder.divergence
+    def score(self) -> str:
+        return self.decoder.score
 
     @property
     def pair(self) -> Pair:
@@ -372,11 +372,11 @@ class OwnEngine(Engine):
         return OwnEngine(decoder, self.limits)
 
     def _decoder_for(self, setting: Setting, seed: int) -> SpeculativeDecoder:
-        """A decoder with another seed, divergence, stop policy and tree; models and compiled graphs are shared."""
-        divergence, tree = setting.divergence, setting.tree
-        stopping = self._policies.get(divergence, self.ending) if rule_named(setting.rule).fuzzy else None
+        """A decoder with another seed, score, stop policy and tree; models and compiled graphs are shared."""
+        score, tree = setting.score, setting.tree
+        stopping = self._policies.get(score, self.ending) if rule_named(setting.rule).fuzzy else None
         return self.decoder.reconfigured(
-            replace(self.decoder.decoding, seed=seed, divergence=divergence, stop_policy=stopping, tree=tree)
+            replace(self.decoder.decoding, seed=seed, score=score, stop_policy=stopping, tree=tree)
         )
 
     @property

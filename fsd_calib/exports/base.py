@@ -118,7 +118,7 @@ class Engine:
         if owner is None or profile.threshold is None:
             return {}, self.versions
         knob = self.knobs[owner]
-        return knob.options(score_named(profile.divergence), profile.threshold), knob.versions
+        return knob.options(score_named(profile.score), profile.threshold), knob.versions
 
     def _of_threshold(self, profile: ThresholdProfile) -> Iterator[str]:
         from fsd_decoding.rules import rule_named
@@ -130,12 +130,12 @@ class Engine:
                 f"the profile samples under rule {rule.name!r}, and {self.title} as {BASE!r} does: by a score that "
                 f"depends on the token, their texts have other distributions; calibrate with --rule {BASE}"
             )
-        elif rule.bounds_divergence and rule.name not in (BASE, "fsd-coupled"):
+        elif rule.bounds_score and rule.name not in (BASE, "fsd-coupled"):
             yield (
                 f"the profile's rule is {rule.name!r}, and {self.title} keeps what its exact rule keeps, too, as "
                 f"{BASE!r} does; calibrate with --rule {BASE}"
             )
-        if rule.bounds_divergence and score_named(profile.divergence).on is None and profile.logits != "raw":
+        if rule.bounds_score and score_named(profile.score).on is None and profile.logits != "raw":
             yield f"the profile's score is of processed logits, and {self.title} reads raw ones; calibrate on raw ones"
         if profile.policy is not None and not self.moves(profile.policy):
             yield f"the profile's threshold policy is {profile.policy}, and {self.title} has {self.one_t}"
@@ -154,7 +154,7 @@ def owner_of(profile: ThresholdProfile) -> str | None:
 
     if profile.threshold is None:
         return None
-    return profile.divergence.partition("@")[0] if rule_named(profile.rule).bounds_divergence else profile.rule
+    return profile.score.partition("@")[0] if rule_named(profile.rule).bounds_score else profile.rule
 
 
 def number(value: float) -> float:

@@ -45,7 +45,7 @@ def export_profile(profile: ThresholdProfile, to: str) -> str:
 def _reasons(profile: ThresholdProfile, engine: Engine) -> Iterator[str]:
     if not engine.has(profile):
         owner, others = owner_of(profile), [name for name, other in ENGINES.items() if other.has(profile)]
-        what, value = ("rule", profile.rule) if owner == profile.rule else ("score", profile.divergence)
+        what, value = ("rule", profile.rule) if owner == profile.rule else ("score", profile.score)
         yield (
             f"the profile's {what} is {value!r}, and {engine.title} has {engine.offer}; calibrate with one of "
             f"these, or take an engine that has this {what}: --to {', '.join(others)}"
@@ -64,7 +64,7 @@ def _setting(profile: ThresholdProfile) -> str:
     followed, policy = profile.followed, profile.policy
     by = "lossless"
     if followed.threshold is not None:
-        by = f"{'T =' if owner_of(profile) == profile.rule else f'{profile.divergence} <='} {followed.threshold:.9g}"
+        by = f"{'T =' if owner_of(profile) == profile.rule else f'{profile.score} <='} {followed.threshold:.9g}"
         by += "" if policy is None or policy.name == "constant" else f" by {policy}"
     return f"{followed.rule}, {by}, L = {followed.draft_length}"
 

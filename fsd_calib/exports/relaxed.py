@@ -40,10 +40,10 @@ class Relaxed(Engine):
                 f"{'relaxes greedy decoding' if profile.threshold is not None else 'is told of greedy decoding'} "
                 "alone; calibrate with --temperature 0"
             )
-        if profile.threshold is not None and "@" not in profile.divergence:
+        if profile.threshold is not None and "@" not in profile.score:
             yield (
-                f"the profile's score is {profile.divergence!r}, of tokens of any rank, and {self.title} asks for a "
-                f"number of likeliest tokens; calibrate with one, such as --score {profile.divergence}@10"
+                f"the profile's score is {profile.score!r}, of tokens of any rank, and {self.title} asks for a "
+                f"number of likeliest tokens; calibrate with one, such as --score {profile.score}@10"
             )
 
     def notes(self, profile: ThresholdProfile) -> list[str]:

@@ -54,10 +54,10 @@ class Vllm(Engine):
             return
         from fsd_decoding.scores import score_named
 
-        window, length = score_named(profile.divergence).window, profile.draft_length
+        window, length = score_named(profile.score).window, profile.draft_length
         if not 1 <= window < length:
             yield (
-                f"the profile's score is {profile.divergence!r} at L = {length}, and vLLM's window of FLy has from 1 "
+                f"the profile's score is {profile.score!r} at L = {length}, and vLLM's window of FLy has from 1 "
                 f"to L - 1 tokens; calibrate with another, such as --score fly@1, {_OR_PLUGIN}"
             )
 
@@ -86,5 +86,5 @@ def _by_plugin(profile: ThresholdProfile) -> bool:
     """Whether the profile's T bounds a score that vLLM itself has not, and our plugin has."""
     from fsd_decoding.rules import rule_named
 
-    lossy = profile.threshold is not None and rule_named(profile.rule).bounds_divergence
+    lossy = profile.threshold is not None and rule_named(profile.rule).bounds_score
     return lossy and owner_of(profile) not in Vllm.knobs

@@ -22,7 +22,7 @@ class InspectedText:
 
     Args:
         title: what tells it from another text: its T, or its rule if that has none.
-        setting: rule, divergence, draft length and sampling in one line.
+        setting: rule, score, draft length and sampling in one line.
         tokens: all tokens, that of the end of text included.
         rounds: number of rounds.
         trees: what was drafted in each round, where trees were.
@@ -79,10 +79,10 @@ def _setting(decoder: SpeculativeDecoder) -> str:
 
     rule = rule_named(decoder.rule)
     parts = [rule.name]
-    if rule.fuzzy and not rule.bounds_divergence:
+    if rule.fuzzy and not rule.bounds_score:
         parts.append("T is on its own scale and bounds no D")
     if rule.drafts:
-        parts += [f"D is {decoder.divergence}", f"L = {decoder.draft_length}"]
+        parts += [f"D is {decoder.score}", f"L = {decoder.draft_length}"]
         parts += [] if decoder.tree is None else [f"trees of {decoder.tree}"]
     sampling = decoder.sampling
     if sampling.temperature:
@@ -108,7 +108,7 @@ def token_cells(token: SourcedToken) -> tuple[str, ...]:
     """Returns a token as a row of a table with `HEADINGS`."""
     return (
         f"{token.position + 1}", f"{token.round + 1}", name_of(token.name), str(token.source),
-        threshold(token.divergence), threshold(token.threshold),
+        threshold(token.score), threshold(token.threshold),
         NONE if token.alternative_name is None else name_of(token.alternative_name),
     )  # fmt: skip
 

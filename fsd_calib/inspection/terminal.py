@@ -114,13 +114,13 @@ def _styled(token: SourcedToken) -> Text:
 
 
 def _between_marks(token: SourcedToken) -> str:
-    """The token between its marks, which stand within the spaces around it; a fuzzy one with its divergence."""
+    """The token between its marks, which stand within the spaces around it; a fuzzy one with its score."""
     if _unmarked(token):
         return token.text
     (_, opening, closing), inner = _LOOKS[token.source], token.text.strip()
     before, _, after = token.text.partition(inner) if inner else ("", "", token.text)
-    divergence = f" {token.divergence:.2g}" if token.source is TokenSource.FUZZY else ""
-    return f"{before}{opening}{inner or name_of(token.text) or _NO_TEXT}{divergence}{closing}{after}"
+    score = f" {token.score:.2g}" if token.source is TokenSource.FUZZY else ""
+    return f"{before}{opening}{inner or name_of(token.text) or _NO_TEXT}{score}{closing}{after}"
 
 
 def _unmarked(token: SourcedToken) -> bool:
@@ -128,16 +128,16 @@ def _unmarked(token: SourcedToken) -> bool:
 
 
 def _fuzzy_lines(text: InspectedText) -> list[RenderableType]:
-    """The fuzzy tokens of the largest divergences, in the order of the text."""
+    """The fuzzy tokens of the largest scores, in the order of the text."""
     fuzzy = [token for token in text.tokens if token.source is TokenSource.FUZZY]
-    largest = sorted(fuzzy, key=lambda token: token.divergence or 0.0, reverse=True)[:_LARGEST]
+    largest = sorted(fuzzy, key=lambda token: token.score or 0.0, reverse=True)[:_LARGEST]
     if not fuzzy:
         return []
     of = f"the {_LARGEST} of {len(fuzzy)} with the largest D" if len(fuzzy) > _LARGEST else "all"
     rows = [
         literal(
             f"  token {token.position + 1}: {name_of(token.name)} instead of {name_of(token.alternative_name or '')}, "
-            f"D = {threshold(token.divergence)}"
+            f"D = {threshold(token.score)}"
         )
         for token in fuzzy if token in largest
     ]  # fmt: skip

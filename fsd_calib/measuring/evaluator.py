@@ -134,7 +134,7 @@ class CachedDecoder:
     def stopping_early(
         self, policies: Mapping[str, StopPolicy], source: tuple[Path, EarlyStopInfo] | None = None
     ) -> CachedDecoder:
-        """Returns a copy whose fuzzy rules stop drafting by these policies, by divergence; its counts start at 0.
+        """Returns a copy whose fuzzy rules stop drafting by these policies, by score; its counts start at 0.
 
         Args:
             source: The predictor's folder and costs that workers make the policies of; None: workers are not used.
@@ -293,7 +293,7 @@ class CachedDecoder:
         if not self._task.by_agreement or setting.rule == "target":
             return [[None] * self.seeds for _ in problems]
         if unknown := [problem for problem in problems if problem.id not in self._own_texts]:
-            alone = self(Setting.alone(setting.divergence), unknown)
+            alone = self(Setting.alone(setting.score), unknown)
             for problem, seeds in zip(unknown, alone, strict=True):
                 self._own_texts[problem.id] = [decoding.text for decoding in seeds]
         return [self._own_texts[problem.id] for problem in problems]

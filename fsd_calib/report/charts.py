@@ -16,7 +16,7 @@ from fsd_common.pages.themes import SERIES, SHAPES
 from fsd_decoding.profile.setting import DRAFT_ALONE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-HOVER = ("setting", "T", "L", "divergence", "policy", "retention", "accuracy", "tokens/round", "accepted", "tokens/s",
+HOVER = ("setting", "T", "L", "score", "policy", "retention", "accuracy", "tokens/round", "accepted", "tokens/s",
          "measured on")  # fmt: skip
 _RING = 420  # area of the ring around the chosen setting
 _PADDING = 0.08  # of an axis, beyond the values
@@ -36,7 +36,7 @@ def hover(row: Row, speed: str | None = None) -> dict[str, str]:
         "setting": setting.rule if row.drafts else row.series,
         "T": threshold(setting.threshold),
         "L": f"{setting.draft_length}{in_trees(setting.tree)}" if row.drafts else NONE,
-        "divergence": setting.divergence if setting.threshold is not None else NONE,
+        "score": setting.score if setting.threshold is not None else NONE,
         "policy": "constant T" if setting.policy is None else str(setting.policy),
         "retention": retention, "accuracy": percent(point.accuracy), "tokens/round": pace(point.tokens_per_round, 2),
         "accepted": percent(point.accepted), "tokens/s": speed or forecast,
@@ -161,8 +161,8 @@ _TICKS = [0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005]  # share
 
 
 def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> Chart | None:
-    """Returns the chart of the profile's divergence; None: nothing was measured of it under a threshold."""
-    shown = [row for row in found if row.setting.threshold is not None and row.setting.divergence == profile.divergence]
+    """Returns the chart of the profile's score; None: nothing was measured of it under a threshold."""
+    shown = [row for row in found if row.setting.threshold is not None and row.setting.score == profile.score]
     if not shown:
         return None
     values = [
@@ -174,7 +174,7 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
     ]  # fmt: skip
     most = max(row.setting.threshold or 0.0 for row in shown)
     scale = {"domain": [0, 1.05 * most or 1.0], "nice": False}
-    x = quantitative("at", f"threshold T on {profile.divergence}", scale=scale)
+    x = quantitative("at", f"threshold T on {profile.score}", scale=scale)
     y, looks = retention_axis(shown, profile), series(series_of(shown), found)
     layers = [
         *levels(profile), intervals(x, y, looks["color"]), *_bounds(x, y),
@@ -189,7 +189,7 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
     tested = [row.point for row in shown if row.point.lower_bound is not None]
     words = (f"{p.setting}: {percent(p.retention)}, at least {bound(p.lower_bound)}" for p in tested)
     alt = (
-        f"Retention at {len(shown)} measured thresholds on {profile.divergence}, with intervals; on the certification "
+        f"Retention at {len(shown)} measured thresholds on {profile.score}, with intervals; on the certification "
         f"part: {'; '.join(words) or 'nothing'}."
     )
     return Chart("threshold", alt, layered(values, layers))
@@ -215,7 +215,7 @@ def _bounds(x: Spec, y: Spec) -> list[Spec]:
 
 
 def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
-    """Returns the chart of all divergences on one scale; None: the search tried nothing."""
+    """Returns the chart of all scores on one scale; None: the search tried nothing."""
     by_setting = {row.setting: row for row in found if row.point.source == "tuning"}
     pairs = [(trial, by_setting.get(trial.setting)) for trial in record.trials]
     shown = [(trial, row) for trial, row in pairs if row is not None]
@@ -239,7 +239,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     }
     layers = [*levels(profile), intervals(x, y, looks["color"]), ring(x, y), points]
     alt = "Retention against the share of drafted tokens that T accepts: " + "; ".join(
-        f"{trial.setting.divergence} {trial.share:.1%}: {percent(row.point.retention)}" for trial, row in shown
+        f"{trial.setting.score} {trial.share:.1%}: {percent(row.point.retention)}" for trial, row in shown
     )
     return Chart("share", alt, layered(values, layers))
 
@@ -466,7 +466,7 @@ def _words(shown: Sequence[Row], figures: Sequence[str]) -> str:
     return "; ".join(f"{row.setting}: {figure}" for row, figure in zip(shown, figures, strict=True)) or "none"
 
 
-_SHOWN = ("trial", "verdict", "T", "L", "divergence", "policy", "retention", "lossless share", "tokens/s", "problems")
+_SHOWN = ("trial", "verdict", "T", "L", "score", "policy", "retention", "lossless share", "tokens/s", "problems")
 
 
 def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
@@ -506,7 +506,7 @@ def _trial_value(number: int, trial: Trial) -> dict[str, object]:
         "number": number, "trial": str(number), "kept": 100 * trial.retention, "feasible": trial.feasible,
         "series": series_name(setting), "T": threshold(setting.threshold),
         "L": str(setting.draft_length),
-        "divergence": setting.divergence, "policy": "constant T" if setting.policy is None else str(setting.policy),
+        "score": setting.score, "policy": "constant T" if setting.policy is None else str(setting.policy),
         "retention": percent(trial.retention), "tokens/s": f"{pace(trial.speed)}, forecast",
         "problems": f"{trial.problems:,} tuning problems",
         "verdict": "meets the goal, as far as the search can tell" if trial.feasible else "does not meet the goal",

@@ -31,7 +31,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _glance(names: Sequence[str], runs: Sequence[Run]) -> Section:
-    headings = ("run", "outcome", "T", "divergence", "L", "retention", "at least", "tokens\n/round", "tokens/s",
+    headings = ("run", "outcome", "T", "score", "L", "retention", "at least", "tokens\n/round", "tokens/s",
                 "times\nthe target", "times\nsd", "seconds\n/answer")  # fmt: skip
     table = Sheet("", headings, tuple(map(_line, names, runs)), names=2, sortable=True)
     doubts = [Paragraph(doubt, "note") for doubt in _doubts(runs)]
@@ -52,7 +52,7 @@ def _line(name: str, run: Run) -> tuple[str, ...]:
     retention, low = (None, None) if c.lossless else (c.retention, c.lower_bound)  # of the target then
     outcome = p.outcome if p.bound else f"{p.outcome}, but edited"
     return (
-        name, outcome, threshold(value), p.divergence if value is not None else NONE, str(length),
+        name, outcome, threshold(value), p.score if value is not None else NONE, str(length),
         percent(retention), bound(low), pace(p.tokens_per_round.chosen, 2), f"{pace(speed.chosen)}\n{ends}",
         f"{speed.over_target:.2f}×", f"{speed.over_lossless:.2f}×",
         answer_seconds(None if speed.answer is None else speed.answer.chosen),

@@ -289,7 +289,7 @@ def notes(profile: ThresholdProfile) -> str:
         f"{_TIMED} {timing_note(speed)}",
         busy_note(speed),
         f"≥ lower bound {_held(profile)}{_uncorrected(profile)}" if _has_bounds(profile) else "",
-        f"T bounds {profile.divergence}{moved}; {sampling}{seeds}; speed at batch {speed.batch} on {profile.device} in "
+        f"T bounds {profile.score}{moved}; {sampling}{seeds}; speed at batch {speed.batch} on {profile.device} in "
         f"{profile.dtype}{_rounds(profile)}",
     ]
     return "\n".join(filter(None, lines))

@@ -151,8 +151,8 @@ def _shares(run: Run, found: list[Row]) -> Section:
         chart = retention_by_share(run.profile, run.record, found)
         blocks = (*((chart,) if chart else ()), scale_sheet(run.record))
     return Section(
-        "shares", "Divergences on one scale",
-        "Thresholds of different divergences have no common unit, but the share of drafted tokens that they accept "
+        "shares", "Scores on one scale",
+        "Thresholds of different scores have no common unit, but the share of drafted tokens that they accept "
         "has: at the same share, the higher mark lost less accuracy.",
         blocks,
     )  # fmt: skip
@@ -228,7 +228,7 @@ def _found(profile: ThresholdProfile) -> str:
     speed, rival = profile.speed, rival_of(profile).rule
     value = profile.chosen.threshold
     if value is not None and (profile.certificate.certified or profile.outcome == "untested"):
-        setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {draft_length_label(profile)}"
+        setting = f"{profile.rule} at T = {threshold(value)} on {profile.score} with {draft_length_label(profile)}"
         slower = ", less than was asked" if profile.outcome == "too-slow" else ""
         slower += (
             f", but is slower than {rival}, which decoders of this profile run" if profile.threshold is None else ""
@@ -345,15 +345,15 @@ def _rung(number: int, rung: Rung) -> tuple[str, ...]:
 
 
 def scale_sheet(record: RunRecord) -> Sheet:
-    """Returns the T that accepts a share of the drafted tokens, by divergence."""
+    """Returns the T that accepts a share of the drafted tokens, by score."""
     shares = [share for share in _SHARES if all(share in scale.shares for scale in record.scales)]
     rows = []
     for scale in record.scales:
         arm = scale.arm
         by = "" if arm.policy is None else f", {arm.policy.name}"
         at = dict(zip(scale.shares, scale.thresholds, strict=True))
-        rows.append((f"{arm.divergence}{by}{in_trees(arm.tree)}", *(threshold(at[share]) for share in shares)))
-    headings = ("divergence", *(f"{100 * share:g}%" for share in shares))
+        rows.append((f"{arm.score}{by}{in_trees(arm.tree)}", *(threshold(at[share]) for share in shares)))
+    headings = ("score", *(f"{100 * share:g}%" for share in shares))
     return Sheet("T that accepts a share of the drafted tokens", headings, tuple(rows),
                  "Along the target's own text, on the tuning part, by D ≤ T alone.")  # fmt: skip
 

@@ -76,10 +76,10 @@ class Step(Part):
 
 
 class Scale(Part):
-    """What thresholds of a divergence mean on the tuning part, along the target's text."""
+    """What thresholds of a score mean on the tuning part, along the target's text."""
 
     arm: Setting
-    """A setting with that divergence, policy, draft and tree, without a threshold."""
+    """A setting with that score, policy, draft and tree, without a threshold."""
     shares: tuple[Share, ...]
     """Shares of drafted tokens accepted by D <= T alone."""
     thresholds: tuple[Amount, ...]
@@ -105,7 +105,7 @@ class Token(Part):
     source: Literal["exact", "fuzzy", "fallback", "bonus", "target"]
     """Which decision emitted it, see `fsd_decoding.observers.token_sources.TokenSource`."""
     says: str
-    """Its source, divergence, T and the token that it displaced, in a line."""
+    """Its source, score, T and the token that it displaced, in a line."""
 
 
 class Answer(Part):
@@ -169,7 +169,7 @@ class RunRecord(Part):
     steps: tuple[Step, ...]
     """In their order."""
     scales: tuple[Scale, ...]
-    """By divergence, policy and draft."""
+    """By score, policy and draft."""
     replayed: tuple[Replayed, ...]
     """At the chosen T, by draft length."""
     differences: Differences
@@ -179,7 +179,5 @@ class RunRecord(Part):
     def _scales_have_a_threshold_for_each_share(self) -> Self:
         for scale in self.scales:
             if len(scale.shares) != len(scale.thresholds):
-                raise ValueError(
-                    f"scale of {scale.arm.divergence}: {len(scale.shares)} shares, {len(scale.thresholds)} T"
-                )
+                raise ValueError(f"scale of {scale.arm.score}: {len(scale.shares)} shares, {len(scale.thresholds)} T")
         return self

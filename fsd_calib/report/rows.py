@@ -64,7 +64,7 @@ def series_name(setting: Setting) -> str:
     if setting.threshold is None:
         return f"{setting.rule} (lossless)"
     by = "" if setting.policy is None else f" by {setting.policy.name}"
-    return f"{setting.divergence}{by}{in_trees(setting.tree)}"
+    return f"{setting.score}{by}{in_trees(setting.tree)}"
 
 
 def series_of(found: Sequence[Row]) -> list[str]:

@@ -64,7 +64,7 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
         "rule": f"{p.rule}, T = {threshold(p.threshold)}, {draft_length_label(p)}",
         "policy": "none: T is constant" if p.policy is None else f"T is moved by {p.policy}",
         "early stop": _early_stop(p),
-        "divergence": f"{p.divergence} on {p.logits} logits, definitions version {p.divergence_version}",
+        "score": f"{p.score} on {p.logits} logits, definitions version {p.scores_version}",
         "sampling": ", ".join(
             f"{name} {value}" for name, value in p.sampling.model_dump().items() if value is not None
         ),
@@ -274,10 +274,10 @@ def _table(title: str, profile: ThresholdProfile, points: Iterable[CurvePoint], 
 
 
 def _arm(setting: Setting, width: int) -> Iterator[str]:
-    """Rule, divergence, policy, shape of trees and draft: what distinguishes a row from others with the same L."""
+    """Rule, score, policy, shape of trees and draft: what distinguishes a row from others with the same L."""
     yield setting.rule
     if setting.threshold is not None:
-        yield setting.divergence
+        yield setting.score
     if setting.policy is not None:
         yield str(setting.policy)
     if setting.tree is not None:

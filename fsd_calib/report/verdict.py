@@ -340,7 +340,7 @@ def _chosen(profile: ThresholdProfile) -> str:
     chosen = profile.chosen
     by = "" if chosen.policy is None else f", moved by {chosen.policy}"
     drafts = f"{draft_length_label(profile)}{by}{draft_label(profile, chosen.draft)}"
-    return f"{chosen.rule} at T = {chosen.threshold:.4g} ({chosen.divergence}, {drafts})"
+    return f"{chosen.rule} at T = {chosen.threshold:.4g} ({chosen.score}, {drafts})"
 
 
 def _claim(profile: ThresholdProfile, share: str, keeps: str = "keeps", reaches: str = "reaches") -> str:

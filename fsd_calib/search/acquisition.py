@@ -183,16 +183,16 @@ class Prospects:
     def _group(self, arm: Setting) -> Setting:
         """Returns what one surrogate model covers: everything but draft length and variant.
 
-        Where several drafts or shapes are compared, those of a draft have one model for all divergences and shapes: a
+        Where several drafts or shapes are compared, those of a draft have one model for all scores and shapes: a
         draft whose words are wrong fails with all of them, which trials of each would take the whole budget to find.
         """
         if self._pooled:
             return Setting(arm.rule, "", 1, draft=arm.draft)
-        return Setting(arm.rule, arm.divergence, 1, draft=arm.draft, tree=arm.tree)
+        return Setting(arm.rule, arm.score, 1, draft=arm.draft, tree=arm.tree)
 
     def _variant(self, arm: Setting) -> Hashable:
         """Returns what tells the settings of a group apart, beside their draft length."""
-        return (arm.policy, arm.divergence, arm.tree) if self._pooled else arm.policy
+        return (arm.policy, arm.score, arm.tree) if self._pooled else arm.policy
 
 
 def _interpolate_flips(observations: Sequence[Observation], at: Floats) -> Floats:

@@ -72,11 +72,11 @@ class ReplayForecast:
         traces: Traces of the tuning part along the target's text, with that draft.
         costs: Cost of a round at the batch size that will be served.
         where: Which rows to use, as in `traces.batches`.
-        stops: By divergence, the policy that ends drafts early; None: no early stopping.
+        stops: By score, the policy that ends drafts early; None: no early stopping.
         shapes: The space's policies by identity; None: as built from their identities.
 
     Raises:
-        UsageError: As in `fsd_collectors.replay.sweep`: a rule that cannot be replayed, or a divergence without traces.
+        UsageError: As in `fsd_collectors.replay.sweep`: a rule that cannot be replayed, or a score without traces.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class ReplayForecast:
             policy = None if identity is None else PolicyInfo.of(identity)
             policy_scale = shapes[identity] if shapes is not None else policy_named(identity) if identity else None
             scaled = traces if policy_scale is None else ScaledTraces(traces, policy_scale)
-            scales = {name: finite(quantiles(scaled, name, shares, where)) for name in space.divergences}
+            scales = {name: finite(quantiles(scaled, name, shares, where)) for name in space.scores}
             self._scales |= {(policy, name): scale for name, scale in scales.items()}
             frame = _sweep(scaled, space, scales, where, stops)
             self._tokens = int(frame["tokens"].iloc[0])
             self._counts |= _counts(frame, policy, *space.drafts)
 
     def threshold(self, arm: Setting, logit_share: float) -> float:
-        """Returns the T at which the divergence alone accepts this share of the tokens drafted along the target's
+        """Returns the T at which the score alone accepts this share of the tokens drafted along the target's
         text."""
-        return float(np.interp(logit_share, self._grid, self._scales[arm.policy, arm.divergence]))
+        return float(np.interp(logit_share, self._grid, self._scales[arm.policy, arm.score]))
 
     def tokens_per_second(self, setting: Setting) -> float:
         return float(self._costs.tokens_per_second(*self.counts(setting)))
@@ -157,10 +157,9 @@ def _sweep(
     traces: Traces, space: Space, scales: Mapping[str, Array], where: Any, stops: Mapping[str, RoundPolicy] | None
 ) -> pd.DataFrame:
     if stops is None:
-        return sweep(traces, space.rules, space.divergences, scales, space.draft_lengths, where=where)
+        return sweep(traces, space.rules, space.scores, scales, space.draft_lengths, where=where)
     return pd.concat(
-        sweep(traces, space.rules, [name], scales, space.draft_lengths, stops[name], where)
-        for name in space.divergences
+        sweep(traces, space.rules, [name], scales, space.draft_lengths, stops[name], where) for name in space.scores
     )
 
 
@@ -168,19 +167,19 @@ def _counts(
     frame: pd.DataFrame, policy: PolicyInfo | None, draft: str | None
 ) -> dict[Setting, tuple[Array, Array, Array]]:
     """Returns thresholds, rounds and drafted tokens of every arm."""
-    arms: Any = frame.groupby(["rule", "divergence", "draft_length"], sort=False)
+    arms: Any = frame.groupby(["rule", "score", "draft_length"], sort=False)
     return {
-        Setting(rule, divergence, length, policy=policy, draft=draft): (
+        Setting(rule, score, length, policy=policy, draft=draft): (
             rows["threshold"].to_numpy(),
             rows["rounds"].to_numpy(),
             rows["drafted"].to_numpy(),
         )
-        for (rule, divergence, length), rows in arms
+        for (rule, score, length), rows in arms
     }
 
 
 def finite(thresholds: Array) -> Array:
-    """Replaces infinite thresholds by the largest finite one, where a divergence is infinite for some tokens."""
+    """Replaces infinite thresholds by the largest finite one, where a score is infinite for some tokens."""
     finite = thresholds[np.isfinite(thresholds)]
     return np.where(np.isfinite(thresholds), thresholds, finite[-1] if len(finite) else np.finfo(np.float32).max)
 
@@ -222,24 +221,22 @@ class WalkedForecast:
 
     Args:
         walked: by lossless rule and draft length; the first also serves rules whose lossless one is not among them.
-        divergences: names.
+        scores: names.
         costs: of a round at the batch size that will be served, by level of a tree or token of a chain.
     """
 
-    def __init__(
-        self, walked: Mapping[str, Mapping[int, Walked]], divergences: tuple[str, ...], costs: CostModel
-    ) -> None:
+    def __init__(self, walked: Mapping[str, Mapping[int, Walked]], scores: tuple[str, ...], costs: CostModel) -> None:
         self._walked, self._costs, self._usual = walked, costs, next(iter(walked.values()))
         self._grid = np.linspace(logit(LOWEST), logit(HIGHEST), POINTS)
         self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
         shares = 1 / (1 + np.exp(-self._grid))
         deepest = self._usual[max(self._usual)].walks
-        self._scales = {name: finite(deepest.scale(name, shares)) for name in divergences}
+        self._scales = {name: finite(deepest.scale(name, shares)) for name in scores}
         self._rates: dict[tuple[str, str, int], Array] = {}
 
     def threshold(self, arm: Setting, logit_share: float) -> float:
         """Returns the T at which D alone accepts this share of the tokens drafted along the target's text."""
-        return float(np.interp(logit_share, self._grid, self._scales[arm.divergence]))
+        return float(np.interp(logit_share, self._grid, self._scales[arm.score]))
 
     def tokens_per_second(self, setting: Setting) -> float:
         return float(self._costs.tokens_per_second(*self.counts(setting)))
@@ -262,7 +259,7 @@ class WalkedForecast:
         walked = self._walked_for(setting.rule)[length]
         per_round = walked.tokens / walked.rounds
         if setting.threshold is not None:
-            thresholds, rates = self._scales[setting.divergence], self._rates_of(setting, length)
+            thresholds, rates = self._scales[setting.score], self._rates_of(setting, length)
             per_round *= float(np.interp(setting.threshold, thresholds, rates)) / walked.walks.exactly
         return per_round
 
@@ -271,7 +268,7 @@ class WalkedForecast:
 
     def _rates_of(self, setting: Setting, length: int) -> Array:
         """Tokens per round at every T of the scale."""
-        rule, name = setting.rule, setting.divergence
+        rule, name = setting.rule, setting.score
         if (rule, name, length) not in self._rates:
             walks = self._walked_for(rule)[length].walks
             x_first = _X_FIRST in (rule, rule_named(rule).replayed_as)

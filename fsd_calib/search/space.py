@@ -1,7 +1,7 @@
 """The search space: discrete arms, and one continuous parameter in each.
 
-The parameter is logit(u), where u is the share of drafted tokens that the divergence alone accepts. Thresholds of
-different divergences have no common scale, shares do; and nearly all of the interesting range has shares close to 1.
+The parameter is logit(u), where u is the share of drafted tokens that the score alone accepts. Thresholds of
+different scores have no common scale, shares do; and nearly all of the interesting range has shares close to 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def logit(share: float) -> float:
 
 @dataclass(frozen=True)
 class Space:
-    """All combinations of rule, divergence, draft length, policy, draft and shape of trees.
+    """All combinations of rule, score, draft length, policy, draft and shape of trees.
 
     Each combination is an arm. Arms that differ in their draft length alone form a family: at the same threshold they
     accept the same tokens.
@@ -40,7 +40,7 @@ class Space:
     """
 
     rules: tuple[str, ...]
-    divergences: tuple[str, ...]
+    scores: tuple[str, ...]
     draft_lengths: tuple[int, ...]
     policies: tuple[str | None, ...] = (None,)
     drafts: tuple[str | None, ...] = (None,)
@@ -63,7 +63,7 @@ class Space:
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """The values of an arm's fields, in the order of a trial's parameters."""
         return {
-            "rule": self.rules, "divergence": self.divergences,
+            "rule": self.rules, "score": self.scores,
             "draft_length": tuple(dict.fromkeys(length for tree in self.trees for length in self.lengths(tree))),
             "policy": self.policies, "draft": self.drafts,
             "tree": tuple(None if tree is None else tree.text for tree in self.trees),
@@ -89,12 +89,12 @@ class Space:
         """All arms, grouped into families."""
         return [
             [
-                Setting(rule, divergence, length, policy=_policy(policy), draft=draft, tree=tree)
+                Setting(rule, score, length, policy=_policy(policy), draft=draft, tree=tree)
                 for length in dict.fromkeys(self.lengths(tree))
             ]
             for draft, tree in self.draftings
             for rule in dict.fromkeys(self.rules)
-            for divergence in dict.fromkeys(self.divergences)
+            for score in dict.fromkeys(self.scores)
             for policy in dict.fromkeys(self.policies)
         ]
 

@@ -91,7 +91,7 @@ def setting_attributes(setting: Setting) -> dict[str, Any]:
     policy, draft, tree = setting.policy, setting.draft, setting.tree
     return {
         "rule": setting.rule,
-        "divergence": setting.divergence,
+        "score": setting.score,
         "draft_length": setting.draft_length,
         "threshold": setting.threshold,
         **({} if policy is None else {"policy": str(policy)}),
@@ -270,7 +270,7 @@ def _untried(history: History, space: Space, reason_untried: Callable[[Setting],
         return ""
     why = "; ".join(reasons if len(reasons) == 1 else (f"{count} as {reason}" for reason, count in reasons.items()))
     return (
-        f"{reasons.total()} of {len(arms)} ways to decode (rule, divergence, draft length, …) were not tried: {why} "
+        f"{reasons.total()} of {len(arms)} ways to decode (rule, score, draft length, …) were not tried: {why} "
         "(docs/calibration.md, What it does)"
     )
 

@@ -70,7 +70,7 @@ class Bench:
             AssertionError: No score of theirs is finite and above 0, so that no T could be tried.
         """
         recorder = Recorder([score])
-        self.decoded(setting, divergence=score, threshold=BELOW_ZERO, observer=recorder)
+        self.decoded(setting, score=score, threshold=BELOW_ZERO, observer=recorder)
         finite = sorted(value for value in recorder.columns()[score].tolist() if 0 < value < math.inf)
         promise(
             bool(finite), "of all tokens that the bundled pair drafts none has a finite score above 0: no T decides"
@@ -107,7 +107,7 @@ def intervals_hold(bench: Bench, setting: Mapping[str, Any], thresholds: Sequenc
 
 def lossless_below_zero(bench: Bench, setting: Mapping[str, Any], lossless: str, rounds: bool = True) -> None:
     """At T < 0 texts are those of a lossless rule, in as many rounds unless that does not matter."""
-    exact = bench.decoded({**setting, "divergence": None}, rule=lossless)
+    exact = bench.decoded({**setting, "score": None}, rule=lossless)
     for place, (was, now) in enumerate(zip(exact, bench.decoded(setting, threshold=BELOW_ZERO), strict=True)):
         promise(
             now.tokens == was.tokens and (now.rounds == was.rounds or not rounds),

@@ -68,7 +68,7 @@ def below_zero_it_keeps_what_its_lossless_rule_keeps(name: str) -> None:
 
 def a_larger_threshold_keeps_more(name: str) -> None:
     """In a round, whatever is accepted at T is accepted at every larger T, where T bounds a score."""
-    if not rule_named(name).bounds_divergence:
+    if not rule_named(name).bounds_score:
         return
     for sampling in SAMPLINGS:
         kept: Tensor | None = None
@@ -139,7 +139,7 @@ def intervals_decode_equal(name: str) -> None:
     rng = Random(4)
     shares = [rng.uniform(0.1, 0.9) for _ in bench.prompts]
     for sampling in _SAMPLED:
-        thresholds = bench.thresholds("js", {"rule": "coupled", **sampling}) if rule.bounds_divergence else shares
+        thresholds = bench.thresholds("js", {"rule": "coupled", **sampling}) if rule.bounds_score else shares
         intervals_hold(bench, {"rule": name, **sampling}, thresholds)
 
 

@@ -126,19 +126,19 @@ def traces_hold_what_decoding_compares(name: str) -> None:
         )  # fmt: skip
         measures = Measures([name], "raw", sampling)
         column = measures(at)[measures.columns.index(name)]
-        promise_equal(column, round_.divergences.flatten(), "traces have another score than decoding", 1e-5)
+        promise_equal(column, round_.scores.flatten(), "traces have another score than decoding", 1e-5)
 
 
 def below_zero_it_is_lossless(name: str) -> None:
     """At T < 0 the bundled pair writes the texts of the lossless rule, in as many rounds."""
     for setting in HOW.values():
-        lossless_below_zero(bundled(), {**setting, "divergence": name}, rule_named(setting["rule"]).lossless)
+        lossless_below_zero(bundled(), {**setting, "score": name}, rule_named(setting["rule"]).lossless)
 
 
 def intervals_decode_equal(name: str) -> None:
     """Decoded again at another T of its interval, a text of the bundled pair is the same."""
     for setting in HOW.values():
-        given = {**setting, "divergence": name}
+        given = {**setting, "score": name}
         intervals_hold(bundled(), given, bundled().thresholds(name, setting))
 
 

@@ -2,7 +2,7 @@
 
 `plugin.py` is what vLLM loads. It acts on engines whose --additional-config names a profile: `start.py` checks the
 profile against the engine and chooses a worker (`worker.py`), in which `rejection_sampler.py` keeps the drafts' logits
-and makes vLLM's own rejection sampler accept by divergence, too. An engine that a calibration starts names a first
+and makes vLLM's own rejection sampler accept by score, too. An engine that a calibration starts names a first
 setting to measure in place of a profile, and `calibrating.py` changes it between calls. Only files of this folder and
 of `fsd_calib/engines/vllm` import vLLM.
 """

@@ -140,9 +140,9 @@ def interval_of(text: ServedText) -> tuple[float, float]:
     lo, hi = -math.inf, math.inf
     for each in text.rounds:
         n = min(each.accepted + 1, each.facts.shape[1], len(text.tokens) - each.begin)
-        divergences, _, most_likely = each.facts[:3, :n]
-        by_divergence = most_likely == 0
+        scores, _, most_likely = each.facts[:3, :n]
+        by_score = most_likely == 0
         kept = np.arange(n) < each.accepted
-        lo = max(lo, divergences[by_divergence & kept].max(initial=-math.inf))
-        hi = min(hi, divergences[by_divergence & ~kept].min(initial=math.inf))
+        lo = max(lo, scores[by_score & kept].max(initial=-math.inf))
+        hi = min(hi, scores[by_score & ~kept].min(initial=math.inf))
     return float(lo), float(hi)

@@ -28,7 +28,7 @@ _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Wo
 
 def check_profile(profile: ThresholdProfile) -> None:
     """Raises UsageError with the first reason why no engine can follow the profile."""
-    profile.require_addons(profile.divergence)
+    profile.require_addons(profile.score)
     for reason in _of_profile(profile):
         raise UsageError(reason)
     policy_of(profile)
@@ -65,11 +65,11 @@ def _obstacles(config: Any, followed: Followed, untested_v2_runner: bool) -> Ite
 def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
     if profile.threshold is not None and profile.rule not in RULES:
         yield (f"the profile's rule is {profile.rule!r}; vLLM can follow {' and '.join(RULES)}; calibrate with one")
-    if profile.logits != "raw" and score_named(profile.divergence).on is None:
-        yield f"the profile's {profile.divergence} is of processed logits, and vLLM's of raw ones: calibrate on these"
-    if profile.threshold is not None and (hidden := hidden_noise(profile.divergence, _is_greedy(profile))):
+    if profile.logits != "raw" and score_named(profile.score).on is None:
+        yield f"the profile's {profile.score} is of processed logits, and vLLM's of raw ones: calibrate on these"
+    if profile.threshold is not None and (hidden := hidden_noise(profile.score, _is_greedy(profile))):
         yield f"the profile is greedy, and its {hidden}; calibrate with another score, or sampling"
-    if profile.threshold is not None and (law := other_law(profile.rule, profile.divergence, _is_greedy(profile))):
+    if profile.threshold is not None and (law := other_law(profile.rule, profile.score, _is_greedy(profile))):
         yield f"the profile samples, and its {law}; calibrate with that rule"
     if profile.within_support:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
@@ -103,7 +103,7 @@ def _of_speculation(spec: Any, followed: Followed) -> Iterator[str]:
     elif spec.use_gemma4_mtp() or spec.use_step3p5_mtp():
         kind = spec.draft_model_config.hf_config.model_type
         yield f"the drafter is {kind!r}, which drafts in a way of its own that fsd does not know; use another drafter"
-    elif reason := _other_vocabulary(spec) or _unreachable(spec, followed.divergence):
+    elif reason := _other_vocabulary(spec) or _unreachable(spec, followed.score):
         yield reason
     unsupported = {
         "parallel_drafting": spec.parallel_drafting,
@@ -141,16 +141,16 @@ def _other_vocabulary(spec: Any) -> str | None:
     )
 
 
-def _unreachable(spec: Any, divergence: str) -> str | None:
+def _unreachable(spec: Any, score: str) -> str | None:
     """Returns why no token can have a finite score; None: tokens can."""
     of_target = spec.target_model_config.get_vocab_size()
     of_draft = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None) or of_target
-    score = score_named(divergence)
-    compared = score.divergence if isinstance(score, Gated) else score
+    own = score_named(score)
+    compared = own.divergence if isinstance(own, Gated) else own
     if of_draft >= of_target or compared.written not in _NEED_ALL_TOKENS:
         return None
     return (
-        f"the drafter can draft {of_draft} of the target's {of_target} tokens, so {divergence} is infinite everywhere "
+        f"the drafter can draft {of_draft} of the target's {of_target} tokens, so {score} is infinite everywhere "
         "and would accept nothing; calibrate with another score, such as js"
     )
 
@@ -196,7 +196,7 @@ def _of_runner_v2(config: Any, followed: Followed, untested_v2_runner: bool) -> 
             "vLLM's V2 model runner keeps the drafts' logits only if \"draft_sample_method\" is 'probabilistic'; set "
             "that in --speculative-config, also to decode greedily"
         )
-    if followed.threshold is not None and (hidden := hidden_noise(followed.divergence, _is_greedy(followed), False)):
+    if followed.threshold is not None and (hidden := hidden_noise(followed.score, _is_greedy(followed), False)):
         yield f"the profile samples, and its {hidden}; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner"
     if config.parallel_config.enable_batch_sharded_sampling:
         yield "--enable-batch-sharded-sampling cannot be combined with fsd; leave it out"

@@ -101,7 +101,7 @@ def accept_at(logits: Tensor, drafted: Tensor, places: Sequence[int]) -> None:
 
 def look_at_rejected(
     accepted: Sequence[bool], counts: Sequence[int], thresholds: Sequence[float],
-    divergences: Callable[[list[int]], Sequence[float]],
+    scores: Callable[[list[int]], Sequence[float]],
 ) -> tuple[list[float], list[int]]:  # fmt: skip
     """Compares D with T for tokens that the exact rule rejects: each request's first, then those behind it.
 
@@ -112,7 +112,7 @@ def look_at_rejected(
         accepted: whether the exact rule accepts a token, for N tokens of B requests in order.
         counts: B numbers of tokens.
         thresholds: T of the B requests; below 0: it is decoded exactly.
-        divergences: returns D of some of the N tokens.
+        scores: returns D of some of the N tokens.
 
     Returns:
         D of the N tokens, infinity where it was not needed, and the tokens with D <= T.
@@ -120,7 +120,7 @@ def look_at_rejected(
     found, fuzzy = [math.inf] * len(accepted), []
 
     def look(tokens: list[int], bounds: list[float]) -> None:
-        for token, value, bound in zip(tokens, divergences(tokens) if tokens else (), bounds, strict=True):
+        for token, value, bound in zip(tokens, scores(tokens) if tokens else (), bounds, strict=True):
             found[token] = value
             if value <= bound:
                 fuzzy.append(token)
@@ -143,7 +143,7 @@ Array = NDArray[Any]
 
 
 class Judged(Protocol):
-    """N drafted tokens of a step, judged by their divergences."""
+    """N drafted tokens of a step, judged by their scores."""
 
     @property
     def layout(self) -> Layout:
@@ -172,17 +172,17 @@ class JudgedTokens:
     """Tokens judged where their logits are.
 
     Args:
-        divergences: (N,).
+        scores: (N,).
         fuzzy: (N,) bool: D <= T.
         measured: (columns, N) of traces; None where nothing is recorded.
         at: (N,) their places among all drafted tokens of the step, the others having no D; None: they are all.
     """
 
     def __init__(
-        self, layout: Layout, divergences: Tensor, fuzzy: Tensor, measured: Tensor | None = None,
+        self, layout: Layout, scores: Tensor, fuzzy: Tensor, measured: Tensor | None = None,
         at: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.layout, self.divergences, self.fuzzy, self._measured, self._at = layout, divergences, fuzzy, measured, at
+        self.layout, self.scores, self.fuzzy, self._measured, self._at = layout, scores, fuzzy, measured, at
         self._most_likely: Tensor | None = None
 
     def spread(self, total: int) -> Tensor:
@@ -201,7 +201,7 @@ class JudgedTokens:
     @property
     def facts(self) -> Sequence[Tensor]:
         assert self._most_likely is not None
-        facts = [self.divergences, self.fuzzy, self._most_likely]
+        facts = [self.scores, self.fuzzy, self._most_likely]
         return facts if self._measured is None else [*facts, self._measured]
 
 
@@ -209,18 +209,18 @@ class JudgedOnHost:
     """Tokens of greedy requests, judged on the host.
 
     Args:
-        divergences: N; infinity where D was not needed.
+        scores: N; infinity where D was not needed.
         fuzzy: the tokens with D <= T.
         accepted: whether the exact rule accepts a token: N.
         at: as of `JudgedTokens`.
     """
 
     def __init__(
-        self, layout: Layout, divergences: Sequence[float], fuzzy: Sequence[int], accepted: Sequence[bool],
+        self, layout: Layout, scores: Sequence[float], fuzzy: Sequence[int], accepted: Sequence[bool],
         at: Tensor | None,
     ) -> None:  # fmt: skip
         self.layout = layout
-        self.facts = np.array([divergences, np.zeros(len(accepted)), accepted], np.float64)
+        self.facts = np.array([scores, np.zeros(len(accepted)), accepted], np.float64)
         self.facts[1, list(fuzzy)] = 1
         self._fuzzy = fuzzy if at is None else at[fuzzy].tolist()
 

@@ -101,7 +101,7 @@ class Serving:
 
     def _follow(self, followed: Followed) -> None:
         policy = policy_of(followed)
-        self._judge = Judge(self._drafts, followed.divergence, policy, self._tells_scaled)
+        self._judge = Judge(self._drafts, followed.score, policy, self._tells_scaled)
         self._phases = phases_of(policy, self._runner.vllm_config, self._runner.device)
         self._requests = RunningRequests(
             self._runner.requests, followed, functools.partial(warn_of, followed.task),

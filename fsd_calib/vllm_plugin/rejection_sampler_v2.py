@@ -45,7 +45,7 @@ class ServingV2:
         self._runner = runner
         self._known: dict[str, Any] = {}
         policy = policy_of(profile)
-        self._judge = Judge(drafts, profile.divergence, policy)
+        self._judge = Judge(drafts, profile.score, policy)
         self._phases = phases_of(policy, config, runner.device)
         self._requests = RunningRequests(
             self._known, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len,

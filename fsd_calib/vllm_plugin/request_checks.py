@@ -60,7 +60,7 @@ def _to_score(config: Any, greedy: bool) -> str | None:
 @functools.lru_cache(maxsize=8)
 def _score_of(content: str) -> str:
     """The name of the score of the profile with this content."""
-    return ThresholdProfile.from_content(content).divergence
+    return ThresholdProfile.from_content(content).score
 
 
 def _to_sampling(config: Any, exact: bool) -> str | None:

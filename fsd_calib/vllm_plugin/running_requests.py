@@ -96,7 +96,7 @@ def describe(parameters: Any, followed: Followed, noise_is_seen: bool = True) ->
     except UsageError as error:
         fault = str(error)
     greedy = parameters.temperature == 0
-    if threshold >= 0 and (hidden := hidden_noise(followed.divergence, greedy, noise_is_seen)):
+    if threshold >= 0 and (hidden := hidden_noise(followed.score, greedy, noise_is_seen)):
         threshold, fault = EXACT, hidden
     constrained = [name for name in _CONSTRAINTS if getattr(parameters, name, None)]
     ends = frozenset(parameters.stop_token_ids or ()) if parameters.ignore_eos else parameters.all_stop_token_ids

@@ -98,8 +98,7 @@ def requested_threshold(extra_args: Mapping[str, Any] | None, default: float) ->
     threshold = given[_THRESHOLD]
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not _finite(threshold):
         raise UsageError(
-            f"{_THRESHOLD} in vllm_xargs is {threshold!r:.60}; it must be a finite number, the largest divergence to "
-            "accept"
+            f"{_THRESHOLD} in vllm_xargs is {threshold!r:.60}; it must be a finite number, the largest score to accept"
         )
     if switch == "off":
         raise UsageError(f"vllm_xargs has {_SWITCH} 'off' and {_THRESHOLD}; give one of them")
@@ -150,7 +149,7 @@ class MeasuredSetting(Part):
     """What an engine decodes under while a calibration measures it."""
 
     task: str
-    divergence: str
+    score: str
     sampling: SamplingInfo
     draft_length: Count
     """L, at most that which the engine was loaded for. 0: the target decodes alone."""
@@ -159,7 +158,7 @@ class MeasuredSetting(Part):
     policy: PolicyInfo | None = None
     """Scales T. null: it is constant."""
     traced: tuple[str, ...] = ()
-    """Divergences of the traces along the target that are collected. None: none are; else texts are exact, L is 1."""
+    """Scores of the traces along the target that are collected. None: none are; else texts are exact, L is 1."""
 
 
 Followed: TypeAlias = "ThresholdProfile | MeasuredSetting"

@@ -12,9 +12,9 @@ from fsd_collectors.replay.cases import REPLAYABLE, replayable
 from fsd_common.addons import Addon
 from fsd_common.errors import UsageError
 from fsd_common.packed_ids import PATTERN, unpack_ids
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
+from fsd_decoding.scores import SCORES_VERSION
 
 
 class Problems(Part):
@@ -41,7 +41,7 @@ class Quality(Part):
     """
 
     forecast: Literal["a", "b", "S"]
-    divergence: str
+    score: str
     threshold: float
     rows: Natural
     accepted: Share
@@ -88,13 +88,13 @@ def hidden_of(manifest: Manifest) -> HiddenInfo | None:
 class PredictorFacts(Part):
     """The facts of a predictor.
 
-    `divergence_version`, `addons`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of
+    `scores_version`, `addons`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of
     the traces, see `fsd_collectors.manifest.Manifest`.
 
     Args:
         kind: kind of both models, a key of `models.registry.MODELS`.
         rule: acceptance rule it was trained for.
-        divergences: divergences it was trained for.
+        scores: scores it was trained for.
         traces: id of the traces' run.
         seed: seed of the training.
         problems: number of problems in each part.
@@ -110,8 +110,8 @@ class PredictorFacts(Part):
 
     kind: str
     rule: str
-    divergences: tuple[str, ...]
-    divergence_version: int
+    scores: tuple[str, ...]
+    scores_version: int
     addons: tuple[Addon, ...] = ()
     on: Literal["raw", "processed"]
     target: ModelInfo
@@ -137,8 +137,8 @@ class PredictorFacts(Part):
         """Ids of the problems it was trained on."""
         return unpack_ids(self.trained)
 
-    def check(self, target: ModelInfo, draft: ModelInfo, tokenizer: Any, rule: str, divergence: str) -> None:
-        """Raises UsageError where it was trained for other models, another tokenizer, rule, divergence or version."""
+    def check(self, target: ModelInfo, draft: ModelInfo, tokenizer: Any, rule: str, score: str) -> None:
+        """Raises UsageError where it was trained for other models, another tokenizer, rule, score or version."""
         for role, then, now in (("target", self.target, target), ("draft", self.draft, draft)):
             if then.fingerprint != now.fingerprint:
                 raise UsageError(
@@ -149,13 +149,11 @@ class PredictorFacts(Part):
             raise UsageError("the predictor was trained with another tokenizer; load its models, or train again")
         if not self._serves(rule):
             raise UsageError(f"the predictor is for rule {self.rule!r}, not {rule!r}; train one for it")
-        if divergence not in self.divergences:
-            raise UsageError(
-                f"the predictor knows divergences {', '.join(self.divergences)}, not {divergence!r}; train one for it"
-            )
-        check_version("the predictor's", self.divergence_version, "train again")
+        if score not in self.scores:
+            raise UsageError(f"the predictor knows scores {', '.join(self.scores)}, not {score!r}; train one for it")
+        check_version("the predictor's", self.scores_version, "train again")
         for each in self.addons:
-            if each.name == divergence.partition("@")[0]:
+            if each.name == score.partition("@")[0]:
                 each.require("the predictor")
 
     def _serves(self, rule: str) -> bool:
@@ -165,17 +163,15 @@ class PredictorFacts(Part):
 
 
 def check_version(owner: str, version: int, way_out: str) -> None:
-    """Raises UsageError where divergences were computed by another version of the formulas."""
-    if version != DIVERGENCE_VERSION:
-        raise UsageError(
-            f"{owner} divergences are version {version}, these are version {DIVERGENCE_VERSION}; {way_out}"
-        )
+    """Raises UsageError where scores were computed by another version of the formulas."""
+    if version != SCORES_VERSION:
+        raise UsageError(f"{owner} scores are version {version}, these are version {SCORES_VERSION}; {way_out}")
 
 
 def facts_of_manifest(manifest: Manifest) -> dict[str, Any]:
     """Returns the facts that come from the traces."""
     return {
-        "divergence_version": manifest.divergence_version,
+        "scores_version": manifest.scores_version,
         "addons": manifest.addons,
         "on": manifest.on,
         "target": manifest.target,

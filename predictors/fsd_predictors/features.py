@@ -47,16 +47,16 @@ class RoundContext:
 
     position: Value  # tokens of the completion before the round
     share: Value  # T as logit(u), see `share_scale.py`
-    divergence: Value  # index, among the predictor's divergences, of the one that T bounds
+    score: Value  # index, among the predictor's scores, of the one that T bounds
     accepted_back: tuple[Value, ...]  # tokens accepted one, two, three rounds ago; -1 where there was no such round
-    largest_accepted: Value  # divergence of the tokens that only D <= T accepted in the last round; 0: there were none
-    smallest_rejected: Value  # divergence of the token rejected in the last round; 0: there was none
+    largest_accepted: Value  # score of the tokens that only D <= T accepted in the last round; 0: there were none
+    smallest_rejected: Value  # score of the token rejected in the last round; 0: there was none
 
     @classmethod
-    def after(cls, history: History, position: Value, share: Value, divergence: Value) -> RoundContext:
+    def after(cls, history: History, position: Value, share: Value, score: Value) -> RoundContext:
         """Returns the context of a round that follows rounds with this history."""
         *accepted_back, largest_accepted, smallest_rejected = history
-        return cls(position, share, divergence, tuple(accepted_back), largest_accepted, smallest_rejected)
+        return cls(position, share, score, tuple(accepted_back), largest_accepted, smallest_rejected)
 
 
 History = Sequence[Value]
@@ -71,12 +71,12 @@ def history_after(
 ) -> tuple[Value, ...]:
     """Returns the history with one more round.
 
-    The arguments are fields of the engine's `Verified`, with 0 where it has no divergence.
+    The arguments are fields of the engine's `Verified`, with 0 where it has no score.
     """
     return (accepted, *history[: ROUNDS_BACK - 1], largest_accepted, smallest_rejected)
 
 
-_PLACE = ("share", "divergence", "position", "step", "accepted_1_back", "accepted_2_back", "accepted_3_back",
+_PLACE = ("share", "score", "position", "step", "accepted_1_back", "accepted_2_back", "accepted_3_back",
           "spared", "refused")  # fmt: skip
 _SHAPE = ("entropy", "varentropy", "top1", "top2", "margin")
 _BEFORE = ("previous_entropy", "previous_top1", "previous_probability", "previous_kind", "earlier_entropy",
@@ -104,7 +104,7 @@ def feature_values(steps: Sequence[Drafted], context: RoundContext) -> list[Valu
     for step in before:
         product, entropies = product * step.probability, entropies + step.entropy
     return [
-        context.share, context.divergence, context.position, float(len(steps)), *context.accepted_back,
+        context.share, context.score, context.position, float(len(steps)), *context.accepted_back,
         context.largest_accepted, context.smallest_rejected,
         now.entropy, now.varentropy, now.top1, now.top2, now.top1 - now.top2,
         previous.entropy, previous.top1, previous.probability, previous.kind, earlier.entropy, earlier.top1,
@@ -221,14 +221,14 @@ def state_at(states: Array | None, rows: Array) -> tuple[Value, ...]:
 def round_context(starts: RoundStarts, scale: ShareScale | None) -> RoundContext:
     """Returns the context of rounds whose memory begins with a history, see `updated_history`.
 
-    Without a scale, or where the rule has no threshold, the share and the divergence are 0.
+    Without a scale, or where the rule has no threshold, the share and the score are 0.
     """
-    share, divergence = np.zeros(len(starts.rows)), 0.0
-    if scale is not None and starts.divergence is not None:
-        share = scale.of_all(starts.divergence, starts.lanes.thresholds)
-        divergence = float(scale.index(starts.divergence))
+    share, score = np.zeros(len(starts.rows)), 0.0
+    if scale is not None and starts.score is not None:
+        share = scale.of_all(starts.score, starts.lanes.thresholds)
+        score = float(scale.index(starts.score))
     position = starts.columns["position"][starts.rows].astype(np.float64)
-    return RoundContext.after(_history(starts.memory), position, share, divergence)
+    return RoundContext.after(_history(starts.memory), position, share, score)
 
 
 def updated_history(memory: Array, verified: Verified) -> Array:

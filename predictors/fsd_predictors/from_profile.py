@@ -17,7 +17,7 @@ from fsd_predictors.stopping.rule import Rates
 
 
 def early_stop(folder: Path, profile: ThresholdProfile, target: Any, draft: Any, tokenizer: Any) -> StopPolicy:
-    """Returns the stop policy of a profile's predictor for the profile's divergence.
+    """Returns the stop policy of a profile's predictor for the profile's score.
 
     The models are not compared with the predictor's: loading the profile has checked them, and the profile holds the
     predictor's fingerprint.
@@ -31,19 +31,19 @@ def early_stop(folder: Path, profile: ThresholdProfile, target: Any, draft: Any,
             the draft has none that can be read.
     """
     assert profile.early_stop is not None
-    return stop_policy(folder, profile.early_stop, profile.divergence, draft, tokenizer)
+    return stop_policy(folder, profile.early_stop, profile.score, draft, tokenizer)
 
 
-def stop_policy(folder: Path, info: EarlyStopInfo, divergence: str, draft: Any, tokenizer: Any) -> StopPolicy:
-    """Returns the stop policy of the predictor in `folder` for a divergence. Raises UsageError as `early_stop` does."""
+def stop_policy(folder: Path, info: EarlyStopInfo, score: str, draft: Any, tokenizer: Any) -> StopPolicy:
+    """Returns the stop policy of the predictor in `folder` for a score. Raises UsageError as `early_stop` does."""
     predictor = _load(folder.resolve(), info.fingerprint)
-    return Stopper(predictor, divergence, _rates(info, divergence), tokenizer).in_loop(draft)
+    return Stopper(predictor, score, _rates(info, score), tokenizer).in_loop(draft)
 
 
-def _rates(info: EarlyStopInfo, divergence: str) -> Rates:
-    if divergence not in info.rates:
-        raise UsageError(f"the profile has no rates for divergence {divergence!r}; calibrate again")
-    rates, costs = info.rates[divergence], CostModel(info.draft_step, info.verify, info.position)
+def _rates(info: EarlyStopInfo, score: str) -> Rates:
+    if score not in info.rates:
+        raise UsageError(f"the profile has no rates for score {score!r}; calibrate again")
+    rates, costs = info.rates[score], CostModel(info.draft_step, info.verify, info.position)
     return Rates(rates.shares, rates.tokens_per_second, costs)
 
 

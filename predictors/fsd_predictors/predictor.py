@@ -81,14 +81,14 @@ class Predictor:
         _check_features(loaded.facts, path)
         return loaded
 
-    def check(self, target_model: Any, draft_model: Any, tokenizer: Any, rule: str, divergence: str) -> None:
-        """Checks that the predictor suits loaded models, a rule and a divergence.
+    def check(self, target_model: Any, draft_model: Any, tokenizer: Any, rule: str, score: str) -> None:
+        """Checks that the predictor suits loaded models, a rule and a score.
 
         Raises:
-            UsageError: it was trained for other models, another tokenizer, rule or divergence, or on another version
-                of the divergences.
+            UsageError: it was trained for other models, another tokenizer, rule or score, or on another version
+                of the scores.
         """
-        self.facts.check(ModelInfo.of(target_model), ModelInfo.of(draft_model), tokenizer, rule, divergence)
+        self.facts.check(ModelInfo.of(target_model), ModelInfo.of(draft_model), tokenizer, rule, score)
 
     def _as_files(self) -> tuple[bytes, dict[str, bytes]]:
         """Returns predictor.json and, by name, the files it lists."""

@@ -1,6 +1,6 @@
 """The scale on which models read T: logit(u), where u is the share of drafted tokens with D <= T in the traces.
 
-Thresholds of different divergences have no common scale and crowd near 0; as logit(u) they are comparable and evenly
+Thresholds of different scores have no common scale and crowd near 0; as logit(u) they are comparable and evenly
 spread.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Traces
-from fsd_collectors.replay.cases import check_divergence
+from fsd_collectors.replay.cases import check_score
 from fsd_common.errors import UsageError
 
 NEVER, MOST = math.log(0.01 / 0.99), math.log(0.9999 / 0.0001)  # logits of the smallest and the largest share
@@ -23,7 +23,7 @@ _KNOTS = 101
 
 @dataclass(frozen=True)
 class Knots:
-    """Knots of one divergence's scale.
+    """Knots of one score's scale.
 
     Args:
         thresholds: (k,) finite, strictly rising, k >= 1.
@@ -48,49 +48,49 @@ class ShareScale:
     u is clipped to [.01, .9999]; .01 also stands for T < 0, where D accepts nothing. Between knots the map is linear.
 
     Args:
-        knots: knots by divergence.
+        knots: knots by score.
     """
 
     def __init__(self, knots: Mapping[str, Knots]) -> None:
         self._knots = dict(knots)
 
     @classmethod
-    def of_traces(cls, traces: Traces, divergences: Sequence[str], where: Any = None) -> Self:
-        """Measures the scale on the rows that `where` selects, in one pass over them for each divergence.
+    def of_traces(cls, traces: Traces, scores: Sequence[str], where: Any = None) -> Self:
+        """Measures the scale on the rows that `where` selects, in one pass over them for each score.
 
         Raises:
-            UsageError: the traces lack one of the divergences, hold no rows, or no finite value of it.
+            UsageError: the traces lack one of the scores, hold no rows, or no finite value of it.
         """
-        return cls({name: _measure(traces, name, where) for name in divergences})
+        return cls({name: _measure(traces, name, where) for name in scores})
 
     @property
-    def divergences(self) -> tuple[str, ...]:
+    def scores(self) -> tuple[str, ...]:
         return tuple(self._knots)
 
-    def index(self, divergence: str) -> int:
-        """Returns the index of the divergence in `divergences`."""
-        self._of(divergence)
-        return self.divergences.index(divergence)
+    def index(self, score: str) -> int:
+        """Returns the index of the score in `scores`."""
+        self._of(score)
+        return self.scores.index(score)
 
-    def of(self, divergence: str, threshold: float) -> float:
-        """Returns logit(u) of a threshold. Raises UsageError where the divergence is unknown or the threshold NaN."""
-        return float(self.of_all(divergence, np.array([threshold]))[0])
+    def of(self, score: str, threshold: float) -> float:
+        """Returns logit(u) of a threshold. Raises UsageError where the score is unknown or the threshold NaN."""
+        return float(self.of_all(score, np.array([threshold]))[0])
 
-    def of_all(self, divergence: str, thresholds: Array) -> Array:
+    def of_all(self, score: str, thresholds: Array) -> Array:
         """Returns logit(u) of thresholds (n,), as `of` does."""
-        knots = self._of(divergence)
+        knots = self._of(score)
         if np.isnan(thresholds).any():
             raise UsageError("the threshold is NaN; it must be a number")
         return np.interp(thresholds, knots.thresholds, knots.logits, left=NEVER)
 
-    def ends(self, divergence: str) -> tuple[float, float]:
+    def ends(self, score: str) -> tuple[float, float]:
         """Returns the smallest and the largest logit(u) of a threshold T >= 0."""
-        logits = self._of(divergence).logits
+        logits = self._of(score).logits
         return float(logits[0]), float(logits[-1])
 
-    def thresholds_of(self, divergence: str, logits: Array) -> Array:
+    def thresholds_of(self, score: str, logits: Array) -> Array:
         """Returns a threshold for each logit(u); beyond the outermost knots it is that knot's."""
-        knots = self._of(divergence)
+        knots = self._of(score)
         return np.interp(logits, knots.logits, knots.thresholds)
 
     def to_json(self) -> dict[str, Any]:
@@ -111,28 +111,24 @@ class ShareScale:
             raise UsageError(f"{plain!r:.80} is no share scale; measure it again") from error
         return cls({name: Knots(*pair) for name, pair in arrays.items()})
 
-    def _of(self, divergence: str) -> Knots:
-        if divergence not in self._knots:
-            raise UsageError(
-                f"the share scale has the divergences {', '.join(self._knots)}, not {divergence!r}; train with it"
-            )
-        return self._knots[divergence]
+    def _of(self, score: str) -> Knots:
+        if score not in self._knots:
+            raise UsageError(f"the share scale has the scores {', '.join(self._knots)}, not {score!r}; train with it")
+        return self._knots[score]
 
 
-def _measure(traces: Traces, divergence: str, where: Any) -> Knots:
+def _measure(traces: Traces, score: str, where: Any) -> Knots:
     logits = np.linspace(NEVER, MOST, _KNOTS)
-    check_divergence(traces, divergence)
-    parts = [table[divergence].to_numpy() for table in traces.batches([divergence], where)]
+    check_score(traces, score)
+    parts = [table[score].to_numpy() for table in traces.batches([score], where)]
     if not parts:
-        raise UsageError(
-            f"these traces hold no rows to measure the scale of divergence {divergence!r} on; collect more"
-        )
+        raise UsageError(f"these traces hold no rows to measure the scale of score {score!r} on; collect more")
     shares = 1 / (1 + np.exp(-logits))
     quantiles = np.quantile(np.concatenate(parts), shares, method="inverted_cdf").astype(np.float64)
     quantiles[quantiles < np.finfo(np.float32).tiny] = 0.0  # subnormal numbers count as 0
     finite = quantiles[np.isfinite(quantiles)]
     if not len(finite):
-        raise UsageError(f"divergence {divergence!r} is infinite in nearly all rows; train with another one")
+        raise UsageError(f"score {score!r} is infinite in nearly all rows; train with another one")
     thresholds, first = np.unique(finite, return_index=True)
     last = np.append(first[1:], len(finite)) - 1  # of equal thresholds the last: the share that they accept
     return Knots(thresholds, logits[last])

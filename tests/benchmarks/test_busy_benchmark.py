@@ -12,7 +12,7 @@ from support.paths import BENCHMARKS
 
 QUIET = {
     "seed": 0, "busy": 0, "seconds": 100.0, "outcome": "certified-faster", "p": 0.001, "level": 0.03,
-    "divergence": "js", "threshold": 0.2, "draft_length": 8, "sd_draft_length": 4, "over_lossless": [1.3, 1.7],
+    "score": "js", "threshold": 0.2, "draft_length": 8, "sd_draft_length": 4, "over_lossless": [1.3, 1.7],
     "threads": 1, "true_over_lossless": None, "logit_share": None,
 }  # fmt: skip
 """What a run found that certified something 1.5 times as fast."""

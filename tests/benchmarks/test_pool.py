@@ -49,7 +49,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def runs(pool: Pool) -> list[Run]:
-    forecast, space = PooledForecast.read(pool), Space((ARM.rule,), (ARM.divergence,), (ARM.draft_length,))
+    forecast, space = PooledForecast.read(pool), Space((ARM.rule,), (ARM.score,), (ARM.draft_length,))
     made = []
     for number in range(RUNS):
         random, wanted = np.random.default_rng(number), WANTED[number % len(WANTED)]
@@ -94,20 +94,20 @@ def test_the_largest_threshold_that_looks_good_is_false_far_more_often(
 
 @pytest.mark.slow
 def test_the_pool_answers_what_decoding_gives(pool: Pool) -> None:
-    """On another processor a threshold may fall on the other side of a divergence that differs in its last bits:
+    """On another processor a threshold may fall on the other side of a score that differs in its last bits:
     at most one in twenty may."""
     pair = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
     task = pool_task(pool.about["seed"], 400, pair.tokenizer)
     random, agreed, asked = np.random.default_rng(3), 0, 0
-    for (divergence, length), arm in pool.arms.items():
+    for (score, length), arm in pool.arms.items():
         problems = [task.problems[number] for number in random.choice(400, 12, replace=False).tolist()]
         thresholds = (random.random(12) ** 2 * arm.most).tolist()
-        decoded = pair.with_config(divergence=divergence).generate(
+        decoded = pair.with_config(score=score).generate(
             [problem.prompt for problem in problems], task.max_new_tokens, rule="fsd-coupled", draft_length=length,
             threshold=thresholds, ids=[problem.id for problem in problems], stop=task.stop, batch_size=12,
         )  # fmt: skip
         for problem, result, threshold in zip(problems, decoded, thresholds, strict=True):
-            configuration = Setting("fsd-coupled", divergence, length, threshold)
+            configuration = Setting("fsd-coupled", score, length, threshold)
             ((known,),) = pool(configuration, [problem])
             asked += 1
             agreed += (known.tokens, known.rounds, known.drafted, known.accepted, known.correct) == (

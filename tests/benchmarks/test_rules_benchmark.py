@@ -208,7 +208,7 @@ def test_stored_texts_are_read_as_they_were_and_a_run_goes_on(tmp_path: Path) ->
 def test_traces_say_how_long_rounds_are_where_so_much_is_replaced(tmp_path: Path) -> None:
     task, (target, draft) = pool_task(rules.SEED, 40), pair_paths()
     traces = collect_traces(
-        task, target=target, draft=draft, out=tmp_path / "traces", divergences=("js", "margin", "fly@6", "typical")
+        task, target=target, draft=draft, out=tmp_path / "traces", scores=("js", "margin", "fly@6", "typical")
     )
     found = from_traces(traces, LENGTH)
     lossless = found[0]["tokens_per_round"]

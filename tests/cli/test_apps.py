@@ -25,11 +25,12 @@ from fsd_calib.cli.console import run
 from fsd_calib.tasks.base import Example, problem_of
 from fsd_common.user_folders import default_state
 from fsd_data.tokenizer import build_tokenizer
-from fsd_decoding.divergence import DIVERGENCE_VERSION, DIVERGENCES
+from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.rules import RULES
+from fsd_decoding.scores import SCORES_VERSION
 from support.calibration.profiles import UNCERTIFIED, profile
 from support.messages import error_line
 
@@ -55,7 +56,7 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
                      "0 goal met", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text
     assert ", ".join(DIVERGENCES) in text
-    assert ", ".join(name for name, rule in RULES.items() if rule.bounds_divergence) in text
+    assert ", ".join(name for name, rule in RULES.items() if rule.bounds_score) in text
 
 
 def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +97,7 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*GOOD, "--draft-length", "0"], "--draft-length is '0'; it must be a number from 1 to 1000"),
         ([*GOOD, "--draft-length", "8-2"], "--draft-length is '8-2'"),
         ([*GOOD, "--draft-length", "2,,4"], "--draft-length is '2,,4'"),
-        ([*GOOD, "--divergence", "js,"], "--divergence is 'js,'"),
+        ([*GOOD, "--score", "js,"], "--score is 'js,'"),
         ([*GOOD, "--batch-size", "-1"], "--batch-size is -1"),
         ([*GOOD, "--no-timing"], "No such option: --no-timing"),
         (["--certify", "x.json", "--rule", "fsd"], "own setting and searches nothing; leave --rule out"),
@@ -114,7 +115,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--divergence", "kl"], "--divergence is 'kl'; it must be one of js, ag"),
+        (["--score", "kl"], "--score is 'kl'; it must be one of js, ag"),
         (["--rule", "fuzzy"], "--rule is 'fuzzy'; it must be one of fsd, fsd-sd, fsd-coupled"),
         (["--rule", "sd"], "--rule is 'sd'; it must be one of fsd, fsd-sd, fsd-coupled"),
         (["--compile", "fast"], "--compile is 'fast'; it must be one of auto, off, capture, on"),
@@ -148,7 +149,7 @@ def test_bad_settings_are_one_line(
 
 
 QUICK = {
-    "--divergence": "kl", "--rule": "fuzzy", "--tree": "wide", "--threshold-policy": "poetry", "--engine": "tgi",
+    "--score": "kl", "--rule": "fuzzy", "--tree": "wide", "--threshold-policy": "poetry", "--engine": "tgi",
     "--dtype": "int8", "--temperature": "-1", "--top-k": "0", "--target": "mine", "--drafter": "poet", "--limit": "0",
     "--min-acc": "3", "--draft-length": "0", "--model-kwargs": "[", "--state": "", "--min-p": "2", "--task": "poetry",
 }  # fmt: skip
@@ -176,8 +177,8 @@ assert not {{"torch", "transformers", "optuna", "datasets", "pandas"}} & set(sys
 
 def test_bad_input_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert calibrate(*GOOD, "--out", "deep/new", "--divergence", "kl") == 2
-    assert calibrate(*GOOD, "--divergence", "kl") == 2
+    assert calibrate(*GOOD, "--out", "deep/new", "--score", "kl") == 2
+    assert calibrate(*GOOD, "--score", "kl") == 2
     assert calibrate(*GOOD, "--limit", "20", "--cache", "c", "--state", "s") == 2
     assert not (tmp_path / "deep").exists()
     assert not (tmp_path / "fsd-profile").exists()
@@ -229,7 +230,7 @@ def tiny_profile(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
         "target": infos[0].model_copy(update={"id": str(tiny_pair[0])}).model_dump(),
         "draft": infos[1].model_copy(update={"id": str(tiny_pair[1])}).model_dump(),
         "tokenizer": tokenizer_fingerprint(load_tokenizer(tiny_pair[0])),
-        "divergence_version": DIVERGENCE_VERSION,
+        "scores_version": SCORES_VERSION,
         "prompt.max_new_tokens": 10,
     }
 

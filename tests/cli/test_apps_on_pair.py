@@ -39,11 +39,11 @@ def generate(*arguments: str) -> int:
     return run(generate_app.app, generate_app.NAME, arguments)
 
 
-SOON = ["--task", "arithmetic", "--device", "cpu", "--divergence", "js", "--draft-length", "5"]
+SOON = ["--task", "arithmetic", "--device", "cpu", "--score", "js", "--draft-length", "5"]
 
 
 def test_calibrate_then_generate_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    much_faster = ["--divergence", "doubt", "--draft-length", "12"]  # so that a clock which few problems feed says so
+    much_faster = ["--score", "doubt", "--draft-length", "12"]  # so that a clock which few problems feed says so
     code = calibrate(*SOON, *much_faster, "--limit", "60", "--min-acc", "0.7", "--out", str(tmp_path))
     found = ThresholdProfile.load(tmp_path / "profile.json")
     assert code == (0 if found.met else 3)
@@ -59,7 +59,7 @@ def test_calibrate_then_generate_on_the_bundled_pair(tmp_path: Path, capsys: pyt
 
 
 def test_certify_tests_the_setting_of_a_profile_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = {"task": "arithmetic", "divergence": "js", "threshold": 0.05, "draft_length": 6}
+    given = {"task": "arithmetic", "score": "js", "threshold": 0.05, "draft_length": 6}
     profile(given).save(tmp_path / "found.json")
     target, draft = map(str, pair_paths())
     options = ["--certify", str(tmp_path / "found.json"), "--target", target, "--draft", draft, "--limit", "60",
@@ -68,7 +68,7 @@ def test_certify_tests_the_setting_of_a_profile_alone(tmp_path: Path, capsys: py
     assert "Estimated time" in capsys.readouterr().out
     assert calibrate(*options) == 0
     made = ThresholdProfile.load(tmp_path / "out")
-    assert (made.divergence, made.threshold, made.draft_length) == ("js", 0.05, 6)
+    assert (made.score, made.threshold, made.draft_length) == ("js", 0.05, 6)
     assert (made.certificate.wanted, made.certificate.frozen, made.effort and made.effort.trials) == (0.5, 1, 0)
     assert "T = 0.05" in capsys.readouterr().out
     assert calibrate("--config", str(tmp_path / "out" / "run.yaml"), "--quiet", "--json") == 0
@@ -134,7 +134,7 @@ SMALL = [
     DRAFT,
     "--device",
     "cpu",
-    "--divergence",
+    "--score",
     "js",
     "--draft-length",
     "5",

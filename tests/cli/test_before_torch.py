@@ -25,9 +25,9 @@ MISTAKES = {
     ],
     "collect": [
         "--task none.yaml", "{} --data none.jsonl", "{} --device foo", "{} --dtype foo", "{} --rule foo",
-        "{} --rule fsd --threshold 0.1 --divergence foo", "{} --target ./none --draft ./none", "{} --top-p 2",
+        "{} --rule fsd --threshold 0.1 --score foo", "{} --target ./none --draft ./none", "{} --top-p 2",
         "{} --out file", "{} --ray foo:1", "{} --rule fsd", "{} --threshold 0.1", "{} --rule sd --threshold 0.1",
-        "{} --log-probs 0", "{} --rule a:B", "{} --divergence js", "{} --data bad.jsonl",
+        "{} --log-probs 0", "{} --rule a:B", "{} --score js", "{} --data bad.jsonl",
         "--task gsm8k --data other.csv",
     ],
     "generate": [
@@ -35,8 +35,8 @@ MISTAKES = {
         "--profile bad.json --device foo hi", "--profile bad.json --threshold nan hi", "--profile none.json --file no",
     ],
     "inspect": [
-        "--rule foo hi", "--divergence foo hi", "--tree 2,x hi", "--device foo hi", "--threshold nan hi",
-        "--rule target --tree 2,6 hi", "--rule target --draft-length 4 hi", "--rule target --divergence js hi",
+        "--rule foo hi", "--score foo hi", "--tree 2,x hi", "--device foo hi", "--threshold nan hi",
+        "--rule target --tree 2,6 hi", "--rule target --draft-length 4 hi", "--rule target --score js hi",
         "--rule target --threshold -1 hi", "--profile none.json hi",
         "--target ./none --draft ./none hi", "--task none.yaml hi", "--score a:B hi", "--drafter a:B hi",
     ],

@@ -16,7 +16,7 @@ from support.calibration.profiles import UNTESTED, profile
 from support.messages import error_line
 
 ACCEPT = {
-    "rule": "fsd-sd", "divergence": "accept-threshold", "threshold": 0.25, "logits": "processed",
+    "rule": "fsd-sd", "score": "accept-threshold", "threshold": 0.25, "logits": "processed",
     "sampling": {"temperature": 1.0, "top_k": None, "top_p": None}, "draft.id": "it's small",
 }  # fmt: skip
 

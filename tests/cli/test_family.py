@@ -63,7 +63,7 @@ def test_commands_that_take_long_have_the_same_options_of_output(name: str) -> N
 def test_options_of_one_name_mean_the_same_everywhere() -> None:
     """But for those that say what a command does with them, or what a profile decides."""
     own = {"--task", "--out", "--seed", "--target", "--draft", "--head", "--batch-size", "--rule", "--score",
-           "--divergence", "--threshold", "--draft-length", "--tree", "--revision", "--draft-revision",
+           "--threshold", "--draft-length", "--tree", "--revision", "--draft-revision",
            "--quantization", "--attn", "--drafter"}  # fmt: skip
     seen: dict[str, str] = {}
     for name in LONG:
@@ -74,7 +74,7 @@ def test_options_of_one_name_mean_the_same_everywhere() -> None:
 
 def test_words_that_options_take_are_those_of_the_registries() -> None:
     assert set(choices.RULES) == {name for name, rule in RULES.items() if name != "target"}
-    assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_divergence}
+    assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_score}
     assert set(choices.RULES_WITHOUT_T) == {name for name, rule in RULES.items() if rule.drafts and not rule.fuzzy}
     assert tuple(DIVERGENCES) == choices.DIVERGENCES
     assert tuple(SCORES) == choices.SCORES
@@ -114,7 +114,7 @@ def complete(name: str, *words: str, home: Path) -> list[str]:
 def test_shells_complete_names(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").touch()
     assert complete("calibrate", "--task", "m", home=tmp_path) == ["math", "mmlu", "mine.yaml"]
-    assert complete("calibrate", "--divergence", "js,t", home=tmp_path) == ["js,tv", "js,typical"]
+    assert complete("calibrate", "--score", "js,t", home=tmp_path) == ["js,tv", "js,typical"]
     assert complete("generate", "--qu", home=tmp_path) == ["--quantization", "--quiet"]
 
 

@@ -10,10 +10,10 @@ import pytest
 from fsd_calib.cli import inspect as inspect_app
 from fsd_calib.cli.console import run
 from fsd_data import head_path, pair_paths
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.scores import SCORES_VERSION
 from support.calibration.profiles import profile
 from support.messages import error_line
 
@@ -117,7 +117,7 @@ def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_profile_gives_models_task_and_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     infos = [ModelInfo.of(load_model(path, "cpu", None)).model_copy(update={"id": str(path)}) for path in pair_paths()]
     known = {
-        "target": infos[0].model_dump(), "draft": infos[1].model_dump(), "divergence_version": DIVERGENCE_VERSION,
+        "target": infos[0].model_dump(), "draft": infos[1].model_dump(), "scores_version": SCORES_VERSION,
         "tokenizer": tokenizer_fingerprint(load_tokenizer(pair_paths()[0])), "task": "arithmetic",
         "prompt.max_new_tokens": 20,
     }  # fmt: skip
@@ -128,5 +128,5 @@ def test_a_profile_gives_models_task_and_settings(tmp_path: Path, capsys: pytest
     assert shown.err.startswith("fsd-inspect: following profile ")
     lines = shown.out.splitlines()
     assert lines[0] == f"T = {found.threshold:.4g}"
-    assert lines[1].startswith(f"{found.rule}, D is {found.divergence}, L = {found.draft_length}")
+    assert lines[1].startswith(f"{found.rule}, D is {found.score}, L = {found.draft_length}")
     assert sum(line.split()[:1] == ["19"] for line in lines) == 1

@@ -44,7 +44,7 @@ def test_a_run_file_takes_what_is_beside_it(module: str, tmp_path: Path, monkeyp
     (tmp_path / "run.yaml").write_text(f"task: arithmetic\ndecoding:\n  score: [{module}:Behind@3, js]\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert read_run_file(tmp_path / "run.yaml").decoding.given == {"divergence": (f"{module}:Behind@3", "js")}
+    assert read_run_file(tmp_path / "run.yaml").decoding.given == {"score": (f"{module}:Behind@3", "js")}
     (tmp_path / "elsewhere" / "run.yaml").write_text("task: arithmetic\ndecoding: {rule: 'not_beside:Rule'}\n")
     with pytest.raises(
         UsageError, match=r"run file .*: key 'decoding.rule.0' is .*there is no module not_beside on Python's"
@@ -82,7 +82,7 @@ def test_traces_are_described_with_a_score_of_ones_own(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "lists"
-    collect(folder, related(seed=1, spread=0.05), tiny_task(6), divergences=("js",), log_probs=8)
+    collect(folder, related(seed=1, spread=0.05), tiny_task(6), scores=("js",), log_probs=8)
     assert run(traces_app.app, traces_app.NAME, ["describe", str(folder), "--score", f"{module}:Behind@8,tv"]) == 0
     shown = capsys.readouterr()
     assert f"js, {module}:Behind@8, tv" in " ".join(shown.out.split())
@@ -105,7 +105,7 @@ def test_a_score_in_the_folder_is_shown_calibrated_and_followed(
              "--timing", "none", "--workers", "2", "--out", "made"]  # fmt: skip
     assert run(calibrate_app.app, calibrate_app.NAME, asked) == 0
     assert f"PYTHONPATH={tmp_path} fsd-generate --profile made/profile.json" in capsys.readouterr().out
-    assert f"divergence: {score}\n" in (tmp_path / "made" / "run.yaml").read_text(encoding="utf-8")
+    assert f"score: {score}\n" in (tmp_path / "made" / "run.yaml").read_text(encoding="utf-8")
     made = ThresholdProfile.load("made")
     assert made.threshold is not None
     assert [each.name for each in made.addons] == [f"{module}:Behind"]

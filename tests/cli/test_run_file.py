@@ -71,7 +71,7 @@ def test_a_field_in_one_place_is_found_in_all_four() -> None:
 
 EVERYTHING = [
     "--task", "arithmetic", "--min-acc", "0.9", "--confidence", "0.9", "--target", "t", "--draft", "a", "--draft", "b",
-    "--attn", "sdpa", "--draft-attn", "eager", "--rule", "fsd,fsd-sd", "--divergence", "tv", "--draft-length", "2-4",
+    "--attn", "sdpa", "--draft-attn", "eager", "--rule", "fsd,fsd-sd", "--score", "tv", "--draft-length", "2-4",
     "--threshold-policy", "constant,schedule", "--temperature", "0.6", "--top-k", "9", "--seed", "7", "--seeds", "2",
     "--limit", "500", "--timing", "none", "--compile", "off", "--workers", "1", "--storage", "study.db",
     "--dtype", "float32",
@@ -127,13 +127,13 @@ def test_shapes_of_trees_are_written_as_on_the_command_line(
 
 def test_options_go_before_the_file(asked: list[Calibration], tmp_path: Path) -> None:
     assert calibrated(*EVERYTHING, "--out", "out") == 0
-    options = ["--min-speed", "60", "--limit", "40", "--divergence", "js", "--temperature", "0", "--timing", "run",
+    options = ["--min-speed", "60", "--limit", "40", "--score", "js", "--temperature", "0", "--timing", "run",
                "--draft", "c", "--seed", "0", "--out", "other", "--attn", "eager"]  # fmt: skip
     assert calibrated("--config", "out/run.yaml", *options) == 0
     file, mixed = asked
     assert (mixed.goal.min_acc, mixed.goal.min_speed, mixed.goal.confidence) == (None, 60, 0.9)
     assert (mixed.config.limit, mixed.config.timing, mixed.config.seeds) == (40, "run", 2)
-    assert (mixed.decoding.divergence, mixed.decoding.rule) == (("js",), file.decoding.rule)
+    assert (mixed.decoding.score, mixed.decoding.rule) == (("js",), file.decoding.rule)
     assert (mixed.decoding.sampling, mixed.decoding.seed, mixed.draft) == (Sampling(), 0, ["c"])
     assert (mixed.config.path("out"), mixed.config.loading.target.attn) == (Path("other"), "eager")
 
@@ -148,7 +148,7 @@ def test_a_file_may_say_little_and_what_no_option_says(asked: list[Calibration],
 
 
 def test_a_setting_to_certify_may_be_named_in_a_file(asked: list[Calibration], tmp_path: Path) -> None:
-    profile({"task": "arithmetic", "divergence": "js", "threshold": 0.05}).save(tmp_path / "found.json")
+    profile({"task": "arithmetic", "score": "js", "threshold": 0.05}).save(tmp_path / "found.json")
     options = ["--certify", "found.json", "--min-acc", "0.5", "--limit", "400", "--out", "out"]
     for engines in ([], ["--engine", "fsd-calib,vllm", "--engine-args", '{"max_model_len": 512}']):
         assert calibrated(*options, *engines) == 0

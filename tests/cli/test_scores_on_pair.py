@@ -28,7 +28,7 @@ def test_it_is_calibrated_and_followed(score: str, tmp_path: Path) -> None:
              "--timing", "none", "--min-gain", "1", *SCORES[score], "--out", str(tmp_path)]  # fmt: skip
     assert run(calibrate_app.app, calibrate_app.NAME, given) == 0
     found = ThresholdProfile.load(tmp_path)
-    assert (found.divergence, found.certificate.certified) == (score, True)
+    assert (found.score, found.certificate.certified) == (score, True)
     assert found.threshold is not None
     decoder = SpeculativeDecoder.from_pretrained(*pair_paths(), profile=found)
     (own,) = decoder.generate([QUESTION], 48)

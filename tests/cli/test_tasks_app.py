@@ -129,7 +129,7 @@ def calibrate_pair(*arguments: str) -> int:
 @pytest.mark.slow
 def test_a_task_of_lm_eval_is_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_task(tmp_path, count=20, train=12)
-    soon = ["--device", "cpu", "--divergence", "js", "--draft-length", "5", "--min-acc", "0.5", "--confidence", "0.6",
+    soon = ["--device", "cpu", "--score", "js", "--draft-length", "5", "--min-acc", "0.5", "--confidence", "0.6",
             "--timing", "none", "--workers", "1", "--limit", "32", "--out", str(tmp_path / "out")]  # fmt: skip
     code = calibrate_pair("--task", f"lm-eval:{path}", *soon)
     found = ThresholdProfile.load(tmp_path / "out")

@@ -105,7 +105,7 @@ def test_page_stands_alone_and_says_what_its_charts_show(along_target: Path, tmp
     alts = re.findall(r'role="img" aria-label="([^"]*)"', text)
     assert len(alts) == 3
     assert all(len(alt) > 80 for alt in alts)
-    for title in ("What was collected", "Splits", "Quantiles of the divergence D, by agreement of argmax"):
+    for title in ("What was collected", "Splits", "Quantiles of the score D, by agreement of argmax"):
         assert title in text
 
 

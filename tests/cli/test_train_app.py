@@ -37,7 +37,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--help") == 0
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
-    for expected in ("--traces", "--out", "--kind", "--rule", "fsd-coupled", "--divergence", "--trials", "card.md",
+    for expected in ("--traces", "--out", "--kind", "--rule", "fsd-coupled", "--score", "--trials", "card.md",
                      "0 done", "2 bad input", "130 interrupted", *MODELS):  # fmt: skip
         assert expected in text
 
@@ -45,12 +45,12 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "predictor"
-    assert train(*given, "--out", str(out), "--divergence", "js, tv") == 0
+    assert train(*given, "--out", str(out), "--score", "js, tv") == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == f"{out} holds the predictor; see {out / 'card.md'}"
     for expected in ("Quality by T", "AUC", "of q(x)", "js", "tv"):
         assert expected in captured.out
-    assert Predictor.load(out).facts.divergences == ("js", "tv")
+    assert Predictor.load(out).facts.scores == ("js", "tv")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pyte
         (["--kind", "oracle"], "--kind is 'oracle'; it must be one of boosted, logistic, head"),
         (["--rule", "poetry"], "--rule is 'poetry'; it must be one of fsd, fsd-sd, fsd-coupled"),
         (["--rule", "coupled"], "--rule is 'coupled'; it must be one of fsd, fsd-sd, fsd-coupled"),
-        (["--divergence", "doubt"], "hold no divergence 'doubt', only js, tv"),
-        (["--divergence", "js,,tv"], "--divergence is 'js,,tv'"),
+        (["--score", "doubt"], "hold no score 'doubt', only js, tv"),
+        (["--score", "js,,tv"], "--score is 'js,,tv'"),
         (["--tokenizer", "./no/such/folder"], "is not a local folder"),
         (["--traces", "./no/such/folder"], "manifest.json cannot be read"),
     ],

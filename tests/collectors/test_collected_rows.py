@@ -28,7 +28,7 @@ from support.models.tiny_models import CONTEXT, EOS, FAMILIES, VOCABULARY, llama
 from support.models.tiny_pair import related
 from support.models.tiny_task import TinyTask, tiny_task
 from support.traces.collecting import NAMES, TOKENIZER, WAYS, Frame, by_problem, collect, contexts
-from support.traces.reference_columns import Array, accepted_by_sd, chosen, divergences_of, logits_after, shape_of
+from support.traces.reference_columns import Array, accepted_by_sd, chosen, logits_after, scores_of, shape_of
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def compare(traces: Traces, models: tuple[Any, Any], task: Any, tokenizer: Any, 
             for model in models
         )
         x, at = rows.drafted.to_numpy(), [len(prompt) + position for position in rows.position]
-        expected = divergences_of(p, q)
+        expected = scores_of(p, q)
         for model, logits in (("target", p), ("draft", q)):
             expected |= {f"{model}_{name}": column for name, column in shape_of(logits, x).items()}
         choices = {
@@ -192,7 +192,7 @@ def test_an_infinite_threshold_keeps_every_drafted_token(pair: tuple[Any, Any], 
 
 
 def test_rows_hold_the_decisions_of_a_fuzzy_rule(pair: tuple[Any, Any], tmp_path: Path) -> None:
-    rows: Frame = collect(tmp_path, pair, tiny_task(14), rule="fsd", threshold=0.1, divergence="tv").to_pandas()
+    rows: Frame = collect(tmp_path, pair, tiny_task(14), rule="fsd", threshold=0.1, score="tv").to_pandas()
     decided = rows[rows.decided]
     assert (decided.accepted == (decided.tv <= 0.1)).all()
     assert 0.1 < decided.accepted.mean() < 0.9

@@ -170,6 +170,6 @@ def test_nan_logits_do_not_affect_other_positions() -> None:
     assert np.isnan(broken["target_probability"][4])
 
 
-def test_an_unknown_divergence_is_refused() -> None:
+def test_an_unknown_score_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown score 'x'"):
         Measures(["x"], "raw", Sampling())

@@ -101,7 +101,7 @@ def test_a_sweep_equals_single_replays(completions: list[list[Row]], stops: Stop
     assert len(frame) == (3 * 2 * len(SCALE) + 2) * len(LENGTHS)
     for cell in frame.to_dict("records"):
         threshold = 0.0 if math.isnan(cell["threshold"]) else cell["threshold"]
-        one = replay(traces, cell["rule"], cell["divergence"] or "js", threshold, cell["draft_length"], stops)
+        one = replay(traces, cell["rule"], cell["score"] or "js", threshold, cell["draft_length"], stops)
         counted = ("completions", "tokens", "rounds", "drafted", "substitutions")
         assert [cell[name] for name in counted] == [getattr(one, name) for name in counted]
         assert cell["tokens_per_round"] == one.tokens_per_round
@@ -325,7 +325,7 @@ def test_a_number_of_thresholds_means_quantiles() -> None:
 
 def test_divergences_have_thresholds_of_their_own_and_lossless_rules_none() -> None:
     completions = [[row | {"tv": row["js"] / 2} for row in text] for text in random_texts(20, 10)]
-    traces = MemoryTraces(completions, manifest=MemoryManifest(divergences=("js", "tv")))
+    traces = MemoryTraces(completions, manifest=MemoryManifest(scores=("js", "tv")))
     frame = sweep(traces, ["coupled", "fsd"], ["js", "tv"], {"js": [0.4, 0.2], "tv": [0.1, 0.2]}, [4])
     assert frame["threshold"].tolist()[1:] == [0.2, 0.4, 0.1, 0.2]
     assert frame["rounds"][1] == frame["rounds"][3]
@@ -333,7 +333,7 @@ def test_divergences_have_thresholds_of_their_own_and_lossless_rules_none() -> N
     assert math.isnan(frame["threshold"][0])
     assert frame["substitutions"][0] == 0
     exact = replay(traces, "coupled", draft_length=4)
-    assert (exact.divergence, exact.threshold, exact.rounds) == (None, None, frame["rounds"][0])
+    assert (exact.score, exact.threshold, exact.rounds) == (None, None, frame["rounds"][0])
 
 
 def test_where_selects_completions() -> None:
@@ -366,8 +366,8 @@ ONE = MemoryTraces([random_texts(1, 5)[0][:1] * 4])
             "unknown rule 'fzd'; known: sd, coupled, fsd, fsd-sd, fsd-coupled, and your own as module:Name",
         ),
         (SOME, {"rules": []}, "give at least one of each"),
-        (SOME, {"divergences": []}, "give at least one of each"),
-        (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js, fly@1, fly@2; collect again with it"),
+        (SOME, {"scores": []}, "give at least one of each"),
+        (SOME, {"scores": ["tv"]}, "no score 'tv', only js, fly@1, fly@2; collect again with it"),
         (replace(SOME, manifest=MemoryManifest(way="on-policy")), {}, "are on-policy; replay needs"),
         (SOME, {"thresholds": []}, "must be numbers, at least one"),
         (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, at least one"),

@@ -1,4 +1,4 @@
-"""Replay under a policy that scales T, compared with divergences scaled by hand, and with decoding."""
+"""Replay under a policy that scales T, compared with scores scaled by hand, and with decoding."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ texts = st.lists(st.lists(a_row, min_size=1, max_size=12), min_size=1, max_size=
 
 
 def divided(completion: list[Row]) -> list[Row]:
-    """Scales the divergences by hand."""
+    """Scales the scores by hand."""
     scales = [Alternating.places[i % 3] for i in range(len(completion))]
     rows = zip(completion, scales, strict=True)
     return [row | {"js": row["js"] / scale if scale else math.inf} for row, scale in rows]
 
 
 @given(texts, st.sampled_from([-1.0, 0.0, 0.2, 0.6, math.inf]), st.integers(1, 5))
-def test_scaled_replay_equals_replay_of_scaled_divergences(completions: list[Any], t: float, length: int) -> None:
+def test_scaled_replay_equals_replay_of_scaled_scores(completions: list[Any], t: float, length: int) -> None:
     scaled = ScaledTraces(MemoryTraces(completions), Alternating())
     by_hand = MemoryTraces([divided(completion) for completion in completions])
     assert replay(scaled, "fsd-coupled", "js", t, length) == replay(by_hand, "fsd-coupled", "js", t, length)
@@ -84,7 +84,7 @@ def test_scaled_replay_equals_replay_of_scaled_divergences(completions: list[Any
 
 @given(texts)
 def test_other_columns_and_selected_rows_stay_unchanged(completions: list[Any]) -> None:
-    own = MemoryTraces(completions, manifest=MemoryManifest(divergences=("js",)))
+    own = MemoryTraces(completions, manifest=MemoryManifest(scores=("js",)))
     scaled = ScaledTraces(own, Alternating())
     where = pc.field("mark")
     for one, other in zip(

@@ -53,8 +53,8 @@ def test_scores_are_those_that_would_have_been_collected(
 ) -> None:
     given_, exact = SAMPLINGS[sampling]
     common = {**way, **given_}
-    kept = collect(tmp_path / "kept", pair, tiny_task(12), divergences=(*LEFT, *SCORES), **common)
-    lists = collect(tmp_path / "lists", pair, tiny_task(12), divergences=LEFT, log_probs=K, **common)
+    kept = collect(tmp_path / "kept", pair, tiny_task(12), scores=(*LEFT, *SCORES), **common)
+    lists = collect(tmp_path / "lists", pair, tiny_task(12), scores=LEFT, log_probs=K, **common)
     assert verify(tmp_path / "lists") == []
     rescored = with_scores(lists, [*SCORES, "js"])
     assert rescored.scores == SCORES  # js is there
@@ -76,15 +76,15 @@ def test_scores_are_those_that_would_have_been_collected(
 
 def test_a_replay_of_a_further_score_is_that_of_a_collected_one(pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(30, max_new_tokens=24)
-    kept = collect(tmp_path / "kept", pair, task, divergences=("js", "margin"))
-    lists = with_scores(collect(tmp_path / "lists", pair, task, divergences=("js",), log_probs=K), ["margin"])
+    kept = collect(tmp_path / "kept", pair, task, scores=("js", "margin"))
+    lists = with_scores(collect(tmp_path / "lists", pair, task, scores=("js",), log_probs=K), ["margin"])
     for traces in (kept, lists):
         assert replay(traces, "fsd-coupled", "margin", 0.3, 4).tokens_per_round > 1.2
     wanted, found = (
         sweep(traces, ("fsd-coupled", "fsd"), ("margin", "js"), [0.1, 0.4, 0.8]) for traces in (kept, lists)
     )
     assert found.equals(wanted)
-    assert summarise(lists).divergences["margin"].rows == summarise(kept).divergences["margin"].rows
+    assert summarise(lists).scores["margin"].rows == summarise(kept).scores["margin"].rows
 
 
 @pytest.mark.parametrize("log_probs", [K, VOCABULARY])
@@ -147,7 +147,7 @@ def test_a_column_that_other_code_has_computed_is_refused(
     pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with on_path(EXAMPLES):
-        kept = collect(tmp_path / "run", pair, tiny_task(6), divergences=("new_score:Behind@5",), log_probs=K)
+        kept = collect(tmp_path / "run", pair, tiny_task(6), scores=("new_score:Behind@5",), log_probs=K)
         assert [each.name for each in kept.manifest.addons] == ["new_score:Behind"]
         rescored = with_scores(kept, ["new_score:Behind@5", "new_score:Behind@6"])
         assert rescored.scores == ("new_score:Behind@6",)
@@ -159,4 +159,4 @@ def test_a_column_that_other_code_has_computed_is_refused(
         ):
             with_scores(kept, ["new_score:Behind@5"])
         with pytest.raises(UsageError, match="holds traces of another run: addons"):
-            collect(tmp_path / "run", pair, tiny_task(6), divergences=("new_score:Behind@5",), log_probs=K)
+            collect(tmp_path / "run", pair, tiny_task(6), scores=("new_score:Behind@5",), log_probs=K)

@@ -69,7 +69,7 @@ def test_other_ways_have_the_columns_that_earlier_versions_wrote() -> None:
     for of in (manifest(), manifest(**ON_POLICY)):
         tables = schemas(of)
         assert {field.name for field in tables["tokens"] if field.nullable} == nullable
-        assert tables["tokens"].names == [column.name for column in token_columns(of.divergences)]
+        assert tables["tokens"].names == [column.name for column in token_columns(of.scores)]
         assert not any(field.nullable for field in tables["completions"])
         assert tables["completions"].names == [column.name for column in COMPLETIONS]
 

@@ -22,8 +22,8 @@ from fsd_collectors.report.description import (
     BINS,
     ENTROPIES,
     RELATIVE_ERROR,
-    DivergenceSummary,
     Histogram,
+    ScoreSummary,
     print_sheets,
     sheets,
     summarise,
@@ -37,7 +37,7 @@ from support.traces.rows import ON_POLICY, manifest
 NAMES = ("js", "ag")
 SMALLEST = 2.0**-126  # of a float32 whose precision is whole
 FLAGS = ("same_argmax", "same_token", "sd_accepts", "correct")
-ALONG_TARGET = manifest(divergences=list(NAMES))
+ALONG_TARGET = manifest(scores=list(NAMES))
 Rows = dict[str, np.ndarray]
 
 
@@ -73,7 +73,7 @@ def histogram(values: np.ndarray) -> Histogram:
     return Histogram(np.bincount(BINS.of(values), minlength=BINS.count))
 
 
-def divergences(finite: bool = False) -> st.SearchStrategy[np.ndarray]:
+def scores(finite: bool = False) -> st.SearchStrategy[np.ndarray]:
     values = st.floats(0, width=32, allow_infinity=not finite)
     values = values if finite else values | st.just(float("nan"))
     return arrays(np.float32, st.integers(1, 60), elements=values)
@@ -88,7 +88,7 @@ def printed(shown: Sequence[Sheet]) -> str:
 # Quantiles
 
 
-@given(divergences(finite=True), st.lists(st.floats(0, 1), min_size=1, max_size=5))
+@given(scores(finite=True), st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_quantiles_are_numpys_within_the_stated_error(values: np.ndarray, shares: list[float]) -> None:
     exact = np.quantile(values.astype(np.float64), shares, method="inverted_cdf")
     found = histogram(values).quantiles(shares)
@@ -96,7 +96,7 @@ def test_quantiles_are_numpys_within_the_stated_error(values: np.ndarray, shares
     np.testing.assert_allclose(found, exact, rtol=RELATIVE_ERROR, atol=2 * RELATIVE_ERROR * SMALLEST)
 
 
-@given(divergences())
+@given(scores())
 def test_infinite_and_missing_values_are_counted_apart(values: np.ndarray) -> None:
     of = histogram(values)
     assert of.infinite == np.isposinf(values).sum()
@@ -132,14 +132,14 @@ def test_counts_and_means_are_exact_however_rows_are_sharded(rows: int, seed: in
         assert mean.value == pytest.approx(tokens[name].astype(np.float64).mean())
     for name in NAMES:
         for agree in (False, True):
-            counts = summary.divergences[name].histogram(same_argmax=agree).counts
+            counts = summary.scores[name].histogram(same_argmax=agree).counts
             np.testing.assert_array_equal(counts, histogram(tokens[name][tokens["same_argmax"] == agree]).counts)
 
 
 @given(st.integers(1, 80), st.integers(0, 2**32), st.sampled_from([0.5, 0.8, 0.95, 1.0]), st.booleans())
 def test_threshold_is_the_least_that_accepts_the_share(rows: int, seed: int, share: float, exact: bool) -> None:
     traces = random_traces(rows, seed)
-    threshold = summarise(traces).divergences["js"].threshold(share, exact)
+    threshold = summarise(traces).scores["js"].threshold(share, exact)
     assert threshold is not None
     accepted_before = traces.tokens["same_token"] & exact
 
@@ -153,7 +153,7 @@ def test_threshold_is_the_least_that_accepts_the_share(rows: int, seed: int, sha
 
 def test_no_finite_threshold_accepts_what_diverges_infinitely() -> None:
     ag = np.array([0.1] * 9 + [np.inf], np.float32)
-    of = summarise(random_traces(10, tokens={"ag": ag, "same_token": np.zeros(10, bool)})).divergences["ag"]
+    of = summarise(random_traces(10, tokens={"ag": ag, "same_token": np.zeros(10, bool)})).scores["ag"]
     assert of.threshold(0.9, or_same_token=False) == pytest.approx(0.1, rel=1 / 128)
     assert of.threshold(0.95, or_same_token=False) is None
 
@@ -162,11 +162,11 @@ def test_on_policy_rows_count_where_their_verdict_shaped_the_text() -> None:
     decided, in_text = np.arange(12) % 2 == 0, np.arange(12) < 8
     accepted = np.arange(12) % 4 == 0
     changed = {"decided": decided, "in_text": in_text, "accepted": accepted}
-    traces = random_traces(12, tokens=changed, manifest=manifest(divergences=list(NAMES), **ON_POLICY))
+    traces = random_traces(12, tokens=changed, manifest=manifest(scores=list(NAMES), **ON_POLICY))
     summary = summarise(traces)
     assert (summary.rows, summary.counted) == (12, 4)
     assert summary.means["accepted"].value == 0.5
-    assert summary.divergences["js"].rows == 4
+    assert summary.scores["js"].rows == 4
     assert "8 token rows lie after a rejection or the end of a text" in words(printed(sheets(traces.manifest, summary)))
 
 
@@ -195,7 +195,7 @@ def test_report_fits_80_columns_and_gives_the_summarys_figures() -> None:
     whole = summary.whole
     assert line(text, "all")[:3] == ["450", "900", "900"]
     assert line(text, "all")[3] == f"{100 * whole.right / 900:.1f}%"
-    agree = summary.divergences["js"].histogram(same_argmax=True)
+    agree = summary.scores["js"].histogram(same_argmax=True)
     figures = [f"{value:.3g}" for value in agree.quantiles([0.5, 0.9, 0.95, 0.99])]
     assert line(text, "js", "agree") == [str(agree.total), *figures, "0"]
     assert "In nats." in text
@@ -203,8 +203,8 @@ def test_report_fits_80_columns_and_gives_the_summarys_figures() -> None:
 
 def test_large_counts_and_long_names_fit_80_columns() -> None:
     summary = summarise(random_traces(40))
-    many = DivergenceSummary(summary.divergences["js"].counts * 10_000_000)
-    summary = replace(summary, divergences={"hellinger@50": many})
+    many = ScoreSummary(summary.scores["js"].counts * 10_000_000)
+    summary = replace(summary, scores={"hellinger@50": many})
     text = printed(sheets(ALONG_TARGET, summary))
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
@@ -256,10 +256,10 @@ def test_no_rows_are_described_with_dashes_and_refused_as_pictures() -> None:
         charts(summarise(traces), None)
 
 
-def test_no_divergences_are_described_and_refused_as_pictures() -> None:
-    traces = random_traces(20, manifest=manifest(divergences=[]))
+def test_no_scores_are_described_and_refused_as_pictures() -> None:
+    traces = random_traces(20, manifest=manifest(scores=[]))
     assert line(report_of(traces), "same_argmax")[-1] == "0"
-    with pytest.raises(UsageError, match="of 0 divergences"):
+    with pytest.raises(UsageError, match="of 0 scores"):
         charts(summarise(traces), None)
 
 

@@ -57,13 +57,13 @@ def test_walks_of_random_trees_are_those_of_a_plain_walk(seed: int, threshold: f
         later = np.arange(parent + 1, nodes + 1)
         if random.random() < 0.7:
             exact[round, parent], drafted[round, parent] = random.choice(later, 2)
-    divergence = random.random((rounds, nodes + 1))
-    walks = Walks(exact, drafted, {"js": divergence})
+    score = random.random((rounds, nodes + 1))
+    walks = Walks(exact, drafted, {"js": score})
 
     def plain(round: int) -> int:
         node, tokens = 0, 1
         while True:
-            fuzzy = drafted[round, node] if divergence[round, node] <= threshold else 0
+            fuzzy = drafted[round, node] if score[round, node] <= threshold else 0
             node = exact[round, node] or fuzzy
             if not node:
                 return tokens
@@ -75,6 +75,6 @@ def test_walks_of_random_trees_are_those_of_a_plain_walk(seed: int, threshold: f
 def test_a_threshold_accepts_its_share_of_what_was_drafted_along_the_text() -> None:
     """Node 2 is on no path, so its D of 9 does not count."""
     exact, drafted = np.array([[1, 0, 0]] * 4), np.array([[2, 1, 1]] * 4)
-    divergence = np.array([[0.1, 0.2, 9], [0.3, 0.4, 9], [0.5, 0.6, 9], [0.7, 0.8, 9.0]])
-    scale = Walks(exact, drafted, {"js": divergence}).scale("js", np.array([0.25, 0.5, 1.0]))
+    score = np.array([[0.1, 0.2, 9], [0.3, 0.4, 9], [0.5, 0.6, 9], [0.7, 0.8, 9.0]])
+    scale = Walks(exact, drafted, {"js": score}).scale("js", np.array([0.25, 0.5, 1.0]))
     assert scale.tolist() == [0.2, 0.4, 0.8]

@@ -41,8 +41,8 @@ class EngineConformance:
     def prompts(self, task: Task) -> list[KeyedPrompt]:
         return [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems[: self.count]]
 
-    def fuzzy(self, threshold: float | None = None, length: int = LENGTH, divergence: str = "js") -> Setting:
-        return Setting("fsd-coupled", divergence, length, self.threshold if threshold is None else threshold)
+    def fuzzy(self, threshold: float | None = None, length: int = LENGTH, score: str = "js") -> Setting:
+        return Setting("fsd-coupled", score, length, self.threshold if threshold is None else threshold)
 
     def test_every_prompt_has_its_result_in_order(self, engine: Engine, task: Task) -> None:
         finished: dict[int, Result] = {}
@@ -93,9 +93,9 @@ class EngineConformance:
             assert r.accepted <= emitted <= r.accepted + r.rounds
             assert r.bonus <= r.rounds
 
-    def test_other_lengths_divergences_and_thresholds_need_no_other_engine(self, engine: Engine, task: Task) -> None:
+    def test_other_lengths_scores_and_thresholds_need_no_other_engine(self, engine: Engine, task: Task) -> None:
         """Each decides by its own: the same again has the same results."""
-        ways = [self.fuzzy(0.0), self.fuzzy(0.0, 2), self.fuzzy(0.6), self.fuzzy(divergence="tv"), ALONE]
+        ways = [self.fuzzy(0.0), self.fuzzy(0.0, 2), self.fuzzy(0.6), self.fuzzy(score="tv"), ALONE]
         first = [self.decode(engine, task, way) for way in ways]
         assert [self.decode(engine, task, way) for way in ways] == first
         strict, short, loose, *_ = (sum(r.emitted for r in way) / sum(r.rounds for r in way) for way in first)
@@ -134,7 +134,7 @@ class EngineConformance:
         fuzzy = self.fuzzy()
         ways = [
             ALONE, Setting("sd", "js", LENGTH), fuzzy, replace(fuzzy, draft_length=2),
-            replace(fuzzy, divergence="tv"),
+            replace(fuzzy, score="tv"),
         ]  # fmt: skip
         keys = [engine.key(way, 0).hash for way in ways]
         assert len(set(keys)) == len(ways)

@@ -57,7 +57,7 @@ def decoder() -> SpeculativeDecoder:
 def ready(policy: ThresholdPolicy) -> ThresholdPolicy:
     """Returns the policy, checked as at the beginning of a call of the decoder."""
     pair = decoder()
-    policy.check([pair.target, pair.draft], pair.tokenizer, pair.rule, pair.divergence)
+    policy.check([pair.target, pair.draft], pair.tokenizer, pair.rule, pair.score)
     return policy
 
 
@@ -129,7 +129,7 @@ class Texts:
         )
         self.tokens.scatter_(1, positions_of(state), emitted)
         self.lengths = self.lengths + accepted + 1
-        verdict = Verdict(agreed, y[:, :-1], state.proposal.divergences, torch.ones_like(agreed))
+        verdict = Verdict(agreed, y[:, :-1], state.proposal.scores, torch.ones_like(agreed))
         return RoundOutcome(state, thresholds, verdict, accepted, accepted + 1)
 
     def _normal(self, *shape: int) -> Tensor:

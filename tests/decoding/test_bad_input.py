@@ -79,7 +79,7 @@ def test_bad_calls_are_named(decoder: SpeculativeDecoder, message: str, call: di
 
 
 BAD_DECODERS: list[tuple[str, dict[str, Any]]] = [
-    ("unknown score 'x'; known: js, ag, kl_qp, kl_pq, tv, hellinger, doubt, margin, ", {"divergence": "x"}),
+    ("unknown score 'x'; known: js, ag, kl_qp, kl_pq, tv, hellinger, doubt, margin, ", {"score": "x"}),
     ("unknown rule 'x'; known: " + ", ".join(RULES), {"rule": "x"}),
     ("draft_length is 0", {"draft_length": 0}),
     ("draft_length is True", {"draft_length": True}),

@@ -31,7 +31,7 @@ def own(kind: type) -> dict[str, object]:
 
 def test_keywords_are_the_fields_and_of_their_types() -> None:
     sampling = {name: hint for name, hint in own(Sampling).items() if name != "_warpers"}
-    either: Any = own(DecodingConfig) | sampling | {"score": str}  # another name of `divergence`
+    either: Any = own(DecodingConfig) | sampling | {"score": str}  # another name of `score`
     several = {"threshold": Sequence[float], "draft_length": Sequence[int]}  # of a call, for one prompt each
     expected = {name: hint | several.get(name) | None for name, hint in either.items()}
     assert get_type_hints(DecodingKeywords) == expected
@@ -41,7 +41,7 @@ def test_keywords_are_the_fields_and_of_their_types() -> None:
 
 def test_keywords_and_an_object_decode_the_same_and_keywords_go_first() -> None:
     config = DecodingConfig("fsd", "tv", 0.3, 4, Sampling(0.9), seed=3)
-    flat = decoder(rule="fsd", divergence="tv", threshold=0.3, draft_length=4, temperature=0.9, seed=3)
+    flat = decoder(rule="fsd", score="tv", threshold=0.3, draft_length=4, temperature=0.9, seed=3)
     assert flat.decoding == config
     assert flat.generate(PROMPTS, NEW) == decoder(config).generate(PROMPTS, NEW)
     assert decoder(config, threshold=0.1, top_k=3).decoding == DecodingConfig(
@@ -59,7 +59,7 @@ def test_a_decoder_under_another_configuration_shares_the_models() -> None:
 
 def test_a_call_takes_every_setting_for_itself_alone() -> None:
     one = decoder(threshold=0.3, draft_length=4)
-    given: Any = {"divergence": "tv", "seed": 5, "temperature": 0.9, "on": "processed", "within_support": True}
+    given: Any = {"score": "tv", "seed": 5, "temperature": 0.9, "on": "processed", "within_support": True}
     assert one.generate(PROMPTS, NEW, **given) == one.with_config(**given).generate(PROMPTS, NEW)
     assert one.decoding == DecodingConfig(threshold=0.3, draft_length=4)
 
@@ -96,7 +96,7 @@ def test_a_scale_policy_scales_the_threshold_beside_it() -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"divergence": ("js", "tv")}, r"divergence is \('js', 'tv'\); a decoder takes one name"),
+        ({"score": ("js", "tv")}, r"score is \('js', 'tv'\); a decoder takes one name"),
         ({"rule": ("fsd", "sd")}, r"rule is \('fsd', 'sd'\); a decoder takes one name"),
         ({"draft_length": (2, 3)}, r"draft_length is \(2, 3\); it must be a whole number"),
         ({"threshold_policy": "entropy"}, "threshold_policy is 'entropy'; a decoder takes a ThresholdPolicy"),

@@ -83,8 +83,8 @@ def test_features_are_what_their_names_mean(drafting: tuple[RoundContext, list[D
     place, steps = drafting
     by_name = dict(zip(FEATURES, feature_values(steps, place), strict=True))
     assert FEATURES[SHARE] == "share"
-    assert [by_name[name] for name in ("share", "divergence", "position", "step", "spared", "refused")] == [
-        place.share, place.divergence, place.position, len(steps), place.largest_accepted, place.smallest_rejected,
+    assert [by_name[name] for name in ("share", "score", "position", "step", "spared", "refused")] == [
+        place.share, place.score, place.position, len(steps), place.largest_accepted, place.smallest_rejected,
     ]  # fmt: skip
     assert tuple(by_name[f"accepted_{back}_back"] for back in (1, 2, 3)) == place.accepted_back
     assert [by_name[name] for name in (*MEASURED, "kind", "ends")] == list(vars(steps[-1]).values())
@@ -198,7 +198,7 @@ def test_decoding_and_traces_give_the_same_features(rule: str, share: float | No
 
 def traces_of(**columns: list[float]) -> MemoryTraces:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return MemoryTraces([rows], manifest=MemoryManifest(divergences=tuple(columns)))
+    return MemoryTraces([rows], manifest=MemoryManifest(scores=tuple(columns)))
 
 
 RNG = np.random.default_rng(0)
@@ -214,17 +214,17 @@ def share(logit: float) -> float:
 
 
 @given(values, anything, anything)
-def test_a_higher_threshold_has_no_smaller_share(divergences: list[float], one: float, other: float) -> None:
-    if min(divergences) == math.inf:
-        divergences = [*divergences, 1.0] * 2
-    if divergences.count(math.inf) > 0.9 * len(divergences):
+def test_a_higher_threshold_has_no_smaller_share(scores: list[float], one: float, other: float) -> None:
+    if min(scores) == math.inf:
+        scores = [*scores, 1.0] * 2
+    if scores.count(math.inf) > 0.9 * len(scores):
         return
-    scale = ShareScale.of_traces(traces_of(js=divergences), ["js"])
+    scale = ShareScale.of_traces(traces_of(js=scores), ["js"])
     low, high = (scale.of("js", threshold) for threshold in sorted((one, other)))
     assert NEVER <= low <= high <= MOST
 
 
-def test_the_share_is_that_of_rows_with_no_larger_divergence() -> None:
+def test_the_share_is_that_of_rows_with_no_larger_score() -> None:
     rng = np.random.default_rng(1)
     d = np.where(rng.random(20_000) < 0.3, 0.0, rng.lognormal(-3, 2, 20_000))  # a third of them nothing at all
     scale = ShareScale.of_traces(traces_of(js=d.tolist()), ["js"])
@@ -239,9 +239,9 @@ def test_the_scale_is_clipped() -> None:
     assert (share(NEVER), share(MOST)) == pytest.approx((0.01, 0.9999))
 
 
-def test_thresholds_of_several_divergences_are_those_of_their_own_rows() -> None:
-    assert SCALE.divergences == ("js", "tv")
-    assert [SCALE.index(name) for name in SCALE.divergences] == [0, 1]
+def test_thresholds_of_several_scores_are_those_of_their_own_rows() -> None:
+    assert SCALE.scores == ("js", "tv")
+    assert [SCALE.index(name) for name in SCALE.scores] == [0, 1]
     assert share(SCALE.of("tv", 0.5**3)) == pytest.approx(0.5, abs=0.03)  # six standard errors: false alarms 1e-4
     assert SCALE.of("js", 0.125) != SCALE.of("tv", 0.125)
 
@@ -289,12 +289,12 @@ def test_invalid_scales_are_refused_in_one_line(plain: Any, complaint: str) -> N
     assert "\n" not in str(refused.value)
 
 
-def test_unknown_divergences_and_nan_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"has the divergences js, tv, not 'ag'; train with it"):
+def test_unknown_scores_and_nan_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"has the scores js, tv, not 'ag'; train with it"):
         SCALE.of("ag", 0.1)
     with pytest.raises(UsageError, match="the threshold is NaN"):
         SCALE.of("js", math.nan)
-    with pytest.raises(UsageError, match="no divergence 'ag'"):
+    with pytest.raises(UsageError, match="no score 'ag'"):
         ShareScale.of_traces(traces_of(js=[0.1]), ["ag"])
     with pytest.raises(UsageError, match="'js' is infinite in nearly all rows"):
         ShareScale.of_traces(traces_of(js=[math.inf] * 3), ["js"])

@@ -16,7 +16,7 @@ import pytest
 
 from fsd_common.addons import addon
 from fsd_common.errors import UsageError
-from fsd_decoding import divergence
+from fsd_decoding.scores import SCORES_VERSION
 from fsd_predictors import files
 from fsd_predictors.features import FEATURES
 from fsd_predictors.models.registry import MODELS
@@ -196,13 +196,13 @@ def test_other_models_are_refused_by_name() -> None:
         mine.check(target, target, TOKENIZER, "fsd-coupled", "js")
     with pytest.raises(UsageError, match="predictor was trained with another tokenizer"):
         mine.check(target, draft, word_tokenizer(39), "fsd-coupled", "js")
-    with pytest.raises(UsageError, match="knows divergences js, not 'tv'"):
+    with pytest.raises(UsageError, match="knows scores js, not 'tv'"):
         mine.check(target, draft, TOKENIZER, "fsd-coupled", "tv")
 
 
-def test_another_version_of_the_divergences_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = predictor(divergence_version=divergence.DIVERGENCE_VERSION + 1)
-    with pytest.raises(UsageError, match="predictor's divergences are version 2, these are version 1; train again"):
+def test_another_version_of_the_scores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = predictor(scores_version=SCORES_VERSION + 1)
+    with pytest.raises(UsageError, match="predictor's scores are version 2, these are version 1; train again"):
         mine.check(*MODELS_IN_HAND, TOKENIZER, "fsd-coupled", "js")
 
 
@@ -218,7 +218,7 @@ def test_a_predictor_is_for_the_code_that_it_was_trained_with() -> None:
         known = addon("score", "new_score:Behind")
         assert known is not None
         for then, fits in ((known, True), (replace(known, source="0" * 64), False)):
-            own = facts(divergences=("js", "new_score:Behind@9"), addons=(then,))
+            own = facts(scores=("js", "new_score:Behind@9"), addons=(then,))
             own.check(own.target, own.draft, TOKENIZER, "fsd-coupled", "js")
             with (
                 nullcontext() if fits else pytest.raises(UsageError, match="the predictor was made with another source")

@@ -34,7 +34,7 @@ def training_traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
 @pytest.fixture(scope="module")
 def trained(training_traces: Traces, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Predictor]:
     out = tmp_path_factory.mktemp("out") / "predictor"
-    return out, train(training_traces, out, divergences=("js", "tv"), trials=1, tokenizer=TOKENIZER)
+    return out, train(training_traces, out, scores=("js", "tv"), trials=1, tokenizer=TOKENIZER)
 
 
 def test_no_problem_of_the_certification_part_and_none_twice(training_traces: Traces) -> None:
@@ -51,7 +51,7 @@ def test_the_predictor_is_saved_with_a_card(trained: tuple[Path, Predictor], tra
     out, predictor = trained
     assert Predictor.load(out).fingerprint == predictor.fingerprint
     facts, run = predictor.facts, training_traces.manifest
-    assert (facts.kind, facts.rule, facts.divergences, facts.traces) == (
+    assert (facts.kind, facts.rule, facts.scores, facts.traces) == (
         "boosted",
         "fsd-coupled",
         ("js", "tv"),
@@ -69,8 +69,8 @@ def test_the_predictor_is_saved_with_a_card(trained: tuple[Path, Predictor], tra
 
 def test_every_forecast_is_evaluated_at_every_threshold(trained: tuple[Path, Predictor]) -> None:
     reached = trained[1].facts.reached
-    assert {(each.forecast, each.divergence) for each in reached} == {(f, d) for f in "abS" for d in ("js", "tv")}
-    of_a = [each for each in reached if (each.forecast, each.divergence) == ("a", "js")]
+    assert {(each.forecast, each.score) for each in reached} == {(f, d) for f in "abS" for d in ("js", "tv")}
+    of_a = [each for each in reached if (each.forecast, each.score) == ("a", "js")]
     assert [each.threshold for each in of_a] == sorted({each.threshold for each in of_a})
     assert of_a[0].threshold < 0
     assert [each.accepted for each in of_a] == sorted(each.accepted for each in of_a)
@@ -195,8 +195,8 @@ def test_relevant_features_have_the_importance(kind: str) -> None:
         ({"kind": "oracle"}, "kind 'oracle' is unknown; choose one of logistic, boosted, head"),
         ({"rule": "typical"}, "rule 'typical' cannot be replayed"),
         ({"rule": "sd"}, "rule 'sd' has no threshold; train for fsd-sd, which equals sd at T < 0"),
-        ({"divergences": ()}, "no divergences are given; name at least one"),
-        ({"divergences": ("ag",)}, "hold no divergence 'ag', only js, tv"),
+        ({"scores": ()}, "no scores are given; name at least one"),
+        ({"scores": ("ag",)}, "hold no score 'ag', only js, tv"),
         ({"limit": 49}, "hold 49 problems of the tuning part within limit; a predictor needs at least 50"),
         ({"tokenizer": word_tokenizer(39)}, "collected with the tokenizer of '', this is another"),
     ],
@@ -226,7 +226,7 @@ def test_a_draft_that_is_its_target_leaves_nothing_to_predict(tmp_path: Path) ->
     ("changes", "complaint"),
     [
         (ON_POLICY, "these traces are on-policy; training needs traces along the target"),
-        ({"divergence_version": 0}, "the traces' divergences are version 0, these are version 1; collect again"),
+        ({"scores_version": 0}, "the traces' scores are version 0, these are version 1; collect again"),
     ],
 )
 def test_unsuitable_traces_are_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:

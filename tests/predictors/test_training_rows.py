@@ -58,7 +58,7 @@ def random_texts(count: int, longest: int, seed: int = 0) -> list[list[Row]]:
 
 
 def traces_of(texts: Sequence[Sequence[Row]]) -> MemoryTraces:
-    return MemoryTraces(texts, manifest=MemoryManifest(divergences=("js", "tv")))
+    return MemoryTraces(texts, manifest=MemoryManifest(scores=("js", "tv")))
 
 
 TEXTS = random_texts(40, 30)
@@ -66,21 +66,21 @@ TRACES = traces_of(TEXTS)
 SCALE = ShareScale.of_traces(TRACES, ["js", "tv"])
 
 
-def accepts(row: Row, rule: str, divergence: str, threshold: float) -> bool:
+def accepts(row: Row, rule: str, score: str, threshold: float) -> bool:
     exact = FUZZY[rule]
-    return (exact is not None and row[exact]) or (math.isfinite(row[divergence]) and row[divergence] <= threshold)
+    return (exact is not None and row[exact]) or (math.isfinite(row[score]) and row[score] <= threshold)
 
 
 def by_hand(
-    text: Sequence[Row], lengths: Sequence[int], rule: str, divergence: str, threshold: float
+    text: Sequence[Row], lengths: Sequence[int], rule: str, score: str, threshold: float
 ) -> Iterator[tuple[str, list[Any], bool]]:
     """Yields the forecast, the features and the label of each example; `lengths` are draft lengths by position."""
     at, history = 0, list(NO_HISTORY)
     while at < len(text):
-        share, index = SCALE.of(divergence, threshold), float(SCALE.index(divergence))
+        share, index = SCALE.of(score, threshold), float(SCALE.index(score))
         place = RoundContext(float(at), share, index, tuple(history[:3]), *history[3:])
         drafts = text[at : at + lengths[at]]
-        agreed = [accepts(row, rule, divergence, threshold) for row in drafts]
+        agreed = [accepts(row, rule, score, threshold) for row in drafts]
         accepted = next((i for i, yes in enumerate(agreed) if not yes), len(drafts))
         steps: list[Drafted] = []
         for i, row in enumerate(drafts[: accepted + 1]):
@@ -91,11 +91,11 @@ def by_hand(
             if token == ENDS and agreed[i]:
                 yield "next", feature_values(steps, place), False
             if agreed[i] and token != ENDS and at + i + 1 < len(text):
-                yield "next", feature_values(steps, place), accepts(text[at + i + 1], rule, divergence, threshold)
+                yield "next", feature_values(steps, place), accepts(text[at + i + 1], rule, score, threshold)
             if token == ENDS:
                 break
-        alone = [row[divergence] for row in drafts[:accepted] if not accepts(row, rule, divergence, -1.0)]
-        last = drafts[accepted][divergence] if accepted < len(drafts) else math.inf
+        alone = [row[score] for row in drafts[:accepted] if not accepts(row, rule, score, -1.0)]
+        last = drafts[accepted][score] if accepted < len(drafts) else math.inf
         history = [float(accepted), *history[:2], max(alone, default=0.0), last if math.isfinite(last) else 0.0]
         at += accepted + 1
 
@@ -130,11 +130,9 @@ def rows_by_forecast(rows: dict[Forecast, Rows]) -> dict[str, list[list[float]]]
     st.sampled_from([-1.0, 0.3, 0.8, math.inf]),
     st.integers(1, 7),
 )
-def test_examples_equal_those_of_a_plain_loop(
-    seed: int, rule: str, divergence: str, threshold: float, length: int
-) -> None:
+def test_examples_equal_those_of_a_plain_loop(seed: int, rule: str, score: str, threshold: float, length: int) -> None:
     texts = random_texts(5, 20, seed)
-    (case,) = cases(traces_of(texts), [rule], [divergence], [threshold], None)
+    (case,) = cases(traces_of(texts), [rule], [score], [threshold], None)
     (block,) = blocks(traces_of(texts), [*COLUMNS, *case.columns])
     examining = ExampleMaker(case, block, SCALE, KINDS)
     policy = RoundPolicy((), lambda starts: starts.lanes.most, NO_HISTORY, updated_history)
@@ -142,7 +140,7 @@ def test_examples_equal_those_of_a_plain_loop(
     for laid in simulate_rounds(case, block, lanes_of(block, np.array([threshold]), np.array([length])), policy):
         for one in examining(laid, np.arange(len(laid.lanes))):
             found[one.forecast] += np.column_stack([one.values, one.accepted]).tolist()
-    expectation = expected(texts, length, rule, [(divergence, threshold)])
+    expectation = expected(texts, length, rule, [(score, threshold)])
     for forecast in ("accepting", "next"):
         assert np.allclose(in_order(found[forecast]), expectation[forecast], rtol=1e-6, atol=0)
 
@@ -161,11 +159,11 @@ def test_rows_are_the_examples_of_every_text_at_every_threshold(rule: str) -> No
 
 def test_thresholds_are_drawn_over_the_whole_scale_and_below_zero() -> None:
     rows = training_rows(traces_of(random_texts(300, 4)), "fsd-coupled", SCALE, KINDS, thresholds=5)["accepting"]
-    share, divergence, position, step = (
-        rows.values[:, FEATURES.index(name)] for name in ("share", "divergence", "position", "step")
+    share, score, position, step = (
+        rows.values[:, FEATURES.index(name)] for name in ("share", "score", "position", "step")
     )
-    for index, name in enumerate(SCALE.divergences):
-        first = share[(position == 0) & (step == 1) & (divergence == index)]
+    for index, name in enumerate(SCALE.scores):
+        first = share[(position == 0) & (step == 1) & (score == index)]
         assert len(first) == 300 * 5
         assert (first == NEVER).sum() == 300
         drawn = first[first > NEVER]
@@ -263,8 +261,8 @@ def test_where_nothing_is_accepted_b_has_no_rows() -> None:
     ("traces", "rule", "options", "complaint"),
     [
         (replace(TRACES, manifest=MemoryManifest(way="on-policy")), "fsd", {}, "are on-policy; replay needs"),
-        (replace(TRACES, manifest=MemoryManifest()), "fsd", {}, "no divergence 'tv', only js"),
-        (TRACES, "fsd", {"thresholds": {"ag": [0.1]}}, "has the divergences js, tv, not 'ag'"),
+        (replace(TRACES, manifest=MemoryManifest()), "fsd", {}, "no score 'tv', only js"),
+        (TRACES, "fsd", {"thresholds": {"ag": [0.1]}}, "has the scores js, tv, not 'ag'"),
         (TRACES, "fsd", {"thresholds": 0}, "thresholds=0; it must be a number of 1 or more"),
         (TRACES, "fsd", {"most": 0}, r"draft lengths are \[0\]"),
         (TRACES, "coupled", {}, "rule 'coupled' has no threshold"),

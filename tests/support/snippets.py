@@ -30,7 +30,7 @@ DATA = ("json", "yaml")  # with a title, a file that is written; without, an exc
 
 # What makes commands quick; a later option goes before an earlier one.
 _SMALL = {
-    "fsd-calibrate": ["--limit", "100", "--min-acc", "0.8", "--divergence", "doubt", "--draft-length", "12",
+    "fsd-calibrate": ["--limit", "100", "--min-acc", "0.8", "--score", "doubt", "--draft-length", "12",
                       "--workers", "1", "--timing", "none"],
     "fsd-train-eagle": ["--limit", "60", "--epochs", "1"],
     "fsd-train-predictor": ["--trials", "2"],

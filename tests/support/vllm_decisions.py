@@ -60,7 +60,7 @@ def decisions(recorded: Recorded, output: Any, processing: Processing | None = N
     emitted = [token for each in rounds for token in each.emitted]
     assert emitted[: len(text.token_ids)] == list(text.token_ids)
     target, draft = (logits(role, [*prompt, *emitted])[len(prompt) - 1 : -1] for role in ("target", "draft"))
-    exact, entropies = divergence(bundled_profile().divergence, target, draft), entropy(target)
+    exact, entropies = divergence(bundled_profile().score, target, draft), entropy(target)
     processed = target if processing is None else processing(prompt, emitted, target)
     place = 0
     for each in rounds:

@@ -84,7 +84,7 @@ def engine(followed: str | None = None, settings: dict[str, Any] | None = None, 
 
 def engine_source(task: Task, sampling: Sampling | None = None) -> VllmEngineSource:
     """What a calibration makes its engine of, with drafts of up to 8 tokens."""
-    decoding = DecodingConfig(rule="fsd-coupled", divergence="js", sampling=sampling or Sampling())
+    decoding = DecodingConfig(rule="fsd-coupled", score="js", sampling=sampling or Sampling())
     return VllmEngineSource(
         TARGET, DRAFT, "float32", decoding, Limits.of(task), EngineArguments(), Room(32, 8, 400), task.name
     )

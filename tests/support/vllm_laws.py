@@ -23,7 +23,7 @@ class Context:
     first: int
     target: torch.Tensor  # (V,) its law after `first`
     draft: torch.Tensor
-    divergence: float
+    score: float
 
 
 def open_context(completions: Sequence[Sequence[int]]) -> Context:
@@ -32,16 +32,16 @@ def open_context(completions: Sequence[Sequence[int]]) -> Context:
     for problem, completion in zip(arithmetic(len(completions)).problems, completions, strict=True):
         tokens = [*tokenizer()(problem.prompt)["input_ids"], *completion]
         target, draft = (logits(role, tokens) for role in ("target", "draft"))
-        found = divergence(bundled_profile().divergence, target, draft)
+        found = divergence(bundled_profile().score, target, draft)
         likely = torch.softmax(target, -1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).flatten() > 0.4
         open_ = torch.minimum(entropy(target), entropy(draft))[1:] > 0.8
         found = torch.where(likely & open_, found[1:], 0.0)
         at = int(found.argmax()) + 1  # after `tokens[at]`, which is likely itself
-        if best is None or found[at - 1] > best.divergence:
+        if best is None or found[at - 1] > best.score:
             laws = target[at].softmax(-1), draft[at].softmax(-1)
             best = Context(tokens[:at], tokens[at], *laws, found[at - 1].item())
     assert best is not None
-    assert best.divergence > 0
+    assert best.score > 0
     return best
 
 

@@ -91,7 +91,7 @@ def _run(folder: Path, *by: str) -> dict[str, list[dict[str, Any]]]:
     prompts = [problem.prompt for problem in arithmetic(PROMPTS).problems]
     changes: dict[str, Any] = {"draft_length": LENGTH}
     if len(by) == 2:
-        changes |= {"divergence": by[0], "threshold": float(by[1])}
+        changes |= {"score": by[0], "threshold": float(by[1])}
     else:
         moved = Phase(START, END, *MARKERS) if by else Schedule(start=START, end=END, over=OVER)
         changes |= {"threshold": START, "policy": PolicyInfo.of(str(moved.identity)).model_dump()}

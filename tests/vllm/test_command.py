@@ -44,7 +44,7 @@ def _program(folder: Path, port: int) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("it's served")
-    followed = bundled_profile({"divergence": "doubt", "threshold": 0.65, "draft_length": 8})
+    followed = bundled_profile({"score": "doubt", "threshold": 0.65, "draft_length": 8})
     followed.save(folder / "profile.json")
     port = free_port()
     path = f"{_program(folder, port)}{os.pathsep}{os.environ['PATH']}"

@@ -165,7 +165,7 @@ def test_judged_by_the_logits_of_the_head(served: tuple[Served, Any], quantile: 
     """Kept logits, D and decisions are those of the head and the target in plain PyTorch, at every decided token."""
     engine, _ = served
     _, every = engine.generate({"fsd_threshold": 1.0})
-    threshold = torch.cat([torch.tensor(step.divergences) for step in every.steps]).quantile(quantile).item()
+    threshold = torch.cat([torch.tensor(step.scores) for step in every.steps]).quantile(quantile).item()
     outputs, seen = engine.generate({"fsd_threshold": threshold})
     decided = sorted(decisions(engine.head, outputs, seen))
     assert {True, False} == {accepted for _, _, accepted, _ in decided}
@@ -193,7 +193,7 @@ def decisions(head: DraftHead, outputs: Sequence[Any], seen: Seen) -> Iterator[t
                 torch.testing.assert_close(kept[here], draft, atol=2e-3, rtol=1e-3)
                 with torch.inference_mode():
                     target = head.target(torch.tensor([[*known, *emitted[:place]]])).logits[0, -1]
-                found = float(step.divergences[here])
+                found = float(step.scores[here])
                 exact = int(target.argmax()) == int(draft.argmax())
                 yield float(divergence("js", target, draft)), found, place < accepted, exact
             known += emitted

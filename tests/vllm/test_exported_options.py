@@ -16,7 +16,7 @@ from support.calibration.profiles import UNCERTIFIED
 from support.vllm_engine import DRAFT, bundled_profile
 
 SAMPLED = {"sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95}}
-FLY = {"rule": "fsd-sd", "divergence": "fly@3@2", "threshold": 0.25, "logits": "processed", "draft_length": 6}
+FLY = {"rule": "fsd-sd", "score": "fly@3@2", "threshold": 0.25, "logits": "processed", "draft_length": 6}
 BLOCK = {**UNCERTIFIED, "rule": "sd-block"}
 
 

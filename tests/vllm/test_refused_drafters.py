@@ -25,7 +25,7 @@ from support.calibration.profiles import profile
 
 TARGET, DRAFT = (str(path) for path in pair_paths())
 DRAFTING = {"model": DRAFT, "method": "draft_model", "num_speculative_tokens": 3}
-PROFILE = profile({"divergence": "js"})
+PROFILE = profile({"score": "js"})
 
 
 def configuration(speculation: dict[str, Any], **additional: Any) -> VllmConfig:
@@ -134,20 +134,20 @@ def test_independent_data_parallel_engines_have_folders_of_their_own(tmp_path: P
     assert all(folder.exists() for folder in folders)
 
 
-@pytest.mark.parametrize(("divergence", "refused"), [("js", False), ("kl_qp", False), ("kl_pq", True), ("ag", True)])
+@pytest.mark.parametrize(("score", "refused"), [("js", False), ("kl_qp", False), ("kl_pq", True), ("ag", True)])
 def test_refused_where_nothing_could_be_accepted(
-    accepted: VllmConfig, divergence: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+    accepted: VllmConfig, score: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         accepted.speculative_config.draft_model_config.hf_config, "draft_vocab_size", 500, raising=False
     )
-    following = profile({"divergence": divergence, **_of_every_point(divergence)})
+    following = profile({"score": score, **_of_every_point(score)})
     if not refused:
         check_engine(accepted, following)
         return
-    with pytest.raises(UsageError, match=f"500 of the target's 979 tokens, so {divergence} is infinite"):
+    with pytest.raises(UsageError, match=f"500 of the target's 979 tokens, so {score} is infinite"):
         check_engine(accepted, following)
 
 
-def _of_every_point(divergence: str) -> dict[str, Any]:
-    return {f"curve.{point}.setting.divergence": divergence for point in range(len(PROFILE.curve))}
+def _of_every_point(score: str) -> dict[str, Any]:
+    return {f"curve.{point}.setting.score": score for point in range(len(PROFILE.curve))}

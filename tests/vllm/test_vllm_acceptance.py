@@ -43,7 +43,7 @@ def context(own: Any) -> Context:
 
 
 @pytest.mark.parametrize("options", [{"fsd": "off"}, {"fsd_threshold": -1e-9}, _NOTHING], ids=str)
-def test_where_nothing_is_accepted_by_divergence_texts_are_vllms_own(
+def test_where_nothing_is_accepted_by_score_texts_are_vllms_own(
     following: Any, own: Any, options: dict[str, Any]
 ) -> None:
     task = arithmetic(300)
@@ -123,7 +123,7 @@ class TestSampled:
     ) -> None:
         """T is `share` of D: a chi-squared test, whose probability of a false alarm is 1e-5 for each T."""
         parameters = sampling(
-            {"fsd_threshold": share * context.divergence}, temperature=1.0, max_tokens=3, stop=None, n=4000
+            {"fsd_threshold": share * context.score}, temperature=1.0, max_tokens=3, stop=None, n=4000
         )
         (output,) = sampled.generate([{"prompt_token_ids": context.tokens}], parameters, use_tqdm=False)
         drawn = [c.token_ids for c in output.outputs if c.token_ids[0] == context.first and len(c.token_ids) > 1]

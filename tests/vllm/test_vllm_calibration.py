@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 CALIBRATE = "from fsd_calib.cli.calibrate import main; main()"
 PROFILE = "from fsd_calib.cli.profile import main; main()"
 OPTIONS = ["--task", "arithmetic", "--min-acc", "0.8", "--engine", "vllm", "--limit", "150", "--looks", "1",
-           "--draft-length", "6", "--divergence", "js"]  # fmt: skip
+           "--draft-length", "6", "--score", "js"]  # fmt: skip
 
 
 def start(folder: Path, *more: str, options: Sequence[str] = OPTIONS) -> subprocess.Popen[str]:
@@ -42,7 +42,7 @@ def test_a_score_that_looks_at_later_tokens_certifies(tmp_path: Path) -> None:
     assert made.returncode == 0, output
     found = ThresholdProfile.load(tmp_path / "out")
     assert found.certificate.certified
-    assert found.divergence == "fly@1"
+    assert found.score == "fly@1"
     assert found.tokens_per_round.chosen > found.tokens_per_round.lossless
 
 

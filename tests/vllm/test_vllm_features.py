@@ -74,7 +74,7 @@ def test_logprobs_are_those_of_the_target(following: Any) -> None:
 
 
 @pytest.mark.parametrize("forbidden", ["bad_words", "allowed_token_ids", "min_tokens"])
-def test_what_a_request_forbids_is_not_accepted_by_divergence(following: Any, forbidden: str) -> None:
+def test_what_a_request_forbids_is_not_accepted_by_score(following: Any, forbidden: str) -> None:
     (problem,) = arithmetic(1).problems
     (free,) = following.generate([problem.prompt], sampling({"fsd_threshold": 10.0}), use_tqdm=False)
     tokens = list(free.outputs[0].token_ids)

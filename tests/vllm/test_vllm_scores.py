@@ -1,4 +1,4 @@
-"""Scores other than divergences in vLLM: texts are our own engine's, and sampled tokens have the law they say."""
+"""Scores other than scores in vLLM: texts are our own engine's, and sampled tokens have the law they say."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ours(prompts: list[list[int]], firsts: list[int], score: str, **given: Any) 
     task = arithmetic(1)
     return own().generate(
         [[*prompt, first] for prompt, first in zip(prompts, firsts, strict=True)], task.max_new_tokens - 1,
-        stop=task.stop, divergence=score, threshold=THRESHOLDS[score], **given,
+        stop=task.stop, score=score, threshold=THRESHOLDS[score], **given,
     )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def test_texts_rounds_and_intervals_are_those_of_our_engine(calibrating: VllmEng
 def test_beside_requests_whose_logits_are_processed_all_are_judged_by_processed_ones(
     score: str, tmp_path: Path
 ) -> None:
-    llm = engine(saved(tmp_path, {"divergence": score, "threshold": THRESHOLDS[score]}))
+    llm = engine(saved(tmp_path, {"score": score, "threshold": THRESHOLDS[score]}))
     prompts, recorded = ids_of(prompts_of(COUNT)), Recorded(llm)
     kinds = [sampling(), sampling(repetition_penalty=PENALTY)] * (COUNT // 2)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], kinds, use_tqdm=False)
@@ -118,7 +118,7 @@ def test_beside_requests_whose_logits_are_processed_all_are_judged_by_processed_
 
 def test_records_hold_the_score_that_decided(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
-    llm = engine(saved(tmp_path, {"divergence": "fly@1", "threshold": THRESHOLDS["fly@1"]}),
+    llm = engine(saved(tmp_path, {"score": "fly@1", "threshold": THRESHOLDS["fly@1"]}),
                  {"records": str(folder), "record_texts": 30})  # fmt: skip
     served(llm, arithmetic(30), sampling())
     llm.llm_engine.engine_core.shutdown()
@@ -146,7 +146,7 @@ class TestSampled:
 
     @staticmethod
     def engine(folder: Path, score: str, threshold: float) -> Any:
-        changes = {"sampling.temperature": 1.0, "rule": "fsd-sd", "divergence": score, "threshold": threshold}
+        changes = {"sampling.temperature": 1.0, "rule": "fsd-sd", "score": score, "threshold": threshold}
         path = saved(folder, changes)
         return engine(path, speculative_config={"draft_sample_method": "probabilistic"}, max_num_seqs=256)
 

@@ -133,7 +133,7 @@ def test_sampled_requests_accept_what_is_near_enough(ran: dict[str, list[Served]
     assert all(accepted for _, _, accepted, (_, fuzzy, _) in found if fuzzy)
 
 
-def test_a_grammar_is_kept_and_divergences_are_of_unmasked_logits(ran: dict[str, list[Served]]) -> None:
+def test_a_grammar_is_kept_and_scores_are_of_unmasked_logits(ran: dict[str, list[Served]]) -> None:
     """vLLM drafts nothing in some steps of such requests, so rounds are looked for in the text, in order."""
     accepted = 0
     for served in ran["grammar"]:
@@ -169,7 +169,7 @@ def test_texts_by_scores_of_processed_logits_are_those_of_our_engine(score: str,
     )
     ours.target.generation_config.eos_token_id = []
     prompts = [[*each.prompt, each.tokens[0]] for each in served]
-    expected = ours.generate(prompts, vllm_v2.TOKENS - 1, divergence=score, threshold=0.6)
+    expected = ours.generate(prompts, vllm_v2.TOKENS - 1, score=score, threshold=0.6)
     assert [each.tokens[1:] for each in served] == [result.tokens for result in expected]
     assert any(facts[1][i] and not facts[2][i] for each in served for accepted, _, facts in each.rounds
                for i in range(accepted))  # fmt: skip

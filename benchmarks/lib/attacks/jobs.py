@@ -84,7 +84,7 @@ class Calibration(Job):
     def arguments(self) -> list[str | Path]:
         goal = ["--task", "arithmetic", *_ALONE, "--min-acc", "0.8", "--limit", str(PROBLEMS), "--timing", "none"]
         folders = [part for name in ("out", "cache", "state") for part in (f"--{name}", self.folder / name)]
-        return [*goal, "--divergence", "js", "--draft-length", "10", *folders]
+        return [*goal, "--score", "js", "--draft-length", "10", *folders]
 
     @property
     def profile(self) -> Path:

@@ -44,11 +44,11 @@ def _kernels(kernels: list[Row], rounds: list[float]) -> Iterator[Claim]:
     """rounds: milliseconds of rounds of one text."""
     for row in kernels:
         where = f"V = {row['vocabulary']}, {row['dtype']}"
-        yield Claim.at_most(f"error of divergences, {where}", _ERROR, max(row["errors"].values()))
+        yield Claim.at_most(f"error of scores, {where}", _ERROR, max(row["errors"].values()))
         yield Claim.at_least(f"choices that are the CPU's, {where}", 1, row["choices"])
         if rounds:
             share = row["milliseconds"]["fused"] / min(rounds)
-            yield Claim.at_most(f"divergences and choices, share of a round, {where}", _JUDGING, share)
+            yield Claim.at_most(f"scores and choices, share of a round, {where}", _JUDGING, share)
 
 
 def _equality(rows: list[Row]) -> Iterator[Claim]:

@@ -40,7 +40,7 @@ class Imposed(Rule):
     """
 
     lossless = "coupled"
-    bounds_divergence = True
+    bounds_score = True
 
     def __init__(self, chance: float) -> None:
         self.name, self._chance = f"imposed {chance:g}", chance

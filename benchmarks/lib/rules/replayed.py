@@ -20,13 +20,13 @@ def from_traces(traces: Traces, draft_length: int) -> list[dict[str, Any]]:
     """Returns for each score that the traces hold the most tokens a round at so many replaced tokens, and what the
     value of an engine's knob makes."""
     panel = Panel.at(traces.manifest.sampling.temperature)
-    names = [name for name in panel.scores if name in traces.manifest.divergences]
+    names = [name for name in panel.scores if name in traces.manifest.scores]
     rule = f"fsd-{panel.base}"
     swept = sweep(traces, (rule,), names, _THRESHOLDS, (draft_length,))
     lossless = sweep(traces, (panel.base,), (), 1, (draft_length,))["tokens_per_round"].item()
     found = []
     for name in names:
-        rows = swept[swept["divergence"] == name]
+        rows = swept[swept["score"] == name]
         for replaced in REPLACED:
             allowed = rows[rows["substitutions_per_completion"] <= replaced]
             most = max([lossless, *allowed["tokens_per_round"]])

@@ -65,7 +65,7 @@ class Measures:
     """Computes the columns of decision, score and shape; `fsd_collectors.schema` defines them.
 
     Args:
-        divergences: names of scores, one column each.
+        scores: names of scores, one column each.
         on: logits that those are computed on which are defined on either, raw or processed.
         sampling: temperature, top-k, top-p and min-p by which p and q are processed. Settings that depend on the
             preceding text are not supported.
@@ -75,14 +75,14 @@ class Measures:
         UsageError: a score is unknown or named twice, or a sampling setting is not supported.
     """
 
-    def __init__(self, divergences: Sequence[str], on: Logits, sampling: Sampling, log_probs: int = 0) -> None:
-        if len(set(divergences)) < len(divergences):
-            raise UsageError(f"scores are {', '.join(divergences)}; name each of them once")
+    def __init__(self, scores: Sequence[str], on: Logits, sampling: Sampling, log_probs: int = 0) -> None:
+        if len(set(scores)) < len(scores):
+            raise UsageError(f"scores are {', '.join(scores)}; name each of them once")
         if sampling.repetition_penalty != 1.0 or sampling.processors:
             raise UsageError("traces support temperature, top_k, top_p and min_p; leave out penalties and processors")
         self._on, self.sampling, self.log_probs = on, sampling, log_probs
-        self._divergences = [name for name in divergences if is_divergence(name)]
-        self._others = [score_named(name) for name in divergences if not is_divergence(name)]
+        self._divergences = [name for name in scores if is_divergence(name)]
+        self._others = [score_named(name) for name in scores if not is_divergence(name)]
         decision = ("drafted", "target_choice", "same_argmax", "same_token", "sd_accepts", "sd_probability")
         shape = (f"{model}_{name}" for model in ("target", "draft") for name in _SHAPE)
         likeliest = (name for name in LIKELIEST for _ in range(log_probs))

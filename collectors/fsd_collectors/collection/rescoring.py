@@ -37,14 +37,14 @@ def with_scores(traces: Traces, scores: Sequence[str]) -> Rescored:
     """
     manifest = traces.manifest
     for each in manifest.addons:
-        if each.name in {name.partition("@")[0] for name in scores if name in manifest.divergences}:
+        if each.name in {name.partition("@")[0] for name in scores if name in manifest.scores}:
             each.require(f"the column of traces {str(traces.path)!r}")
     if not manifest.log_probs:
         raise UsageError(
             f"traces {str(traces.path)!r} hold no log-probabilities, of which {', '.join(scores)} could be computed; "
             "collect again with log_probs (--log-probs 50)"
         )
-    names = tuple(name for name in dict.fromkeys(scores) if name not in manifest.divergences)
+    names = tuple(name for name in dict.fromkeys(scores) if name not in manifest.scores)
     for name in names:
         score_named(name)  # raises UsageError
     return Rescored(traces, names)
@@ -68,7 +68,7 @@ class Rescored:
         addons = [each for each in map(addon_of, self.scores) if each is not None]
         return own.model_copy(
             update={
-                "divergences": (*own.divergences, *self.scores),
+                "scores": (*own.scores, *self.scores),
                 "addons": tuple(dict.fromkeys([*own.addons, *addons])),
             }
         )

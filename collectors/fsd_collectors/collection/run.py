@@ -25,7 +25,7 @@ from fsd_common.addons import Addon
 from fsd_common.argument_checks import check_count, check_settings, named
 from fsd_common.errors import UnfinishedError, UsageError
 from fsd_common.progress.base import Advance, Progress
-from fsd_decoding import rules, scores
+from fsd_decoding import rules
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.engine.engine import ENGINE_VERSION
@@ -36,7 +36,7 @@ from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
 from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.scores import Logits
+from fsd_decoding.scores import Logits, addon_of
 from fsd_decoding.workers.model_workers import Capacity, ModelWorkers, Sources, open_workers
 from fsd_decoding.workers.models import texts_identity
 
@@ -62,10 +62,10 @@ class Task(Protocol):
 
 def collect_traces(
     task: Task, *, target: Any, draft: Any, out: str | os.PathLike[str], tokenizer: Any = None,
-    rule: str | None = None, threshold: float | None = None, divergence: str | None = None,
+    rule: str | None = None, threshold: float | None = None, score: str | None = None,
     draft_length: int | None = None, within_support: bool = False,
     temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-    divergences: Sequence[str] | None = None, on: Logits = "raw", hidden: Width | None = None,
+    scores: Sequence[str] | None = None, on: Logits = "raw", hidden: Width | None = None,
     log_probs: int | None = None, seed: int = 0, batch_size: int = 32, device: str | None = None,
     dtype: str | None = None, model_kwargs: ModelKwargs | None = None,
     draft_model_kwargs: ModelKwargs | None = None, progress: Progress | None = None,
@@ -84,12 +84,12 @@ def collect_traces(
             `NGram()`.
         out: folder to write.
         tokenizer: tokenizer of loaded models.
-        rule, threshold, divergence, draft_length, within_support: settings of on-policy decoding; by default the
-            divergence is "js" and the draft length 5. With an infinite threshold the rule "fsd" accepts every token of
-            finite divergence, which on raw logits are all.
+        rule, threshold, score, draft_length, within_support: settings of on-policy decoding; by default the
+            score is "js" and the draft length 5. With an infinite threshold the rule "fsd" accepts every token of
+            finite score, which on raw logits are all.
         temperature, top_k, top_p, min_p: see `Sampling`; temperature 0 is greedy.
-        divergences: names of the divergences to keep; by default all.
-        on: logits on which these divergences and the rule's are computed.
+        scores: names of the scores to keep; by default all divergences.
+        on: logits on which these scores and the rule's are computed.
         hidden: also keeps the draft's last hidden state, "whole" or projected to a number of components.
         log_probs: also keeps the likeliest tokens of p and of q, so many of each, of which further scores are computed
             later (`with_scores`).
@@ -107,15 +107,15 @@ def collect_traces(
         UsageError: a setting is invalid, the models cannot be used together, or the folder holds another run, is in
             use by another collector or cannot be written.
     """
-    policy = policy_of(rule, threshold, divergence, draft_length, within_support)
+    policy = policy_of(rule, threshold, score, draft_length, within_support)
     check_count("batch_size", batch_size)
-    kept = tuple(DIVERGENCES) if divergences is None else tuple(divergences)
+    kept = tuple(DIVERGENCES) if scores is None else tuple(scores)
     if log_probs is not None:
         check_count(named("log_probs"), log_probs)
     measures = Measures(kept, on, Sampling(temperature, top_k, top_p, min_p), log_probs or 0)
     decoder = SpeculativeDecoder.from_pretrained(
         target, draft, tokenizer=tokenizer, rule=policy.rule if policy else "target",
-        divergence=policy.divergence if policy else "js", threshold=0.0 if threshold is None else threshold,
+        score=policy.score if policy else "js", threshold=0.0 if threshold is None else threshold,
         draft_length=policy.draft_length if policy else 1, device=device, dtype=dtype,
         model_kwargs=model_kwargs, draft_model_kwargs=draft_model_kwargs, seed=seed,
         sampling=measures.sampling, on=on, within_support=within_support, progress=progress,
@@ -262,7 +262,7 @@ _PROBLEMS = 32  # a portion may have as many batches as make this many problems,
 
 
 def policy_of(
-    rule: str | None, threshold: float | None, divergence: str | None, draft_length: int | None, within_support: bool
+    rule: str | None, threshold: float | None, score: str | None, draft_length: int | None, within_support: bool
 ) -> Policy | None:
     """Returns the policy that on-policy texts are decoded under, or None, along the target, where no rule is given.
 
@@ -270,7 +270,7 @@ def policy_of(
         UsageError: a setting is missing, or does not apply to this way of collecting or to the rule.
     """
     if rule is None:
-        given = {"threshold": threshold, "divergence": divergence, "draft_length": draft_length,
+        given = {"threshold": threshold, "score": score, "draft_length": draft_length,
                  "within_support": within_support or None}  # fmt: skip
         for name, value in given.items():
             if value is not None:
@@ -288,9 +288,7 @@ def policy_of(
     length = 5 if draft_length is None else draft_length
     check_settings([length], [] if threshold is None else [threshold])
     shown = "none" if threshold is None else repr(float(threshold))
-    return Policy(
-        rule=rule, divergence=divergence or "js", threshold=shown, draft_length=length, within_support=within_support
-    )
+    return Policy(rule=rule, score=score or "js", threshold=shown, draft_length=length, within_support=within_support)
 
 
 def manifest_of(
@@ -298,7 +296,7 @@ def manifest_of(
     task: Task,
     problems: Sequence[Identified],
     policy: Policy | None,
-    divergences: Sequence[str],
+    scores: Sequence[str],
     states: HiddenStates | None,
     batch_size: int,
     log_probs: int = 0,
@@ -314,8 +312,8 @@ def manifest_of(
         task=task_info(task, problems),
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
-        divergences=tuple(divergences),
-        addons=_addons(policy, divergences),
+        scores=tuple(scores),
+        addons=_addons(policy, scores),
         on=decoder.criterion.on,
         hidden=states.width if states else 0,
         projected=states is not None and states.projected,
@@ -332,11 +330,11 @@ def manifest_of(
     return manifest
 
 
-def _addons(policy: Policy | None, divergences: Sequence[str]) -> tuple[Addon, ...]:
+def _addons(policy: Policy | None, scores: Sequence[str]) -> tuple[Addon, ...]:
     """The code that is not of fsd-calib and that rows depend on."""
-    found = [*map(scores.addon_of, divergences)]
+    found = [*map(addon_of, scores)]
     if policy is not None:
-        found += rules.addon_of(policy.rule), scores.addon_of(policy.divergence)
+        found += rules.addon_of(policy.rule), addon_of(policy.score)
     return tuple(dict.fromkeys(each for each in found if each is not None))
 
 

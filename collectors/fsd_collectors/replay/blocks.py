@@ -26,7 +26,7 @@ class TraceFacts(Protocol):
     def way(self) -> str: ...
 
     @property
-    def divergences(self) -> tuple[str, ...]: ...
+    def scores(self) -> tuple[str, ...]: ...
 
 
 class Traces(Protocol):
@@ -99,7 +99,7 @@ def _starts(position: Array) -> Array:
 
 @dataclass(frozen=True)
 class ScaledTraces:
-    """`Traces` whose divergences are divided by the policy's scales; a scale of 0 accepts nothing."""
+    """`Traces` whose scores are divided by the policy's scales; a scale of 0 accepts nothing."""
 
     traces: Traces
     policy: ScalePolicy
@@ -114,7 +114,7 @@ class ScaledTraces:
         Raises:
             UsageError: the policy does not return one scale for each row.
         """
-        scaled = [name for name in columns if name in self.manifest.divergences]
+        scaled = [name for name in columns if name in self.manifest.scores]
         needed = [*columns, *self.policy.columns] if scaled else list(columns)
         for table in self.traces.batches(list(dict.fromkeys(needed)), where):
             yield (self._scaled(table, scaled) if scaled else table).select(list(columns))
@@ -135,7 +135,7 @@ class ScaledTraces:
         return table
 
 
-def _divide(divergences: Array, scales: Array) -> Array:
+def _divide(scores: Array, scales: Array) -> Array:
     """Returns the quotients (n,) in float64, inf where the scale is 0."""
     quotients = np.full(len(scales), np.inf)
-    return np.asarray(np.divide(divergences, scales, out=quotients, where=scales > 0, dtype=np.float64))
+    return np.asarray(np.divide(scores, scales, out=quotients, where=scales > 0, dtype=np.float64))

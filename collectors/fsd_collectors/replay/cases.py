@@ -1,4 +1,4 @@
-"""Cases of a replay: a rule with a divergence and its thresholds, and which rows each threshold accepts.
+"""Cases of a replay: a rule with a score and its thresholds, and which rows each threshold accepts.
 
 Not every rule can be replayed; `REPLAYABLE` lists those whose decisions the columns of traces determine. Thresholds may
 be given by the share of drafted tokens that they accept: quantiles of D over traces, in one pass and 8 MB.
@@ -78,15 +78,15 @@ _LOWEST, _HIGHEST = 0.1, 0.999  # of `even_shares`
 _BINS = FloatBins(kept=11)  # relative width below 0.05 %
 
 
-def quantiles(traces: Traces, divergence: str, shares: Sequence[float] | Array, where: Any = None) -> Array:
+def quantiles(traces: Traces, score: str, shares: Sequence[float] | Array, where: Any = None) -> Array:
     """Returns, for each share, a threshold that accepts this share of all rows by D alone.
 
     The threshold is the largest number of the quantile's bin. So it accepts no less than its share and is less than
     0.05 % above the smallest threshold that does.
 
     Args:
-        traces: traces that hold the divergence.
-        divergence: name of the divergence.
+        traces: traces that hold the score.
+        score: name of the score.
         shares: each in (0, 1].
         where: selects rows, see `Traces.batches`.
 
@@ -94,15 +94,15 @@ def quantiles(traces: Traces, divergence: str, shares: Sequence[float] | Array, 
         (len(shares),) float64; inf where the share exceeds that of the rows with a finite D.
 
     Raises:
-        UsageError: a share is out of range, the traces lack the divergence, or no rows are selected.
+        UsageError: a share is out of range, the traces lack the score, or no rows are selected.
     """
     targets = np.asarray(shares, np.float64)
     if not ((targets > 0) & (targets <= 1)).all():
         raise UsageError(f"shares are {list(shares)!r:.80}; each must be above 0 and at most 1")
-    check_divergence(traces, divergence)
+    check_score(traces, score)
     counts = np.zeros(_BINS.count, np.int64)
-    for block in blocks(traces, [divergence], where):
-        counts += np.bincount(_BINS.of(block.columns[divergence].astype(np.float32)), minlength=_BINS.count)
+    for block in blocks(traces, [score], where):
+        counts += np.bincount(_BINS.of(block.columns[score].astype(np.float32)), minlength=_BINS.count)
     bins = np.searchsorted(counts.cumsum(), targets * counts.sum())
     return np.asarray(_BINS.edges[np.minimum(bins, _BINS.infinite)], np.float64)
 
@@ -114,13 +114,11 @@ def even_shares(count: int) -> Array:
     return np.asarray(1 / (1 + np.exp(-odds)))
 
 
-def check_divergence(traces: Traces, name: str) -> None:
-    """Raises UsageError where the traces do not hold the divergence."""
-    available = traces.manifest.divergences
+def check_score(traces: Traces, name: str) -> None:
+    """Raises UsageError where the traces do not hold the score."""
+    available = traces.manifest.scores
     if name not in available:
-        raise UsageError(
-            f"these traces hold no divergence {name!r}, only {', '.join(available)}; collect again with it"
-        )
+        raise UsageError(f"these traces hold no score {name!r}, only {', '.join(available)}; collect again with it")
 
 
 Thresholds = Sequence[float] | Array | Mapping[str, Sequence[float] | Array] | int
@@ -166,10 +164,10 @@ def replayable(name: str) -> Replayable:
 
 @dataclass(frozen=True)
 class Case:
-    """A rule with, if it is fuzzy, a divergence and rising thresholds (m,); else with None and a threshold of -inf."""
+    """A rule with, if it is fuzzy, a score and rising thresholds (m,); else with None and a threshold of -inf."""
 
     rule: str
-    divergence: str | None
+    score: str | None
     thresholds: Array
 
     @property
@@ -179,17 +177,17 @@ class Case:
     @property
     def window(self) -> int:
         """How many drafted tokens after a mismatch the exact rule must keep, or no T keeps it."""
-        return 0 if self.divergence is None else score_named(self.divergence).window
+        return 0 if self.score is None else score_named(self.score).window
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(name for name in ("same_token", self.exact, self.divergence) if name is not None)
+        return tuple(name for name in ("same_token", self.exact, self.score) if name is not None)
 
 
 def cases(
-    traces: Traces, rules: Sequence[str], divergences: Sequence[str], thresholds: Thresholds, where: Any
+    traces: Traces, rules: Sequence[str], scores: Sequence[str], thresholds: Thresholds, where: Any
 ) -> list[Case]:
-    """Returns a case for every rule and, if the rule is fuzzy, every divergence; the arguments are those of `sweep`.
+    """Returns a case for every rule and, if the rule is fuzzy, every score; the arguments are those of `sweep`.
 
     Raises:
         UsageError: as `sweep`.
@@ -198,14 +196,14 @@ def cases(
     how = {rule: replayable(rule) for rule in rules}
     scales: dict[str, Array] = {}
     if any(each.fuzzy for each in how.values()):
-        scales = {name: _scale(traces, name, thresholds, where) for name in divergences}
+        scales = {name: _scale(traces, name, thresholds, where) for name in scores}
     combined = [
         Case(rule, name, scale)
         for rule in rules
         for name, scale in (scales.items() if how[rule].fuzzy else [(None, np.array([-np.inf]))])
     ]
     if not combined:
-        raise UsageError(f"rules={rules!r} and divergences={divergences!r} make no case; give at least one of each")
+        raise UsageError(f"rules={rules!r} and scores={scores!r} make no case; give at least one of each")
     return combined
 
 
@@ -225,24 +223,24 @@ def check_lengths(lengths: Sequence[int]) -> Array:
     return np.asarray(values, np.int64)
 
 
-def _scale(traces: Traces, divergence: str, thresholds: Thresholds, where: Any) -> Array:
-    """Returns the distinct thresholds of a divergence, rising."""
-    check_divergence(traces, divergence)
+def _scale(traces: Traces, score: str, thresholds: Thresholds, where: Any) -> Array:
+    """Returns the distinct thresholds of a score, rising."""
+    check_score(traces, score)
     if isinstance(thresholds, (int, np.integer)):
         if thresholds < 1:
             raise UsageError(
                 f"thresholds={thresholds}; it must be a number of quantiles, 1 or more, or the thresholds themselves"
             )
-        return np.unique(quantiles(traces, divergence, even_shares(int(thresholds)), where))
-    if isinstance(thresholds, Mapping) and divergence not in thresholds:
-        raise UsageError(f"thresholds name {', '.join(thresholds)}, not {divergence!r}; give those of every divergence")
-    values = thresholds[divergence] if isinstance(thresholds, Mapping) else thresholds
+        return np.unique(quantiles(traces, score, even_shares(int(thresholds)), where))
+    if isinstance(thresholds, Mapping) and score not in thresholds:
+        raise UsageError(f"thresholds name {', '.join(thresholds)}, not {score!r}; give those of every score")
+    values = thresholds[score] if isinstance(thresholds, Mapping) else thresholds
     try:
         scale = np.unique(np.asarray(values, np.float64))
     except (TypeError, ValueError):
         scale = np.empty(0)
     if not len(scale) or np.isnan(scale).any():
-        raise UsageError(f"thresholds of {divergence!r} are {values!r:.80}; they must be numbers, at least one")
+        raise UsageError(f"thresholds of {score!r} are {values!r:.80}; they must be numbers, at least one")
     return scale
 
 
@@ -270,8 +268,8 @@ def scores_of_rows(case: Case, block: Block) -> Array:
     Of a score with a window the tokens of the target's text stand in for those that would be drafted after a mismatch;
     that a draft must go on for long enough is up to whoever knows its length.
     """
-    assert case.divergence is not None
-    scores, window = block.columns[case.divergence], case.window
+    assert case.score is not None
+    scores, window = block.columns[case.score], case.window
     if window:
         exact = block.columns[case.exact or "same_token"]
         kept = np.concatenate([[0], np.cumsum(exact)])
@@ -286,7 +284,7 @@ def scores_of_rows(case: Case, block: Block) -> Array:
 def acceptance_levels(case: Case, block: Block) -> AcceptanceLevels:
     """Returns the levels of the block's rows."""
     never = len(case.thresholds) + 1
-    if case.divergence is None:
+    if case.score is None:
         level = np.full(block.rows, never)
     else:
         d = scores_of_rows(case, block)

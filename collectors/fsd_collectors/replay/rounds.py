@@ -38,7 +38,7 @@ class RoundStarts:
     """The starts of the next rounds of n lanes, which is what a policy may read."""
 
     columns: Mapping[str, Array]  # of all rows; always with `position`, counted from 0 in each completion
-    divergence: str | None
+    score: str | None
     lanes: Lanes
     rows: Array  # (n,) rows of the rounds' first tokens
     memory: Array  # (n, width) float64, what the policy keeps of the lanes' earlier rounds
@@ -54,8 +54,8 @@ class Verified:
     Args:
         drafted: drafted tokens.
         accepted: accepted tokens; those after the end of a text do not count.
-        largest_accepted: largest divergence of a token that only D <= T accepted; NaN where there was none.
-        smallest_rejected: divergence of the rejected token; NaN where there was none.
+        largest_accepted: largest score of a token that only D <= T accepted; NaN where there was none.
+        smallest_rejected: score of the rejected token; NaN where there was none.
     """
 
     drafted: Array
@@ -102,7 +102,7 @@ def simulate_rounds(case: Case, block: Block, lanes: Lanes, policy: RoundPolicy)
     numbers, rows = np.arange(len(lanes.starts)), lanes.starts
     memory = np.tile(np.asarray(policy.memory, np.float64), (len(rows), 1))
     while len(rows):
-        starts = RoundStarts(block.columns, case.divergence, lanes, rows, memory)
+        starts = RoundStarts(block.columns, case.score, lanes, rows, memory)
         drafted = checked_lengths(policy.lengths(starts), lanes.most, len(rows), "round").astype(np.int64)
         verified, differs = verify(starts, drafted)
         yield Rounds(numbers, starts, verified, differs)
@@ -140,9 +140,9 @@ class DraftVerifier:
         self._exact = none if case.exact is None else columns[case.exact]
         self._differs = ~columns["same_token"] & ~self._exact
         self._scores = np.full(block.rows, np.nan)
-        if case.divergence is not None:
+        if case.score is not None:
             d = scores_of_rows(case, block).astype(np.float64)
-            self._scores = np.where(np.isfinite(d), d, np.nan)  # as in decoding, no T accepts an infinite divergence
+            self._scores = np.where(np.isfinite(d), d, np.nan)  # as in decoding, no T accepts an infinite score
 
     def accepts(self, rows: Array, thresholds: Array, after: Array | float = np.inf) -> Array:
         """Returns a mask (n,) of the drafted tokens at rows (n,) that are accepted at thresholds (n,).

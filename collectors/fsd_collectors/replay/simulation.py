@@ -42,7 +42,7 @@ class Replayed:
     """Result of a replay, summed over completions.
 
     Args:
-        divergence, threshold: None for a rule that has none.
+        score, threshold: None for a rule that has none.
         tokens: emitted tokens, which are those of the target's text.
         rounds: number of rounds.
         drafted: drafted tokens of all rounds, those beyond the end of a text included, also where it ended by its
@@ -56,7 +56,7 @@ class Replayed:
     """
 
     rule: str
-    divergence: str | None
+    score: str | None
     threshold: float | None
     draft_length: int
     completions: int
@@ -81,7 +81,7 @@ class Replayed:
 def replay(
     traces: Traces,
     rule: str = "fsd-coupled",
-    divergence: str = "js",
+    score: str = "js",
     threshold: float = 0.1,
     draft_length: int = 5,
     stops: Policy | RoundPolicy | None = None,
@@ -92,17 +92,17 @@ def replay(
     Args:
         traces: traces along the target.
         rule: acceptance rule, one of `cases.REPLAYABLE`.
-        divergence, threshold: of a fuzzy rule; `sd` and `coupled` ignore them.
+        score, threshold: of a fuzzy rule; `sd` and `coupled` ignore them.
         draft_length: L, the largest draft length.
         stops: policy that ends drafts early.
         where: selects whole completions, see `Traces.batches`.
 
     Raises:
-        UsageError: the rule cannot be replayed, the traces are not along the target, lack the divergence or hold no
+        UsageError: the rule cannot be replayed, the traces are not along the target, lack the score or hold no
             rows; the threshold is NaN, or the draft length below 1.
     """
     lengths = check_lengths([draft_length])
-    (case,) = cases(traces, [rule], [divergence], [threshold], where)
+    (case,) = cases(traces, [rule], [score], [threshold], where)
     sums = np.zeros(3, np.int64)  # rounds, drafted tokens, substitutions
     moments = np.zeros((3, 3))  # of 1, tokens, rounds of a completion
     for block in blocks(traces, _columns([case], stops), where, STEPPED_ROWS):
@@ -113,7 +113,7 @@ def replay(
     completions, tokens = (int(total) for total in moments[0, :2])
     rounds, drafted, substitutions = sums.tolist()
     return Replayed(
-        rule, case.divergence, None if case.divergence is None else float(threshold), draft_length, completions, tokens,
+        rule, case.score, None if case.score is None else float(threshold), draft_length, completions, tokens,
         rounds, drafted, substitutions, _ratio_error(moments),
     )  # fmt: skip
 
@@ -121,7 +121,7 @@ def replay(
 def sweep(
     traces: Traces,
     rules: Sequence[str] = ("fsd-coupled",),
-    divergences: Sequence[str] = ("js",),
+    scores: Sequence[str] = ("js",),
     thresholds: Thresholds = 50,
     draft_lengths: Sequence[int] = range(1, 9),
     stops: Policy | RoundPolicy | None = None,
@@ -135,9 +135,9 @@ def sweep(
     Args:
         traces: traces along the target.
         rules: acceptance rules, of `cases.REPLAYABLE`.
-        divergences: divergences of the fuzzy rules.
-        thresholds: thresholds for all divergences; or thresholds by divergence; or the number of quantiles of each
-            divergence (at `cases.even_shares`), which take one more pass per divergence. Duplicates count
+        scores: scores of the fuzzy rules.
+        thresholds: thresholds for all scores; or thresholds by score; or the number of quantiles of each
+            score (at `cases.even_shares`), which take one more pass per score. Duplicates count
             once.
         draft_lengths: largest draft lengths.
         stops: policy that ends drafts early.
@@ -145,13 +145,13 @@ def sweep(
         costs: adds the column `tokens_per_second`.
 
     Returns:
-        A row for each rule, divergence, threshold (rising) and draft length, with the fields of `Replayed` except its
-        error. Rules without a threshold have one row per draft length, with `divergence` None and `threshold` NaN.
+        A row for each rule, score, threshold (rising) and draft length, with the fields of `Replayed` except its
+        error. Rules without a threshold have one row per draft length, with `score` None and `threshold` NaN.
 
     Raises:
         UsageError: as `replay`.
     """
-    lengths, selected = check_lengths(draft_lengths), cases(traces, rules, divergences, thresholds, where)
+    lengths, selected = check_lengths(draft_lengths), cases(traces, rules, scores, thresholds, where)
     sums = [np.zeros((3, len(case.thresholds), len(lengths)), np.int64) for case in selected]
     completions = tokens = 0
     for block in blocks(traces, _columns(selected, stops), where, CACHED_ROWS if stops is None else STEPPED_ROWS):
@@ -189,10 +189,10 @@ def _counter(stops: Policy | RoundPolicy | None, block: Block, most: int) -> Cal
 def _cells(case: Case, lengths: Array, counts: Array) -> dict[str, Any]:
     """Returns the columns of the case's rows; draft lengths vary fastest."""
     cells = len(case.thresholds) * len(lengths)
-    shown = case.thresholds if case.divergence is not None else np.array([math.nan])
+    shown = case.thresholds if case.score is not None else np.array([math.nan])
     return {
         "rule": [case.rule] * cells,
-        "divergence": [case.divergence] * cells,
+        "score": [case.score] * cells,
         "threshold": np.repeat(shown, len(lengths)),
         "draft_length": np.tile(lengths, len(case.thresholds)),
         **dict(zip(("rounds", "drafted", "substitutions"), counts.reshape(3, -1), strict=True)),

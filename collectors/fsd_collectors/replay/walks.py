@@ -30,38 +30,38 @@ class Walks:
     Args:
         exact: (R, N + 1) the child whose token is y; 0: none is.
         drafted: (R, N + 1) the child whose token is x; 0: the node has no children.
-        divergences: by name, (R, N + 1) D at each node; what stands at nodes without children means nothing.
+        scores: by name, (R, N + 1) D at each node; what stands at nodes without children means nothing.
         chains: whether there are chains alone.
     """
 
     exact: NDArray[np.int64]
     drafted: NDArray[np.int64]
-    divergences: Mapping[str, Array]
+    scores: Mapping[str, Array]
     chains: bool = False
 
-    def tokens_per_round(self, divergence: str, thresholds: Array, x_first: bool = False) -> Array:
+    def tokens_per_round(self, score: str, thresholds: Array, x_first: bool = False) -> Array:
         """Returns the mean number of tokens of a round at each T.
 
         Args:
-            divergence: its name.
+            score: its name.
             thresholds: (n,) of T.
             x_first: whether the rule goes on from x before it looks for y, as `fsd` does, and in chains never looks.
         """
-        return np.array([self._mean(divergence, threshold, x_first) for threshold in thresholds])
+        return np.array([self._mean(score, threshold, x_first) for threshold in thresholds])
 
     @property
     def exactly(self) -> float:
         """The mean number of tokens of a lossless round."""
         return float(self._reached(self.exact)[1].mean())
 
-    def scale(self, divergence: str, shares: Array) -> Array:
+    def scale(self, score: str, shares: Array) -> Array:
         """Returns the T at which D alone accepts each share of the tokens drafted along the target's text."""
         visited, _ = self._reached(self.exact)
         judged = visited & (self.drafted > 0)
-        return np.asarray(np.quantile(self.divergences[divergence][judged], shares, method="inverted_cdf"))
+        return np.asarray(np.quantile(self.scores[score][judged], shares, method="inverted_cdf"))
 
-    def _mean(self, divergence: str, threshold: float, x_first: bool) -> float:
-        passes = (self.divergences[divergence] <= threshold) & np.isfinite(self.divergences[divergence])
+    def _mean(self, score: str, threshold: float, x_first: bool) -> float:
+        passes = (self.scores[score] <= threshold) & np.isfinite(self.scores[score])
         fuzzy = np.where(passes, self.drafted, 0)
         first, second = (fuzzy, 0 if self.chains else self.exact) if x_first else (self.exact, fuzzy)
         return float(self._reached(np.where(first > 0, first, second))[1].mean())
@@ -105,11 +105,11 @@ class JudgedNodes:
     """Keeps every round of a call of `generate`, to which it is passed as `observer`, for `walks`.
 
     Args:
-        divergences: names.
+        scores: names.
     """
 
-    def __init__(self, divergences: Sequence[str]) -> None:
-        self._divergences = tuple(divergences)
+    def __init__(self, scores: Sequence[str]) -> None:
+        self._scores = tuple(scores)
         self._rounds: list[dict[str, np.ndarray]] = []
         self._chains = True
 
@@ -128,23 +128,23 @@ class JudgedNodes:
     def walks(self) -> Walks:
         """Returns the rounds."""
         width = max(each["exact"].shape[1] for each in self._rounds)
-        names = ("exact", "drafted", *self._divergences)
+        names = ("exact", "drafted", *self._scores)
         joined = {name: np.concatenate([_padded(each[name], width) for each in self._rounds]) for name in names}
-        divergences = {name: joined[name] for name in self._divergences}
-        return Walks(joined["exact"], joined["drafted"], divergences, self._chains)
+        scores = {name: joined[name] for name in self._scores}
+        return Walks(joined["exact"], joined["drafted"], scores, self._chains)
 
     def _columns(self, proposal: Proposal, parents: Tensor, proposed: Tensor) -> dict[str, Tensor]:
         """The columns of `Walks`, of all rows."""
         tokens = proposal.drafted if proposal.tree is None else proposal.tree.tokens
         y, x = proposal.target_choice, proposal.drafted
-        divergences = scores_of(self._divergences, "raw", proposal.seen)
-        for name in self._divergences:
+        scores = scores_of(self._scores, "raw", proposal.seen)
+        for name in self._scores:
             if window := score_named(name).window:
-                divergences[name].masked_fill_(~proposal.followed(x == y[:, :-1], window), torch.inf)
+                scores[name].masked_fill_(~proposal.followed(x == y[:, :-1], window), torch.inf)
         return {
             "exact": _child(tokens == y.gather(1, parents), parents, proposed),
             "drafted": _child(tokens == x.gather(1, parents), parents, proposed),
-            **{name: pad(each, (0, 1), value=torch.inf) for name, each in divergences.items()},
+            **{name: pad(each, (0, 1), value=torch.inf) for name, each in scores.items()},
         }
 
 

@@ -1,7 +1,7 @@
 """Description of a run of traces: its statistics, from one pass over the rows, and the tables that show them.
 
 Only rows that influenced the text count: those that are `decided` and `in_text`, which along the target are all. Memory
-is bounded by the columns of one shard, 1 MB a divergence and 8 bytes a problem.
+is bounded by the columns of one shard, 1 MB a score and 8 bytes a problem.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class PartSummary:
 
 
 @dataclass(frozen=True)
-class DivergenceSummary:
-    """The distribution of a divergence.
+class ScoreSummary:
+    """The distribution of a score.
 
     `counts` (2, 2, BINS.count) are by `same_argmax`, `same_token` and bin of D; where nobody knows whether x = y, as of
     sampled tokens that were served, they are counted as x ≠ y.
@@ -168,17 +168,17 @@ class Summary:
 
     Args:
         rows: number of token rows.
-        counted: number of those that `means` and `divergences` are of.
+        counted: number of those that `means` and `scores` are of.
         parts: counts by split.
         means: means by column.
-        divergences: distributions by divergence.
+        scores: distributions by score.
     """
 
     rows: int
     counted: int
     parts: dict[str, PartSummary]
     means: dict[str, Mean]
-    divergences: dict[str, DivergenceSummary]
+    scores: dict[str, ScoreSummary]
 
     @property
     def whole(self) -> PartSummary:
@@ -193,7 +193,7 @@ def summarise(traces: TraceSource) -> Summary:
     manifest = traces.manifest
     influenced = _INFLUENCED if manifest.way != "along-target" else []  # along the target all rows are
     means = {name: Mean() for name in SHARES + ENTROPIES if influenced or name != "accepted"}
-    counts = {name: np.zeros((2, 2, BINS.count), np.int64) for name in manifest.divergences}
+    counts = {name: np.zeros((2, 2, BINS.count), np.int64) for name in manifest.scores}
     rows: dict[str, int] = defaultdict(int)  # by split
     counted = 0
     for tokens in traces.batches(["split", *influenced, *means, *counts]):
@@ -205,12 +205,12 @@ def summarise(traces: TraceSource) -> Summary:
         for name, mean in means.items():
             mean.add(tokens[name])
         _count(tokens, counts)
-    divergences = {name: DivergenceSummary(each) for name, each in counts.items()}
-    return Summary(sum(rows.values()), counted, _parts(traces, rows), means, divergences)
+    scores = {name: ScoreSummary(each) for name, each in counts.items()}
+    return Summary(sum(rows.values()), counted, _parts(traces, rows), means, scores)
 
 
 def _count(tokens: pa.Table, counts: Mapping[str, Counts]) -> None:
-    """Adds rows to the counts of `DivergenceSummary`."""
+    """Adds rows to the counts of `ScoreSummary`."""
     argmax, token = (
         pc.fill_null(tokens[name], False).to_numpy().astype(np.uint32) for name in ("same_argmax", "same_token")
     )
@@ -297,13 +297,12 @@ def way_line(manifest: Manifest) -> str:
     support = ", within the target's support" if policy.within_support else ""
     way = "served by vLLM" if manifest.way == "serving" else manifest.way
     return (
-        f"{way}: {policy.rule} with {policy.divergence} ≤ {policy.threshold}, "
-        f"{policy.draft_length} tokens a draft{support}"
+        f"{way}: {policy.rule} with {policy.score} ≤ {policy.threshold}, {policy.draft_length} tokens a draft{support}"
     )
 
 
 def unit_of(name: str) -> str:
-    """Returns the unit of a divergence, or "" where it has none."""
+    """Returns the unit of a score, or "" where it has none."""
     return next(column.unit for column in token_columns([name]) if column.name == name)
 
 
@@ -336,7 +335,7 @@ def _origin(manifest: Manifest) -> Sheet:
         "draft": model_line(manifest.draft),
         "task": f"{task.name}, from {task.source}, up to {task.max_new_tokens:,} tokens",
         "sampling": sampling_line(manifest),
-        "divergences": f"{', '.join(manifest.divergences)}, of {manifest.on} logits",
+        "scores": f"{', '.join(manifest.scores)}, of {manifest.on} logits",
         "draft's state": f"{hidden} components a row{', projected' if manifest.projected else ''}"
         if hidden
         else "not kept",
@@ -383,18 +382,18 @@ def _means(summary: Summary) -> Sheet:
 
 
 def _quantiles(summary: Summary) -> Sheet:
-    missing = sum(of.histogram().missing for of in summary.divergences.values())
+    missing = sum(of.histogram().missing for of in summary.scores.values())
     return Sheet(
-        "Quantiles of the divergence D, by agreement of argmax",
+        "Quantiles of the score D, by agreement of argmax",
         ("D", "argmax", "rows", *(f"{share:.0%}" for share in QUANTILES), "infinite"),
-        tuple(row for name, of in summary.divergences.items() for row in _quantile_rows(name, of)),
+        tuple(row for name, of in summary.scores.items() for row in _quantile_rows(name, of)),
         f"Within {RELATIVE_ERROR:.1%} of the exact quantiles. {_units(summary)}"
         + (f" {missing:,} values are missing (NaN or null)." if missing else ""),
         names=2,
     )
 
 
-def _quantile_rows(name: str, of: DivergenceSummary) -> Iterator[tuple[str, ...]]:
+def _quantile_rows(name: str, of: ScoreSummary) -> Iterator[tuple[str, ...]]:
     for label, agree in (("agree", True), ("differ", False)):
         histogram = of.histogram(agree)
         figures = (number(value) for value in histogram.quantiles(QUANTILES))
@@ -402,7 +401,7 @@ def _quantile_rows(name: str, of: DivergenceSummary) -> Iterator[tuple[str, ...]
 
 
 def _units(summary: Summary) -> str:
-    units = {name: unit_of(name) for name in summary.divergences}
+    units = {name: unit_of(name) for name in summary.scores}
     without = ", ".join(name for name, unit in units.items() if not unit)
     return "In nats" + (f"; without unit: {without}." if without else ".")
 
@@ -412,14 +411,14 @@ def _thresholds(summary: Summary) -> Sheet:
     return Sheet(
         "T that accepts a share of the drafted tokens",
         ("D", "accepted when", *(f"{share:.0%}" for share in ACCEPTED)),
-        tuple(row for name, of in summary.divergences.items() for row in _threshold_rows(name, of, rules)),
+        tuple(row for name, of in summary.scores.items() for row in _threshold_rows(name, of, rules)),
         "any: x = y alone accepts this share, at every T. Each T is at most 2% above the smallest that accepts it. "
         "What a T costs in quality is not shown here: fsd-calibrate measures it.",
         names=2,
     )
 
 
-def _threshold_rows(name: str, of: DivergenceSummary, rules: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, ...]]:
+def _threshold_rows(name: str, of: ScoreSummary, rules: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, ...]]:
     for rule, exact in rules:
         yield name, rule, *(threshold(of.threshold(share, exact)) for share in ACCEPTED)
 

@@ -21,6 +21,6 @@ def traces_html(traces: Traces) -> str:
         return fragment(title, [Section("large", title, "", (large,))])
     summary = summarise(traces)
     blocks: tuple[Block, ...] = sheets(manifest, summary)
-    if summary.counted and summary.divergences:
+    if summary.counted and summary.scores:
         blocks = (separation(summary), substitutions(summary), *blocks)
     return fragment(title, [Section("traces", title, "", blocks)])

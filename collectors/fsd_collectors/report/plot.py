@@ -1,4 +1,4 @@
-"""The charts of traces, all divergences on one scale (the share of drafted tokens that a T accepts), and their page."""
+"""The charts of traces, all scores on one scale (the share of drafted tokens that a T accepts), and their page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fsd_collectors.report.description import (
     BINS,
-    DivergenceSummary,
     Histogram,
+    ScoreSummary,
     Summary,
     TraceSource,
     number,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LENGTHS = (2, 3, 5, 8, 12)  # draft lengths that are drawn
-THRESHOLDS = 48  # thresholds of each divergence, evenly spaced on its log scale
+THRESHOLDS = 48  # thresholds of each score, evenly spaced on its log scale
 _POINTS = 60  # of a curve
 _DECADES = 9  # of the scale of thresholds, at most
 
@@ -45,11 +45,11 @@ def charts(summary: Summary, swept: pd.DataFrame | None) -> tuple[Chart, ...]:
         swept: result of `sweep` over `thresholds`; None where the traces cannot be replayed.
 
     Raises:
-        UsageError: the traces hold no rows or no divergences.
+        UsageError: the traces hold no rows or no scores.
     """
-    if not summary.counted or not summary.divergences:
+    if not summary.counted or not summary.scores:
         raise UsageError(
-            f"the traces hold {summary.counted} token rows of {len(summary.divergences)} divergences; pictures need "
+            f"the traces hold {summary.counted} token rows of {len(summary.scores)} scores; pictures need "
             "at least one of each: collect some first"
         )
     drawn = (separation(summary), substitutions(summary))
@@ -57,15 +57,15 @@ def charts(summary: Summary, swept: pd.DataFrame | None) -> tuple[Chart, ...]:
 
 
 def thresholds(summary: Summary) -> dict[str, NDArray[np.float64]]:
-    """Returns thresholds of each divergence, from accepting 1 % of the tokens with x ≠ y to all of them."""
-    scales = {name: _scale(of.histogram(same_token=False), 0.01) for name, of in summary.divergences.items()}
+    """Returns thresholds of each score, from accepting 1 % of the tokens with x ≠ y to all of them."""
+    scales = {name: _scale(of.histogram(same_token=False), 0.01) for name, of in summary.scores.items()}
     return {name: np.geomspace(*scale, THRESHOLDS) for name, scale in scales.items()}
 
 
 def separation(summary: Summary) -> Chart:
-    """Draws how well each divergence tells tokens whose argmaxes agree from those whose argmaxes differ."""
+    """Draws how well each score tells tokens whose argmaxes agree from those whose argmaxes differ."""
     values: list[dict[str, Any]] = []
-    for name, of in summary.divergences.items():
+    for name, of in summary.scores.items():
         agree, differ = (of.histogram(same_argmax=same) for same in (True, False))
         for at in _bins(of):
             values.append(_point(name, at, _share(agree, at), _share(differ, at), "accepted where argmaxes differ"))
@@ -73,32 +73,32 @@ def separation(summary: Summary) -> Chart:
     y = _percent("y", "% accepted where they differ")
     medians = (
         f"{name} {' and '.join(number(of.histogram(same).quantiles([0.5])[0]) for same in (True, False))}"
-        for name, of in summary.divergences.items()
+        for name, of in summary.scores.items()
     )
     alt = (
-        "Curves, one for each divergence, of the share of tokens with D ≤ T where the argmaxes of target and draft "
+        "Curves, one for each score, of the share of tokens with D ≤ T where the argmaxes of target and draft "
         f"differ against that where they agree. Medians of D, agreeing and differing: {'; '.join(medians)}."
     )
-    return Chart("separation", alt, _curves(values, x, y, list(summary.divergences)))
+    return Chart("separation", alt, _curves(values, x, y, list(summary.scores)))
 
 
 def substitutions(summary: Summary) -> Chart:
     """Draws how many tokens other than the target's own are accepted, at each share accepted in all."""
     values: list[dict[str, Any]] = []
-    for name, of in summary.divergences.items():
+    for name, of in summary.scores.items():
         other = of.histogram(same_token=False)
         for at in _bins(of):
             changed = float(other.at_most[at]) / of.rows
             values.append(_point(name, at, _share(of.histogram(), at), changed, "other than the target's"))
     x = _percent("x", "% of drafted tokens with D ≤ T")
     y = quantitative("y", "% of drafted tokens accepted though x ≠ y", scale={"zero": True})
-    at_90 = "; ".join(f"{name} {threshold(of.threshold(0.9, False))}" for name, of in summary.divergences.items())
+    at_90 = "; ".join(f"{name} {threshold(of.threshold(0.9, False))}" for name, of in summary.scores.items())
     alt = (
-        "Curves, one for each divergence, of the share of drafted tokens that are accepted although they are not the "
+        "Curves, one for each score, of the share of drafted tokens that are accepted although they are not the "
         f"target's own, against the share accepted by D ≤ T. x = y alone accepts {_exact(summary)}. D ≤ T alone "
         f"accepts 90% at: {at_90}."
     )
-    return Chart("substitutions", alt, _curves(values, x, y, list(summary.divergences)))
+    return Chart("substitutions", alt, _curves(values, x, y, list(summary.scores)))
 
 
 def rounds(summary: Summary, swept: pd.DataFrame) -> Chart:
@@ -111,8 +111,8 @@ def rounds(summary: Summary, swept: pd.DataFrame) -> Chart:
     levels = [{"L": f"L = {length}", "y": float(lossless[length])} for length in lengths]
     x, y = _percent("x", "% of drafted tokens with D ≤ T"), quantitative("y", "tokens per round (fsd-coupled)")
     looks = by_series("color", "L", names, SERIES)
-    dashes = by_series("strokeDash", "divergence", list(summary.divergences), DASHES, legend=LINES)
-    tooltip = [{"field": name, "type": "nominal"} for name in ("L", "divergence", "T", "tokens/round")]
+    dashes = by_series("strokeDash", "score", list(summary.scores), DASHES, legend=LINES)
+    tooltip = [{"field": name, "type": "nominal"} for name in ("L", "score", "T", "tokens/round")]
     layers: list[Spec] = [
         {"data": {"values": levels}, "mark": {"type": "rule", "strokeDash": [2, 3], "strokeWidth": 1.5},
          "encoding": {"y": y, **looks}},
@@ -124,23 +124,23 @@ def rounds(summary: Summary, swept: pd.DataFrame) -> Chart:
     at = (f"{lossless[length]:.2f} at L = {length}" for length in lengths)
     alt = (
         "Curves of tokens per round against the share of drafted tokens accepted, one for each draft length L and "
-        f"divergence; they rise from the lossless level, {', '.join(at)}, towards L + 1."
+        f"score; they rise from the lossless level, {', '.join(at)}, towards L + 1."
     )
     return Chart("rounds", alt, layered(values, layers, 360))
 
 
 def _round_point(summary: Summary, row: Mapping[Any, Any]) -> dict[str, Any]:
-    accepted = _accepted(summary.divergences[row["divergence"]], row["threshold"])
+    accepted = _accepted(summary.scores[row["score"]], row["threshold"])
     return {
-        "L": f"L = {row['draft_length']}", "divergence": row["divergence"], "T": threshold(row["threshold"]),
+        "L": f"L = {row['draft_length']}", "score": row["score"], "T": threshold(row["threshold"]),
         "x": 100 * accepted, "y": row["tokens_per_round"], "tokens/round": f"{row['tokens_per_round']:.2f}",
     }  # fmt: skip
 
 
 def _curves(values: Sequence[dict[str, Any]], x: Spec, y: Spec, names: Sequence[str]) -> Spec:
-    looks = by_series("color", "divergence", names, SERIES, legend=LINES)
-    looks |= by_series("strokeDash", "divergence", names, DASHES, legend=LINES)
-    tooltip = [{"field": name, "type": "nominal"} for name in ("divergence", "T", "accepted", "of these")]
+    looks = by_series("color", "score", names, SERIES, legend=LINES)
+    looks |= by_series("strokeDash", "score", names, DASHES, legend=LINES)
+    tooltip = [{"field": name, "type": "nominal"} for name in ("score", "T", "accepted", "of these")]
     nearest = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
     layers: list[Spec] = [
         {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, **looks, "order": {"field": "x"}}},
@@ -153,7 +153,7 @@ def _curves(values: Sequence[dict[str, Any]], x: Spec, y: Spec, names: Sequence[
 
 def _point(name: str, at: int, x: float, y: float, what: str) -> dict[str, Any]:
     return {
-        "divergence": name, "T": threshold(float(BINS.edges[at])), "x": 100 * x, "y": 100 * y, "accepted": f"{x:.1%}",
+        "score": name, "T": threshold(float(BINS.edges[at])), "x": 100 * x, "y": 100 * y, "accepted": f"{x:.1%}",
         "of these": f"{y:.2%} {what}",
     }  # fmt: skip
 
@@ -162,7 +162,7 @@ def _percent(field: str, title: str) -> Spec:
     return quantitative(field, title, scale={"domain": [0, 100]})
 
 
-def _bins(of: DivergenceSummary) -> list[int]:
+def _bins(of: ScoreSummary) -> list[int]:
     """Bins whose edges are the thresholds of a curve: those that accept shares evenly spaced from 0 to 1."""
     counted = of.histogram().at_most[: BINS.infinite]
     shares = np.linspace(0, 1, _POINTS) * max(int(counted[-1]), 1)
@@ -174,7 +174,7 @@ def _share(histogram: Histogram, at: int) -> float:
     return float(histogram.at_most[at]) / histogram.counts.sum() if histogram.counts.sum() else 0.0
 
 
-def _accepted(of: DivergenceSummary, at: float) -> float:
+def _accepted(of: ScoreSummary, at: float) -> float:
     """The share of the rows with D <= T."""
     bins = int(np.searchsorted(BINS.edges[: BINS.infinite], at, side="right")) - 1
     return float(of.histogram().at_most[max(bins, 0)]) / of.rows
@@ -200,7 +200,7 @@ _NO_ROUNDS = (
 )
 _SECTIONS = {
     "separation": (
-        "Which divergence tells agreement from disagreement",
+        "Which score tells agreement from disagreement",
         "The further a curve bends to the lower right, the fewer tokens are accepted where the models disagree, at the "
         "same share where they agree.",
     ),
@@ -211,7 +211,7 @@ _SECTIONS = {
     ),
     "rounds": (
         "Tokens per round",
-        "More is faster: each L has curves of one colour, one for each divergence, above its lossless level (dotted), "
+        "More is faster: each L has curves of one colour, one for each score, above its lossless level (dotted), "
         "replayed along the target's own text, which fuzzy acceptance would change.",
     ),
 }
@@ -255,7 +255,7 @@ def _swept(traces: TraceSource, summary: Summary) -> pd.DataFrame | None:
     return sweep(
         traces,
         rules=("coupled", "fsd-coupled"),
-        divergences=tuple(summary.divergences),
+        scores=tuple(summary.scores),
         thresholds=thresholds(summary),
         draft_lengths=LENGTHS,
     )

@@ -29,7 +29,7 @@ class Theme:
     Attributes:
         ink, quiet, faint: Colours of texts, of explanations and labels, of lines that must not distract.
         good, bad: Colours of outcomes that went well or badly.
-        fuzzy: Behind tokens that were accepted only because of their divergence.
+        fuzzy: Behind tokens that were accepted only because of their score.
     """
 
     paper: str

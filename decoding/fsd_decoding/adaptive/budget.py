@@ -135,10 +135,10 @@ class ProfileCheck(ModelsCheck):
                 f"{profile.policy.name!r}; use a profile that was calibrated with a constant threshold"
             )
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
-        """Raises UsageError if the profile is of other models, or of another rule or divergence. Collects `doubts`."""
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
+        """Raises UsageError if the profile is of other models, or of another rule or score. Collects `doubts`."""
         profile = self.profile
-        for name, then, now in (("rule", profile.rule, rule), ("divergence", profile.divergence, divergence)):
+        for name, then, now in (("rule", profile.rule, rule), ("score", profile.score, score)):
             if then != now:
                 raise UsageError(
                     f"the profile was calibrated with {name} {then!r}, but this decoder runs {now!r}; pass "
@@ -151,5 +151,5 @@ class ProfileCheck(ModelsCheck):
         return [*filter(None, [self.departure(settings)])]
 
     def check_round(self, state: RoundState) -> None:
-        """Raises UsageError if T is compared with other divergences than the profile's."""
+        """Raises UsageError if T is compared with other scores than the profile's."""
         check_criterion(repr(self.profile.task), self.profile, state.proposal.criterion)

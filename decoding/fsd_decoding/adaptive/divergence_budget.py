@@ -22,7 +22,7 @@ _LARGEST = {
     "hellinger": 1.0,
 }  # nats or none; the same for their @k forms, as merging tokens adds nothing
 _A_SUBSTITUTION = 1 / 16  # of the ceiling: the divergence that a substitution counts as when T is updated
-_LEARNED = ("threshold", "tokens", "spent", "slots", "credit", "divergence")
+_LEARNED = ("threshold", "tokens", "spent", "slots", "credit", "score")
 
 
 class DivergenceBudget(ThresholdPolicy):
@@ -55,10 +55,10 @@ class DivergenceBudget(ThresholdPolicy):
     Args:
         per_token: nats, or substitutions, per emitted token.
         measure: what is limited, "divergence" or "substitutions".
-        ceiling: the largest T; default: the profile's, else the largest value of the divergence (js, tv, hellinger).
+        ceiling: the largest T; default: the profile's, else the largest value of the score (js, tv, hellinger).
         start: the first T.
         gamma: a larger one adapts to the texts faster and lets T fluctuate more.
-        profile: if given, models, rule and divergence must be those it was calibrated with.
+        profile: if given, models, rule and score must be those it was calibrated with.
         allow_edited: follow a profile that was changed after its calibration.
 
     Attributes:
@@ -67,7 +67,7 @@ class DivergenceBudget(ThresholdPolicy):
     Raises:
         UsageError: a number is negative, NaN or infinite, or the ceiling is 0; no token can spend more than
             `per_token`; `start` is above the ceiling; a policy moves the profile's T, or the profile is for trees, or
-            edited, or has no threshold and no ceiling is given. In use: the divergence has no largest value and no
+            edited, or has no threshold and no ceiling is given. In use: the score has no largest value and no
             ceiling is given, or it is another one than before.
     """
 
@@ -96,25 +96,24 @@ class DivergenceBudget(ThresholdPolicy):
             "ceiling": self._ceiling,
         }
         self._check_within(self._ceiling or max(_LARGEST.values()))
-        self._divergence: str | None = None  # the one that T was learned for
+        self._score: str | None = None  # the one that T was learned for
         self._credit = 0.0  # start/γ₁ + ceiling·(1/γ - 1/γ₁) of the bound
         self._slots: int | None = None  # m; None before the first round, which may draft nothing
         self.current = torch.tensor(self._start, dtype=torch.float64)
         zero = torch.zeros((), dtype=torch.float64)
         self._before, self._call = (zero, zero), Tally()  # (tokens, spent) before this call; sums of it
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
         if self._profile_check is not None:
-            self._profile_check.check(models, tokenizer, rule, divergence)
-        if self._divergence not in (None, divergence):
+            self._profile_check.check(models, tokenizer, rule, score)
+        if self._score not in (None, score):
             raise UsageError(
-                f"this DivergenceBudget has learned a T for divergence {self._divergence!r}; create another one for "
-                f"{divergence!r}"
+                f"this DivergenceBudget has learned a T for score {self._score!r}; create another one for {score!r}"
             )
-        if self._ceiling is None and _base(divergence) not in _LARGEST:
-            raise UsageError(f"divergence {divergence!r} has no largest value; set DivergenceBudget(ceiling=...)")
-        self._check_within(self._largest(divergence))
-        self._divergence = divergence
+        if self._ceiling is None and _base(score) not in _LARGEST:
+            raise UsageError(f"score {score!r} has no largest value; set DivergenceBudget(ceiling=...)")
+        self._check_within(self._largest(score))
+        self._score = score
 
     def start(self, new: NewRequests) -> None:
         if new.first:
@@ -129,7 +128,7 @@ class DivergenceBudget(ThresholdPolicy):
 
     def observe(self, outcome: RoundOutcome) -> None:
         substituted = outcome.substituted
-        counted = substituted if self.measure == "substitutions" else outcome.divergences.where(substituted, 0.0)
+        counted = substituted if self.measure == "substitutions" else outcome.scores.where(substituted, 0.0)
         self.spend(outcome.kept, counted.sum(dtype=torch.float64), substituted.numel())
 
     def spend(self, kept: Tensor, spent: Tensor, slots: int) -> None:
@@ -147,8 +146,8 @@ class DivergenceBudget(ThresholdPolicy):
 
     @property
     def ceiling(self) -> float:
-        """The largest T. By default the largest value of the decoder's divergence, of js before the first decoding."""
-        return self._largest(self._divergence or "js")
+        """The largest T. By default the largest value of the decoder's score, of js before the first decoding."""
+        return self._largest(self._score or "js")
 
     @property
     def mean(self) -> float:
@@ -173,7 +172,7 @@ class DivergenceBudget(ThresholdPolicy):
             *doubts,
             f"DivergenceBudget may spend {self.per_token:g} per token but spent {spent:.3g}: T was at its ceiling, "
             f"{self.ceiling:.4g}, in {call.share_limited:.0%} of the rounds, and these texts offer no more below it; "
-            "set a smaller per_token, or raise ceiling= if the divergence can be larger",
+            "set a smaller per_token, or raise ceiling= if the score can be larger",
         ]
 
     def facts(self) -> dict[str, float | Tensor]:
@@ -185,17 +184,17 @@ class DivergenceBudget(ThresholdPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         tensors = (float(self.current), *map(float, self._total))
-        learned = (*tensors, self._slots, self._credit, self._divergence)
+        learned = (*tensors, self._slots, self._credit, self._score)
         return state_of(self, self._settings, dict(zip(_LEARNED, learned, strict=True)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         learned = learned_from(state, self, self._settings, _LEARNED)
-        *tensors, self._slots, self._credit, self._divergence = learned.values()
+        *tensors, self._slots, self._credit, self._score = learned.values()
         self.current, *before = torch.tensor(tensors, dtype=torch.float64).unbind()
         self._before, self._call = (before[0], before[1]), Tally()
 
-    def _largest(self, divergence: str) -> float:
-        return _LARGEST[_base(divergence)] if self._ceiling is None else self._ceiling
+    def _largest(self, score: str) -> float:
+        return _LARGEST[_base(score)] if self._ceiling is None else self._ceiling
 
     def _check_within(self, ceiling: float) -> None:
         """Raises UsageError if `start` is above the ceiling, or if no text could spend as much as `per_token`."""
@@ -234,7 +233,7 @@ class DivergenceBudget(ThresholdPolicy):
 
 
 def _ceiling_of(ceiling: float | None, profile: ThresholdProfile | None) -> float | None:
-    """Returns the largest T; None stands for the largest value of the divergence."""
+    """Returns the largest T; None stands for the largest value of the score."""
     if ceiling is not None:
         return amount("ceiling", ceiling, zero=False)
     if profile is not None and profile.threshold is None:
@@ -242,6 +241,6 @@ def _ceiling_of(ceiling: float | None, profile: ThresholdProfile | None) -> floa
     return None if profile is None else profile.threshold
 
 
-def _base(divergence: str) -> str:
-    """Returns a divergence's name without its @k."""
-    return divergence.partition("@")[0]
+def _base(score: str) -> str:
+    """Returns a score's name without its @k."""
+    return score.partition("@")[0]

@@ -19,7 +19,7 @@ from fsd_decoding.profile.following import warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _MEMORY = "threshold"
-_SHARED = ("rule", "divergence", "logits", "within_support", "draft_length")
+_SHARED = ("rule", "score", "logits", "within_support", "draft_length")
 """Fields that all profiles must agree on, as T has no meaning without them."""
 
 
@@ -57,9 +57,9 @@ class PerDomain(ThresholdPolicy):
             for name in _SHARED:
                 _check_equal(name, tag, getattr(profile, name), f"that of {first!r}", getattr(other, name))
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
         for tag, profile in self.profiles.items():
-            for name, now in (("rule", rule), ("divergence", divergence)):
+            for name, now in (("rule", rule), ("score", score)):
                 _check_equal(name, tag, getattr(profile, name), "this decoding", now)
             self._checks[tag].compare(models, tokenizer)
 

@@ -72,7 +72,7 @@ def reachable_points(profile: ThresholdProfile, beyond: bool) -> Sequence[CurveP
     Raises:
         UsageError: there are none.
     """
-    arm = Setting(profile.rule, profile.divergence, profile.draft_length)
+    arm = Setting(profile.rule, profile.score, profile.draft_length)
     own = [p for p in corrected(profile.curve) if p.setting.arm == arm]
     by_threshold = {p.setting.threshold: p for p in own if p.setting.threshold is not None}
     most = math.inf if beyond else profile.threshold
@@ -93,7 +93,7 @@ def _lossless_tokens(profile: ThresholdProfile) -> float:
     """Returns tokens per round where T accepts nothing. `fsd` then makes one token a round, like the target alone."""
     if profile.rule == "fsd":
         return 1.0
-    sd = [p for p in corrected(profile.curve) if p.setting == Setting("sd", p.setting.divergence, profile.draft_length)]
+    sd = [p for p in corrected(profile.curve) if p.setting == Setting("sd", p.setting.score, profile.draft_length)]
     return sd[0].tokens_per_round if sd else profile.tokens_per_round.lossless
 
 
@@ -136,7 +136,7 @@ class SpeedBudget(ThresholdPolicy):
     Raises:
         UsageError: `tokens_per_second` is not above 0, or, without `beyond`, faster than the profile's fastest point;
             the profile has no threshold, without `beyond`, is for trees, or is edited. In use: the profile is of other
-            models, or of another rule, divergence or draft length.
+            models, or of another rule, score or draft length.
     """
 
     budget = True
@@ -235,8 +235,8 @@ class SpeedBudget(ThresholdPolicy):
                 f"makes {fastest:.4g}; set a lower speed, or beyond=True to allow thresholds that are not certified"
             )
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
-        self._profile_check.check(models, tokenizer, rule, divergence)
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
+        self._profile_check.check(models, tokenizer, rule, score)
 
     def departures(self, settings: Sequence[Any]) -> list[str]:
         return self._profile_check.departures(settings)

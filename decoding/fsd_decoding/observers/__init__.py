@@ -1,1 +1,1 @@
-"""Observers of decoding rounds, for recording divergences, telemetry and traces."""
+"""Observers of decoding rounds, for recording scores, telemetry and traces."""

@@ -1,4 +1,4 @@
-"""Observers that keep numbers: `Recorder` divergences of every decided token, `RoundLog` a few numbers of every round.
+"""Observers that keep numbers: `Recorder` scores of every decided token, `RoundLog` a few numbers of every round.
 
 Both work on many rounds at once, since for one round of a small model the overhead would dominate.
 """
@@ -56,7 +56,7 @@ class Recorder:
             draft=drafts.expand(shape),
             token=proposal.drafted,
             accepted=drafts < record.accepted[:, None],
-            **{name: score[decided] for name, score in record.divergences(self._others).items()},
+            **{name: score[decided] for name, score in record.scores(self._others).items()},
         )
         if sum(p.numel() for p, _, _ in self._pending) >= _PENDING:
             self._reduce_pending()
@@ -96,7 +96,7 @@ class RoundSnapshot:
     active: Tensor  # (B,) bool, on the host
     drafted: Tensor  # (B,)
     accepted: Tensor  # (B,)
-    divergences: Tensor  # (B, L)
+    scores: Tensor  # (B, L)
     bounds: Tensor | None  # (B, 1) or (B, L) T; None: the rule has no T
     by_score: Tensor | None  # (B, L) bool: decisions that T made
     facts: dict[str, Tensor]  # () each
@@ -111,7 +111,7 @@ class RoundSnapshot:
             torch.tensor([request is not None for request in record.requests]),
             record.drafted,
             record.accepted,
-            record.proposal.divergences,
+            record.proposal.scores,
             record.proposal.bounds.clone() if record.rule.fuzzy else None,
             record.verdict.by_score,
             {name: _to_scalar(value, record.accepted.device) for name, value in facts.items()},
@@ -120,8 +120,8 @@ class RoundSnapshot:
     @property
     def kind(self) -> Hashable:
         """Equal for rounds whose tensors can be stacked."""
-        shapes = (None if t is None else t.shape for t in (self.divergences, self.bounds, self.by_score))
-        return *shapes, self.divergences.dtype, self.accepted.device, *self.facts
+        shapes = (None if t is None else t.shape for t in (self.scores, self.bounds, self.by_score))
+        return *shapes, self.scores.dtype, self.accepted.device, *self.facts
 
 
 def _to_scalar(value: float | Tensor, device: torch.device) -> Tensor:
@@ -137,12 +137,12 @@ def reduce_rounds(rounds: Sequence[RoundSnapshot]) -> dict[str, Tensor]:
     def stack(parts: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(parts)).to(rounds[0].accepted.device, non_blocking=True)
 
-    active, divergences = stack([r.active for r in rounds]), stack([r.divergences for r in rounds]).double()
+    active, scores = stack([r.active for r in rounds]), stack([r.scores for r in rounds]).double()
     drafted = stack([r.drafted for r in rounds]) * active  # (R, B)
     accepted = stack([r.accepted for r in rounds]) * active
-    span = torch.arange(divergences.shape[2], device=divergences.device)
+    span = torch.arange(scores.shape[2], device=scores.device)
     decided = span < torch.minimum(accepted + 1, drafted)[..., None]  # (R, B, L)
-    thresholds = _stack_or(math.nan, [r.bounds for r in rounds], divergences)
+    thresholds = _stack_or(math.nan, [r.bounds for r in rounds], scores)
     substituted = (span < accepted[..., None]) & _stack_or(False, [r.by_score for r in rounds], decided)
     rows = active.sum(1)
     numbers = {
@@ -156,9 +156,9 @@ def reduce_rounds(rounds: Sequence[RoundSnapshot]) -> dict[str, Tensor]:
         "threshold_least": -_largest(-thresholds, decided),
         "threshold": _mean(thresholds, decided),
         "threshold_most": _largest(thresholds, decided),
-        "divergence": _mean(divergences, decided),
+        "score": _mean(scores, decided),
         "substituted": substituted.sum((1, 2)),
-        "divergence_substituted": _largest(divergences, substituted),
+        "score_substituted": _largest(scores, substituted),
         **{FACT_PREFIX + name: stack([r.facts[name] for r in rounds]) for name in rounds[0].facts},
     }
     return {name: number.double() for name, number in numbers.items()}
@@ -189,7 +189,7 @@ class DecodingSetup(NamedTuple):
 
     rule: str
     fuzzy: bool  # the rule has a T
-    divergence: str
+    score: str
     on: str  # "raw" or "processed" logits
     policy: str | None  # class name of the threshold policy
 
@@ -197,7 +197,7 @@ class DecodingSetup(NamedTuple):
     def of(cls, record: RoundRecord) -> Self:
         criterion, policy = record.proposal.criterion, record.adaptive
         name = None if policy is None else type(policy).__name__
-        return cls(record.rule.name, record.rule.fuzzy, criterion.divergence, criterion.on, name)
+        return cls(record.rule.name, record.rule.fuzzy, criterion.score, criterion.on, name)
 
 
 class RoundLog:
@@ -240,8 +240,8 @@ class RoundLog:
         drafted, accepted: tokens of all rows. emitted: the accepted tokens and one more per row. The last round of a
         text may emit more than the text keeps: what follows its EOS, stop string or `max_new_tokens`. decided: drafted
         tokens up to the first rejected one. threshold_least, threshold, threshold_most: smallest, mean and largest T
-        that these were compared with; NaN if there are none, or if the rule has no T. divergence: their mean D,
-        infinite if one is. substituted: tokens accepted only because D <= T. divergence_substituted: the largest D of
+        that these were compared with; NaN if there are none, or if the rule has no T. score: their mean D,
+        infinite if one is. substituted: tokens accepted only because D <= T. score_substituted: the largest D of
         these, NaN if there are none. policy.…: the policy's facts, NaN in rounds without them.
 
         Under `typical` T bounds a score of its own, and tokens accepted only because of this score are `substituted`.

@@ -49,7 +49,7 @@ class RoundRecord:
 
     @property
     def thresholds(self) -> Tensor:
-        """The T that each drafted token's divergence was compared with: (B, L)."""
+        """The T that each drafted token's score was compared with: (B, L)."""
         return self.proposal.bounds.expand(self.proposal.drafted.shape)
 
     @lazy
@@ -81,7 +81,7 @@ class RoundRecord:
         span = torch.arange(self.proposal.drafted.shape[1], device=counts.device)
         return (span < counts[:, None]) & self.active[:, None]
 
-    def divergences(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def scores(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Returns each named score, on raw logits where it is defined on either: (B, L)."""
         return scores_of(names, "raw", self.proposal.seen)
 

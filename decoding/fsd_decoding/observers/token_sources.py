@@ -44,8 +44,8 @@ class SourcedToken:
         position: its place among the text's new tokens, from 0.
         round: the number of its round in the text, from 0.
         source: where it comes from.
-        divergence: D at its position, in the divergence's unit; None: nothing was drafted there.
-        threshold: the T that D was compared with; None: nothing was drafted there, or the rule bounds no divergence.
+        score: D at its position, in the score's unit; None: nothing was drafted there.
+        threshold: the T that D was compared with; None: nothing was drafted there, or the rule bounds no score.
         alternative: the id of the token that it displaced. Of a fuzzy token that is what the exact rule would have
             emitted, of a fallback token the rejected one; None: of others.
         alternative_name: that token alone, as `name`.
@@ -57,7 +57,7 @@ class SourcedToken:
     position: int
     round: int
     source: TokenSource
-    divergence: float | None = None
+    score: float | None = None
     threshold: float | None = None
     alternative: int | None = None
     alternative_name: str | None = None
@@ -77,10 +77,10 @@ def token_line(token: SourcedToken) -> str:
     if token.alternative_name is not None:
         relation = "instead of" if token.source is TokenSource.FUZZY else "the draft had"
         parts.append(f"{relation} {name_of(token.alternative_name)}")
-    if token.divergence is not None:
-        parts.append(f"D = {threshold(token.divergence)}")
+    if token.score is not None:
+        parts.append(f"D = {threshold(token.score)}")
         if token.threshold is not None:
-            parts[-1] += f" {'≤' if token.divergence <= token.threshold else '>'} T = {threshold(token.threshold)}"
+            parts[-1] += f" {'≤' if token.score <= token.threshold else '>'} T = {threshold(token.threshold)}"
     return " · ".join([*parts, f"round {token.round + 1}"])
 
 
@@ -103,7 +103,7 @@ class _Round(NamedTuple):
     drafted: Tensor  # (B,)
     accepted: Tensor  # (B,)
     exact: Tensor  # (B, L) bool: the exact rule accepts the drafted token
-    divergences: Tensor  # (B, L)
+    scores: Tensor  # (B, L)
     thresholds: Tensor | None  # (B, L)
     proposed: Tensor  # (B, L) drafted tokens
     preferred: Tensor  # (B, L) what the exact rule emits where it rejects
@@ -132,8 +132,8 @@ class TokenSources:
                 record.drafted,
                 record.accepted,
                 record.exact_verdict.accepted,
-                proposal.divergences,
-                record.thresholds.clone() if record.rule.bounds_divergence else None,  # the engine reuses it
+                proposal.scores,
+                record.thresholds.clone() if record.rule.bounds_score else None,  # the engine reuses it
                 proposal.drafted,
                 record.exact_verdict.fallback,
             )
@@ -177,9 +177,8 @@ class TokenSources:
 def _row(round: _Round, row: int, number: int) -> Iterator[SourcedToken]:
     """Yields what a round emitted in one row."""
     decided = partial(SourcedToken, text="", name="", position=0, round=number)
-    emitted, exact, divergences, proposed, preferred = (
-        column[row].tolist()
-        for column in (round.emitted, round.exact, round.divergences, round.proposed, round.preferred)
+    emitted, exact, scores, proposed, preferred = (
+        column[row].tolist() for column in (round.emitted, round.exact, round.scores, round.proposed, round.preferred)
     )
     thresholds = None if round.thresholds is None else round.thresholds[row].tolist()
     drafted, accepted = int(round.drafted[row]), int(round.accepted[row])
@@ -189,7 +188,7 @@ def _row(round: _Round, row: int, number: int) -> Iterator[SourcedToken]:
             source, alternative = TokenSource.FALLBACK, proposed[i]
         else:
             source, alternative = (TokenSource.EXACT, None) if exact[i] else (TokenSource.FUZZY, preferred[i])
-        yield decided(emitted[i], source=source, divergence=divergences[i], threshold=bound, alternative=alternative)
+        yield decided(emitted[i], source=source, score=scores[i], threshold=bound, alternative=alternative)
     if accepted == drafted:
         yield decided(emitted[drafted], source=TokenSource.BONUS if drafted else TokenSource.TARGET)
 

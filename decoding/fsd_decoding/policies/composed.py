@@ -80,9 +80,9 @@ class Composed(ThresholdPolicy):
             for policy, own in zip(self.policies, self._part_states(outcome.state), strict=True):
                 policy.observe(replace(outcome, state=own))
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
         for policy in self.policies:
-            policy.check(models, tokenizer, rule, divergence)
+            policy.check(models, tokenizer, rule, score)
 
     def departures(self, settings: Sequence[Any]) -> list[str]:
         return [departure for policy in self.policies for departure in policy.departures(settings)]
@@ -131,7 +131,7 @@ class Composed(ThresholdPolicy):
 
 
 class Scaled(Shape, Composed):
-    """A composed policy of scale policies. A part with T <= 0, which accepts no divergence, has the share 0."""
+    """A composed policy of scale policies. A part with T <= 0, which accepts nothing by its score, has the share 0."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -353,8 +353,8 @@ class Switch(Composed):
         if isinstance(self.when, FirstSentenceEnded):
             self.when.observe(outcome)
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
-        super().check(models, tokenizer, rule, divergence)
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
+        super().check(models, tokenizer, rule, score)
         if isinstance(self.when, FirstSentenceEnded):
             self.when.check(tokenizer)
 

@@ -64,7 +64,7 @@ class Phase(Shape):
         assert self._automaton is not None
         return self._automaton
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
         self._automaton = automaton(tokenizer, self.markers)
 
     def start(self, new: NewRequests) -> None:

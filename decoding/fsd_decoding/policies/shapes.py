@@ -53,7 +53,7 @@ class Schedule(Shape):
     """Moves T linearly from `start` at a completion's first token to `end` after `over` tokens, and keeps it there.
 
     `threshold` is the largest T of the schedule; `at` scales the whole schedule to another one. Where T is 0, no
-    divergence is accepted.
+    score is accepted.
     """
 
     name: ClassVar = "schedule"
@@ -179,7 +179,7 @@ class EntropyScaled(Shape):
     def observe(self, outcome: RoundOutcome) -> None:
         if self.signal != "last":
             return
-        doubt = (-(-outcome.divergences.double()).expm1()).sqrt()
+        doubt = (-(-outcome.scores.double()).expm1()).sqrt()
         count = outcome.decided.sum(1)
         mean = torch.where(outcome.decided, doubt, 0.0).sum(1) / count.clamp_min(1)
         column = outcome.state.memory.column(_MEMORY)
@@ -264,7 +264,7 @@ class PerPrompt(Shape):
         informed._prompts = {problem: informed._facts(text.prompt) for problem, text in texts.items()}
         return informed
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
         self._facts.check(tokenizer)
 
     def start(self, new: NewRequests) -> None:

@@ -46,8 +46,8 @@ class Verified:
 
     Attributes:
         drafted, accepted: numbers of tokens.
-        largest_accepted: the largest divergence of a token that was accepted only because D <= T; None: there was none.
-        smallest_rejected: the divergence of the token that was rejected because D > T; None: there was none.
+        largest_accepted: the largest score of a token that was accepted only because D <= T; None: there was none.
+        smallest_rejected: the score of the token that was rejected because D > T; None: there was none.
     """
 
     drafted: int

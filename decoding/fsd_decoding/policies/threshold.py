@@ -140,9 +140,9 @@ class RoundOutcome:
         return stays & self.verdict.accepted if by_score is None else stays & self.verdict.accepted & by_score
 
     @lazy
-    def divergences(self) -> Tensor:
+    def scores(self) -> Tensor:
         """D of the drafted tokens: (B, L), finite where `substituted`."""
-        return self.state.proposal.divergences
+        return self.state.proposal.scores
 
     @property
     def _span(self) -> Tensor:
@@ -186,8 +186,8 @@ class ThresholdPolicy:
     def observe(self, outcome: RoundOutcome) -> None:
         """Receives the outcome of a round, if the policy `reads_outcomes`."""
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
-        """Raises UsageError if the policy is for other models, or for another rule or divergence."""
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
+        """Raises UsageError if the policy is for other models, or for another rule or score."""
 
     def departures(self, settings: Sequence[Any]) -> list[str]:
         """Returns warnings where a call decodes otherwise than the policy's profiles certified, T apart.
@@ -247,7 +247,7 @@ class ScalePolicy(ThresholdPolicy):
     Attributes:
         least: a lower bound of all scales above 0.
         steepness: how much further rounding may move the logarithm of a scale than it moves square roots of
-            divergences; 0 where scales follow from tokens alone.
+            scores; 0 where scales follow from tokens alone.
         columns: columns of traces that `traced` reads.
     """
 

@@ -363,16 +363,16 @@ class ProfileContent(Part):
     """Fingerprint of the tokenizer, which both models share."""
     rule: str
     """The acceptance rule that `threshold` is for. Without a threshold, decoders run its lossless counterpart."""
-    divergence: str
-    """The divergence that `threshold` is compared with."""
-    divergence_version: int
-    """Version of the definitions of divergences. With another one a threshold has another meaning."""
+    score: str
+    """The score that `threshold` is compared with."""
+    scores_version: int
+    """Version of the definitions of scores. With another one a threshold has another meaning."""
     logits: Literal["raw", "processed"]
-    """The logits that the divergence is computed on: the models' own, or those that sampling has processed."""
+    """The logits that the score is computed on: the models' own, or those that sampling has processed."""
     within_support: bool = False
     """Whether only tokens that sampling leaves in the target's distribution are accepted."""
     threshold: Amount | None
-    """T: the largest divergence at which a drafted token is accepted. null: there is none, and decoding is lossless."""
+    """T: the largest score at which a drafted token is accepted. null: there is none, and decoding is lossless."""
     policy: PolicyInfo | None = None
     """Scales `threshold` from round to round in decoders of the profile. null: the threshold is constant."""
     draft_length: Natural
@@ -493,7 +493,7 @@ class ProfileContent(Part):
         threshold, draft = self.threshold, None
         if self.estimate is not None:
             threshold, draft = self.estimate.threshold, self.estimate.draft
-        return Setting(self.rule, self.divergence, self.draft_length, threshold, self.policy, draft, self.tree)
+        return Setting(self.rule, self.score, self.draft_length, threshold, self.policy, draft, self.tree)
 
     @property
     def granted(self) -> Setting | None:
@@ -509,7 +509,7 @@ class ProfileContent(Part):
         if self.threshold is not None:
             return self.chosen
         self.require_addons(self.rule)
-        best = replace(self.lossless or self.chosen.under("sd"), divergence=self.divergence, draft=None)
+        best = replace(self.lossless or self.chosen.under("sd"), score=self.score, draft=None)
         suffices = self.outcome == "lossless" or self.certificate.certified
         return best if suffices else best.under(rule_named(self.rule).lossless)
 

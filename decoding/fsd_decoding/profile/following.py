@@ -292,9 +292,7 @@ def following(profile: ThresholdProfile, decoder: Any = None) -> str:
 
 
 def _lossy(whose: str, by: Any, threshold: float, scale: str, proof: str = "nothing is certified") -> str:
-    return (
-        f"following {whose}: LOSSY, drafted tokens with {by.divergence} <= {threshold:.6g}{scale} are accepted; {proof}"
-    )
+    return f"following {whose}: LOSSY, drafted tokens with {by.score} <= {threshold:.6g}{scale} are accepted; {proof}"
 
 
 def _certified(profile: ThresholdProfile) -> str:
@@ -345,7 +343,7 @@ def profile_config(
     doubts = doubts_of(profile, models, tokenizer)
     config = _with_early_stop(profile, models, tokenizer)
     if isinstance(config.threshold, ThresholdPolicy):
-        config.threshold.check(models, tokenizer, profile.rule, profile.divergence)
+        config.threshold.check(models, tokenizer, profile.rule, profile.score)
     coverage = _coverage(profile, config)
     drift = _drift(profile, models[0], config, coverage)
     return ProfileConfig(profile, config, coverage, drift, doubts, warning_of(profile))
@@ -365,12 +363,10 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
             not that.
     """
     followed = profile.followed
-    profile.require_addons(
-        followed.rule, followed.divergence, profile.draft.id if profile.draft.kind == "addon" else ""
-    )
+    profile.require_addons(followed.rule, followed.score, profile.draft.id if profile.draft.kind == "addon" else "")
     moved = followed.moved
     return DecodingConfig(
-        rule=followed.rule, divergence=followed.divergence, threshold=-1.0 if moved is None else moved,
+        rule=followed.rule, score=followed.score, threshold=-1.0 if moved is None else moved,
         draft_length=followed.draft_length, sampling=Sampling(**profile.sampling.model_dump()),
         seed=profile.seed, on=profile.logits, within_support=profile.within_support,
         tree=followed.tree,

@@ -516,7 +516,7 @@ class EarlyStopInfo(Part):
     position: Amount
     """Seconds that each position verified adds, Δv."""
     rates: dict[str, RatesInfo]
-    """Tokens per second λ, by divergence."""
+    """Tokens per second λ, by score."""
 
 
 def check_total(counts: OutcomeCounts, problems: int, seeds: int) -> None:

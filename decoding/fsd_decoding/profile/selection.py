@@ -77,14 +77,14 @@ class PointSelector:
     Attributes:
         certificate: of the profile.
         chosen: the profile's own choice.
-        divergence: the only one that bounds apply to, since an early stop changes decoding with any other; None: all.
+        score: the only one that bounds apply to, since an early stop changes decoding with any other; None: all.
     """
 
     curve: Sequence[CurvePoint]
     certificate: Certificate
     chosen: Setting
     certified: bool = True
-    divergence: str | None = None
+    score: str | None = None
 
     def by_accuracy(self, min_acc: float) -> Choice:
         """Returns the fastest point with this retention. Raises UsageError if there is none."""
@@ -139,7 +139,7 @@ class PointSelector:
     def _guarantee(self, point: CurvePoint) -> float | None:
         """Returns the retention that is certified for a point even if it is chosen after the fact; None: none is."""
         bounded = self._bounded()
-        if point not in bounded or self.divergence not in (None, point.setting.divergence):
+        if point not in bounded or self.score not in (None, point.setting.score):
             return None
         claimed = self.certificate.certified and self.certificate.wanted is not None
         if point.simultaneous or (len(bounded) == 1 and not claimed):

@@ -35,7 +35,7 @@ class Drafting(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """Rule, divergence, draft length, threshold, and where there are any policy, draft and shape of trees.
+    """Rule, score, draft length, threshold, and where there are any policy, draft and shape of trees.
 
     Models, sampling, prompt and noise determine a text besides.
     """
@@ -48,8 +48,8 @@ class Setting:
 
     rule: str
     """Its acceptance rule."""
-    divergence: str
-    """The divergence that its threshold is compared with."""
+    score: str
+    """The score that its threshold is compared with."""
     draft_length: Natural
     """Number of tokens drafted in a round, one after the other: with trees, their depth."""
     threshold: Amount | None = None
@@ -62,14 +62,14 @@ class Setting:
     """The shape of its trees. null: it drafts chains."""
 
     @classmethod
-    def alone(cls, divergence: str) -> Setting:
-        """The target without a draft. `divergence`: the engine's, which changes no text."""
-        return cls("target", divergence, 1)
+    def alone(cls, score: str) -> Setting:
+        """The target without a draft. `score`: the engine's, which changes no text."""
+        return cls("target", score, 1)
 
     @classmethod
-    def draft_alone(cls, divergence: str, draft: str | None) -> Setting:
-        """The draft without a target. `divergence`: the engine's, which changes no text."""
-        return cls(DRAFT_ALONE, divergence, 1, draft=draft)
+    def draft_alone(cls, score: str, draft: str | None) -> Setting:
+        """The draft without a target. `score`: the engine's, which changes no text."""
+        return cls(DRAFT_ALONE, score, 1, draft=draft)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Setting:
@@ -110,7 +110,7 @@ class Setting:
         """Its rule and score, where they are not of fsd-calib. UsageError: one is missing."""
         from fsd_decoding import rules, scores
 
-        found = rules.addon_of(self.rule), scores.addon_of(self.divergence)
+        found = rules.addon_of(self.rule), scores.addon_of(self.score)
         return tuple(each for each in found if each is not None)
 
     @property
@@ -124,7 +124,7 @@ class Setting:
         if self.rule == DRAFT_ALONE:
             return "draft alone" if self.draft is None else f"{PurePath(self.draft).name} alone"
         by = "" if self.policy is None else f" by {self.policy}"
-        bound = "" if self.threshold is None else f" {self.divergence} <= {self.threshold:.4g}{by}"
+        bound = "" if self.threshold is None else f" {self.score} <= {self.threshold:.4g}{by}"
         drafting = "" if self.draft is None else f" with {PurePath(self.draft).name}"
         return f"{self.rule}{bound} at L = {self.draft_length}{in_trees(self.tree)}{drafting}"
 

@@ -222,7 +222,7 @@ class ThresholdProfile(ProfileContent):
             Warnings of differences that change the last bits of logits: another dtype, kind of attention or device.
 
         Raises:
-            UsageError: weights, configuration, vocabulary, tokenizer or the definition of divergences differ, so the
+            UsageError: weights, configuration, vocabulary, tokenizer or the definition of scores differ, so the
                 threshold says nothing about these models; or the draft is of another kind.
         """
         from fsd_decoding.models.fingerprint import tokenizer_fingerprint
@@ -257,12 +257,12 @@ class ThresholdProfile(ProfileContent):
             found: of the "target" and the "draft", or of those that can be compared.
             tokenizer: its fingerprint; None: it is not compared.
         """
-        from fsd_decoding.divergence import DIVERGENCE_VERSION
+        from fsd_decoding.scores import SCORES_VERSION
 
-        if self.divergence_version != DIVERGENCE_VERSION:
+        if self.scores_version != SCORES_VERSION:
             raise UsageError(
-                f"the profile was calibrated with version {self.divergence_version} of the divergences, but this "
-                f"fsd-calib has version {DIVERGENCE_VERSION}; calibrate again"
+                f"the profile was calibrated with version {self.scores_version} of the scores, but this "
+                f"fsd-calib has version {SCORES_VERSION}; calibrate again"
             )
         if tokenizer is not None and tokenizer != self.tokenizer:
             raise UsageError(
@@ -295,11 +295,11 @@ class ThresholdProfile(ProfileContent):
         """
         if (min_acc is None) == (min_speed is None):
             raise UsageError("at() takes exactly one of min_acc and min_speed")
-        divergence = self.divergence if self.early_stop is not None else None  # an early stop is for one divergence
+        score = self.score if self.early_stop is not None else None  # an early stop is for one score
         certificate = self.certificate if self.bound else self.certificate.model_copy(update={"guarantee": "none"})
-        selector = PointSelector(self.curve, certificate, self.chosen, certified, divergence)
+        selector = PointSelector(self.curve, certificate, self.chosen, certified, score)
         choice = selector.by_accuracy(min_acc) if min_acc is not None else selector.by_speed(min_speed or 0.0)
-        self.require_addons(choice.setting.rule, choice.setting.divergence)
+        self.require_addons(choice.setting.rule, choice.setting.score)
         return choice
 
 

@@ -267,9 +267,9 @@ class VllmEngine(Engine):
         self, wanted: WantedTraces, folder: Path, progress: Progress, workers: ModelWorkers | None = None
     ) -> Traces:
         def trace(prompts: Sequence[KeyedPrompt]) -> list[Traced]:
-            self.follow(self._exact(1).model_copy(update={"traced": tuple(wanted.divergences)}))
+            self.follow(self._exact(1).model_copy(update={"traced": tuple(wanted.scores)}))
             done = sorted(self._requests(prompts, self.decoding.seed, wanted.batch_size).results(), key=_index)
-            return [Traced(self._result(one, Setting("target", self.divergence, 1)), one.facts) for one in done]
+            return [Traced(self._result(one, Setting("target", self.score, 1)), one.facts) for one in done]
 
         return collect(wanted, self.manifest(wanted), trace, folder, progress)
 
@@ -283,7 +283,7 @@ class VllmEngine(Engine):
         if not self.decoding.sampling.greedy:
             return
         checked, rows = prompts[:_CHECKED], min(_CHECKED, self._room.rows)
-        self.follow(self._setting_of(Setting(self.rule, self.divergence, self._room.longest, _CHECKED_AT)))
+        self.follow(self._setting_of(Setting(self.rule, self.score, self._room.longest, _CHECKED_AT)))
         large, small = (self._counted(checked, size) for size in (rows, min(_FEW, max(rows - 1, 1))))
         changed = sum(large[place] != small[place] for place in large)
         self.intervals_hold = not changed
@@ -335,8 +335,8 @@ class VllmEngine(Engine):
         return str(self.decoding.rule)
 
     @property
-    def divergence(self) -> str:
-        return str(self.decoding.divergence)
+    def score(self) -> str:
+        return str(self.decoding.score)
 
     @property
     def exact_texts(self) -> bool:
@@ -373,9 +373,7 @@ class VllmEngine(Engine):
         sampling = SamplingInfo.model_validate(self.decoding.sampling, from_attributes=True)
         if sampling.top_p == 1:
             sampling = sampling.model_copy(update={"top_p": None})  # which vLLM's requests say for it
-        return MeasuredSetting(
-            task=self._task, divergence=self.divergence, draft_length=draft_length, sampling=sampling
-        )
+        return MeasuredSetting(task=self._task, score=self.score, draft_length=draft_length, sampling=sampling)
 
     def _setting_of(self, setting: Setting) -> MeasuredSetting:
         if setting.rule not in _RULES:
@@ -387,7 +385,7 @@ class VllmEngine(Engine):
             raise UsageError(f"draft_length is {setting.draft_length}; the engine was loaded for {longest}")
         return self._exact(setting.draft_length).model_copy(
             update={
-                "divergence": setting.divergence,
+                "score": setting.score,
                 "threshold": setting.threshold,
                 "policy": setting.policy,
             }

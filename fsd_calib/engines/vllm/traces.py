@@ -40,7 +40,7 @@ def manifest_of(wanted: WantedTraces, engine: Engine, identity: str) -> Manifest
         way="along-target", policy=None, target=pair.target, draft=pair.draft, tokenizer=pair.tokenizer, eos=(),
         task=task_info(wanted.task, wanted.task.problems),
         sampling=SamplingInfo.model_validate(engine.decoding.sampling, from_attributes=True), seed=engine.decoding.seed,
-        divergences=tuple(wanted.divergences), on=engine.decoding.on, hidden=0, projected=False,
+        scores=tuple(wanted.scores), on=engine.decoding.on, hidden=0, projected=False,
         batch_size=wanted.batch_size, portion=_PORTION, device=engine.device,
         versions=versions(identity),
     )  # fmt: skip
@@ -68,7 +68,7 @@ def collect(
                 writer.manifest, [problem.id for problem in part], ["tuning"] * len(part),
                 [one.facts["prompt"] for one in traced], [one.result for one in traced], correct,
             )  # fmt: skip
-            owner, position, measured = _rows(traced, Measures(wanted.divergences, "raw", Sampling()).columns)
+            owner, position, measured = _rows(traced, Measures(wanted.scores, "raw", Sampling()).columns)
             writer.write(
                 number, {"tokens": done.along_target(owner, position, measured, None), "completions": done.table()}
             )

@@ -43,7 +43,7 @@ class Acceptance:
             self._warn(message)
 
 
-NAMES: Final = ("exact", "fuzzy", "rejected", "fuzzy_divergence", "texts", "accepted_share", "drifted")
+NAMES: Final = ("exact", "fuzzy", "rejected", "fuzzy_score", "texts", "accepted_share", "drifted")
 """What is counted: drafted tokens accepted without need of D <= T, by it, and rejected; the sum of D of the second;
 texts that were decoded as the profile says, with the sum of their shares of accepted tokens; whether they drifted."""
 
@@ -67,7 +67,7 @@ class Counters:
             needed, kept = step.needed, step.kept.sum()
             fuzzy = needed.sum()
             rejected = step.decided.sum() - kept
-            self._values[:4] += (kept - fuzzy, fuzzy, rejected, step.divergences[needed].sum())  # as in NAMES
+            self._values[:4] += (kept - fuzzy, fuzzy, rejected, step.scores[needed].sum())  # as in NAMES
 
     def finish(self, ids: Iterable[str]) -> None:
         """Counts nothing by request."""
@@ -143,7 +143,7 @@ class Metrics:
             "fsd:drafted_tokens", "Drafted tokens by what became of them: accepted by the exact rule, accepted only "
             "because D <= T (fuzzy), rejected.", labels=[*_ENGINE, "outcome"],
         )  # fmt: skip
-        mean = GaugeMetricFamily("fsd:accepted_divergence_mean", "Mean D of fuzzily accepted tokens.", labels=_ENGINE)
+        mean = GaugeMetricFamily("fsd:accepted_score_mean", "Mean D of fuzzily accepted tokens.", labels=_ENGINE)
         rate = GaugeMetricFamily(
             "fsd:acceptance_rate_mean", "Mean share of drafted tokens accepted, of texts decoded as the profile says.",
             labels=_ENGINE,
@@ -155,7 +155,7 @@ class Metrics:
             for outcome in ("exact", "fuzzy", "rejected"):
                 tokens.add_metric([*labels, outcome], counted[outcome])
             if counted["fuzzy"]:
-                mean.add_metric(labels, counted["fuzzy_divergence"] / counted["fuzzy"])
+                mean.add_metric(labels, counted["fuzzy_score"] / counted["fuzzy"])
             if counted["texts"]:
                 rate.add_metric(labels, counted["accepted_share"] / counted["texts"])
             drifted.add_metric(labels, counted["drifted"])
@@ -170,7 +170,7 @@ class Metrics:
     def _info(self) -> Any:
         info = InfoMetricFamily("fsd:profile", "The profile that is followed.", labels=["order"])
         for order, (_, profile) in enumerate(self.engines):
-            facts = {"task": profile.task, "divergence": profile.divergence, "threshold": str(profile.threshold),
+            facts = {"task": profile.task, "score": profile.score, "threshold": str(profile.threshold),
                      "digest": profile.digest or ""}  # fmt: skip
             info.add_metric([str(order)], facts)
         return info

@@ -47,7 +47,7 @@ def manifest_of(
     return Manifest(
         way="serving",
         policy=Policy(
-            rule=profile.followed.rule, divergence=profile.divergence,
+            rule=profile.followed.rule, score=profile.score,
             threshold="none" if profile.threshold is None else repr(profile.threshold),
             draft_length=draft_length, within_support=profile.within_support,
         ),
@@ -61,7 +61,7 @@ def manifest_of(
         ),
         sampling=profile.sampling,
         seed=profile.seed,
-        divergences=tuple(dict.fromkeys((*DIVERGENCES, profile.divergence))),
+        scores=tuple(dict.fromkeys((*DIVERGENCES, profile.score))),
         on=profile.logits,
         hidden=0,
         projected=False,
@@ -127,8 +127,8 @@ def tables_of(manifest: Manifest, measured: Sequence[str], texts: Sequence[Serve
     drafted = DraftedTokens.of(drafts.proposed, first_tokens, np.concatenate(facts, 1), None)
     named = dict(zip(columns, drafted.measured, strict=True))
     assert manifest.policy is not None
-    if not score_named(manifest.policy.divergence).window:  # traces have those without a look at later tokens
-        named[manifest.policy.divergence] = named["judged"]  # what decided, which may differ in the last digit
+    if not score_named(manifest.policy.score).window:  # traces have those without a look at later tokens
+        named[manifest.policy.score] = named["judged"]  # what decided, which may differ in the last digit
     sampled = ~np.array([text.greedy for text in texts], bool)[drafts.owner[drafted.round_]]
     named |= {name: np.ma.masked_array(named[name], sampled) for name in _OF_NOISE}
     return {"tokens": done.on_policy(drafts, drafted, named), "completions": done.table()}

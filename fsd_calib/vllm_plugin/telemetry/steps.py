@@ -40,7 +40,7 @@ class Step:
     emits: Array  # (B,) bool: whether they count; those of a prompt that is not yet read to its end do not
 
     @property
-    def divergences(self) -> Array:
+    def scores(self) -> Array:
         """D: (N,)."""
         return self.facts[0]
 

@@ -67,7 +67,7 @@ class Telemetry:
 
     def _recording(self, profile: ThresholdProfile, settings: ServeSettings, config: Any, tokenizer: Any) -> Records:
         manifest = _manifest(profile, settings, config)
-        self._measures = Measures(manifest.divergences, "raw", sampled_as(profile.sampling))
+        self._measures = Measures(manifest.scores, "raw", sampled_as(profile.sampling))
         self._records = Records(_folder(settings, config), manifest, self._measures.columns, tokenizer, logger)
         self._closing.callback(self._records.close)
         return self._records

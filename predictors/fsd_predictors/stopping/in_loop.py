@@ -88,7 +88,7 @@ class EarlyStop(StopPolicy):
         rule: the stopping rule.
         kinds: token kinds of the tokenizer that both models share.
         scale: scale on which the rule reads T; not needed by rules that do not read it.
-        divergence: divergence that T bounds, one of the scale's.
+        score: score that T bounds, one of the scale's.
         states: the draft's hidden states, where the rule reads them.
     """
 
@@ -97,15 +97,15 @@ class EarlyStop(StopPolicy):
         rule: StoppingRule,
         kinds: TokenKinds,
         scale: ShareScale | None = None,
-        divergence: str | None = None,
+        score: str | None = None,
         states: DraftStates | None = None,
     ) -> None:
         self.identity, self.reads_threshold = rule.identity, rule.reads_threshold
         self.watches = states is not None
         self._rule, self._kind, self._ends = rule, kinds.kind, kinds.ends
         self._kind_of, self._ends_of = kinds.kind.tolist(), kinds.ends.tolist()
-        self._scale, self._divergence, self._states = scale, divergence, states
-        self._whose = 0.0 if scale is None or divergence is None else float(scale.index(divergence))
+        self._scale, self._score, self._states = scale, score, states
+        self._whose = 0.0 if scale is None or score is None else float(scale.index(score))
         self._shares: dict[float, float] = {}  # cache, by T
         self._new = *NO_HISTORY, *rule.kept  # a row's memory before its first round
         self._round = Round(RoundContext.after(NO_HISTORY, 0.0, 0.0, 0.0))
@@ -157,12 +157,12 @@ class EarlyStop(StopPolicy):
         return Round(RoundContext.after(history, positions, shares, np.full(len(rows), self._whose)), kept)
 
     def _share(self, threshold: float) -> float:
-        if self._scale is None or self._divergence is None:
+        if self._scale is None or self._score is None:
             return 0.0
         if threshold not in self._shares:
             if len(self._shares) >= 1024:  # each row may have a threshold of its own
                 self._shares.clear()
-            self._shares[threshold] = float(self._scale.of(self._divergence, threshold))
+            self._shares[threshold] = float(self._scale.of(self._score, threshold))
         return self._shares[threshold]
 
     def _look_at_one(self, state: DraftState) -> None:

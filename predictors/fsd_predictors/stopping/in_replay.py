@@ -107,7 +107,7 @@ def rates_on(
     kinds: TokenKinds,
     scale: ShareScale,
     rule: str,
-    divergence: str,
+    score: str,
     thresholds: Iterable[float],
     costs: CostModel,
     most: int,
@@ -118,7 +118,7 @@ def rates_on(
     Args:
         traces: traces along the target.
         throughput: makes the stopping rule from rates.
-        rule, divergence: acceptance rule and its divergence, see `replay`.
+        rule, score: acceptance rule and its score, see `replay`.
         thresholds: thresholds to find λ at.
         costs: seconds of draft steps and verifications.
         most: L, the longest draft.
@@ -129,11 +129,11 @@ def rates_on(
     rates: dict[float, float] = {}  # by share
     lowest = float(costs.tokens_per_second(tokens=1, rounds=1, drafted=1))  # where every draft is rejected
     for threshold in sorted(thresholds):
-        share = scale.of(divergence, threshold)
+        share = scale.of(score, threshold)
 
         def reached(rate: float, threshold: float = threshold, share: float = share) -> float:
             stopping = InReplay(throughput(Rates((share,), (rate,), costs)), kinds, scale)
-            found = replay(traces, rule, divergence, threshold, most, stopping.policy, where)
+            found = replay(traces, rule, score, threshold, most, stopping.policy, where)
             return found.tokens_per_second(costs)
 
         rates[share] = climb(reached, lowest)[-1]

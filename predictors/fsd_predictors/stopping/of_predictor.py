@@ -24,23 +24,23 @@ _RATES = 9  # thresholds at which λ is found, evenly spaced in logit(u); betwee
 
 @dataclass(frozen=True)
 class Stopper:
-    """Early stop by a predictor, for thresholds on one divergence.
+    """Early stop by a predictor, for thresholds on one score.
 
     Args:
         predictor: forecasts acceptance.
-        divergence: divergence that T bounds.
+        score: score that T bounds.
         rates: λ by T, and the costs it was found with.
         tokenizer: tokenizer of both models.
     """
 
     predictor: Predictor
-    divergence: str
+    score: str
     rates: Rates
     tokenizer: Any
 
     @classmethod
     def fitted(
-        cls, predictor: Predictor, divergence: str, tokenizer: Any, traces: Traces, costs: CostModel, most: int
+        cls, predictor: Predictor, score: str, tokenizer: Any, traces: Traces, costs: CostModel, most: int
     ) -> Self:
         """Finds λ by replay of traces, for drafts of up to `most` tokens.
 
@@ -49,16 +49,16 @@ class Stopper:
                 states that the predictor reads.
         """
         facts, manifest = predictor.facts, traces.manifest
-        facts.check(manifest.target, manifest.draft, tokenizer, facts.rule, divergence)
+        facts.check(manifest.target, manifest.draft, tokenizer, facts.rule, score)
         if predictor.facts.hidden is not None:
             predictor.facts.hidden.check(traces.manifest)
         scale, kinds = predictor.scale, _kinds(tokenizer, predictor.facts.eos)
-        thresholds = np.unique(scale.thresholds_of(divergence, np.linspace(NEVER, MOST, _RATES)))
+        thresholds = np.unique(scale.thresholds_of(score, np.linspace(NEVER, MOST, _RATES)))
         rates = rates_on(
-            traces, lambda rates: _rule(predictor, rates), kinds, scale, predictor.facts.rule, divergence, thresholds,
+            traces, lambda rates: _rule(predictor, rates), kinds, scale, predictor.facts.rule, score, thresholds,
             costs, most,
         )  # fmt: skip
-        return cls(predictor, divergence, rates, tokenizer)
+        return cls(predictor, score, rates, tokenizer)
 
     def in_loop(self, draft: Any) -> StopPolicy:
         """Returns the stop policy for a `SpeculativeDecoder` with this draft, under the predictor's acceptance rule.
@@ -68,7 +68,7 @@ class Stopper:
         """
         facts, scale = self.predictor.facts, self.predictor.scale
         states = None if facts.hidden is None else DraftStates(draft, facts.hidden)
-        policy = EarlyStop(_rule(self.predictor, self.rates), self._kinds, scale, self.divergence, states)
+        policy = EarlyStop(_rule(self.predictor, self.rates), self._kinds, scale, self.score, states)
         policy.rules = frozenset({facts.rule})
         return policy
 

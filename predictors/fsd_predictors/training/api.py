@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.replay.cases import REPLAYABLE, check_along_target, check_divergence, replayable
+from fsd_collectors.replay.cases import REPLAYABLE, check_along_target, check_score, replayable
 from fsd_collectors.store.reading import Traces
 from fsd_common.errors import UsageError
 from fsd_common.packed_ids import pack_ids
@@ -52,7 +52,7 @@ from fsd_predictors.training.tuning import tune
 
 def train(
     traces: Traces, out: str | os.PathLike[str], kind: str = "boosted", rule: str = "fsd-coupled",
-    divergences: Sequence[str] = ("js",), *, trials: int = 8, seed: int = 0, limit: int | None = None,
+    scores: Sequence[str] = ("js",), *, trials: int = 8, seed: int = 0, limit: int | None = None,
     tokenizer: Any = None, progress: Progress | None = None,
 ) -> Predictor:  # fmt: skip
     """Trains a predictor on the traces' tuning problems and writes it, with a card, into the folder `out`.
@@ -62,7 +62,7 @@ def train(
         out: folder to write; an earlier predictor there is replaced.
         kind: kind of its two models, a key of `models.registry.MODELS`.
         rule: acceptance rule the predictor will be used with.
-        divergences: divergences it will be used with; it serves every threshold on each of them.
+        scores: scores it will be used with; it serves every threshold on each of them.
         trials: Optuna trials for each of the two models; 0 takes the default settings.
         seed: seed of the training rows, of the tuning and of the models.
         limit: maximum number of problems to use.
@@ -70,11 +70,11 @@ def train(
         progress: receives the progress of the training steps.
 
     Raises:
-        UsageError: the traces are on-policy, were made with another version of the divergences or another tokenizer,
+        UsageError: the traces are on-policy, were made with another version of the scores or another tokenizer,
             hold too few problems, or only drafted tokens that are all accepted or all rejected; the kind, rule or
-            divergence is unknown; the folder cannot be written or holds other files.
+            score is unknown; the folder cannot be written or holds other files.
     """
-    names = tuple(dict.fromkeys(divergences))
+    names = tuple(dict.fromkeys(scores))
     _check(traces, kind, rule, names)
     files.check_place(Path(out))
     ids = split_problems(traces, limit)
@@ -85,19 +85,19 @@ def train(
     return predictor
 
 
-def _check(traces: Traces, kind: str, rule: str, divergences: Sequence[str]) -> None:
+def _check(traces: Traces, kind: str, rule: str, scores: Sequence[str]) -> None:
     check_along_target(traces, "training")
-    check_version("the traces'", traces.manifest.divergence_version, "collect again")
+    check_version("the traces'", traces.manifest.scores_version, "collect again")
     if kind not in MODELS:
         raise UsageError(f"kind {kind!r} is unknown; choose one of {', '.join(MODELS)}")
     rule_named(rule, lambda known: known.fuzzy and known.name in REPLAYABLE)
     replayable(rule)
     if not rule_named(rule).fuzzy:
         raise UsageError(f"rule {rule!r} has no threshold; train for fsd-{rule}, which equals {rule} at T < 0")
-    if not divergences:
-        raise UsageError("no divergences are given; name at least one")
-    for name in divergences:
-        check_divergence(traces, name)
+    if not scores:
+        raise UsageError("no scores are given; name at least one")
+    for name in scores:
+        check_score(traces, name)
         if score_named(name).window:
             raise UsageError(
                 f"score {name!r} keeps a token for what was drafted after it, which a predictor of ends does not see; "
@@ -138,7 +138,7 @@ class Trainer:
     traces: Traces
     kind: str
     rule: str
-    divergences: tuple[str, ...]
+    scores: tuple[str, ...]
     ids: ProblemSplit
     kinds: TokenKinds
     trials: int
@@ -187,7 +187,7 @@ class Trainer:
             if accepted.all():
                 _check_classes(accepted, self.rule)
             where = [*where, (exact, "==", False)]
-        return ShareScale.of_traces(self.traces, self.divergences, where)
+        return ShareScale.of_traces(self.traces, self.scores, where)
 
     def _labelled(self, problems: tuple[int, ...]) -> dict[Forecast, Rows]:
         both = self._rows(problems)
@@ -219,23 +219,23 @@ class Trainer:
 
     def _evaluate(self, accepting: AcceptanceModel, following: AcceptanceModel) -> Evaluation:
         hidden = self._hidden is not None
-        texts = Texts.of(self.traces, self.rule, self.divergences, self.kinds, self.ids.evaluation, hidden)
+        texts = Texts.of(self.traces, self.rule, self.scores, self.kinds, self.ids.evaluation, hidden)
         rows = {
             (name, T): self._rows(self.ids.evaluation, thresholds={name: [T] * _REPEATS}) for name, T in self._points()
         }
         return evaluate(make_forecasts(accepting, following, rows, texts))
 
     def _points(self) -> list[Point]:
-        """The thresholds to evaluate at: for each divergence a few quantiles, and T < 0 unless that accepts nothing."""
+        """The thresholds to evaluate at: for each score a few quantiles, and T < 0 unless that accepts nothing."""
         lossless = (_LOSSLESS,) if replayable(self.rule).exact else ()
-        return [(name, T) for name in self.divergences for T in (*lossless, *self._quantiles(name))]
+        return [(name, T) for name in self.scores for T in (*lossless, *self._quantiles(name))]
 
-    def _quantiles(self, divergence: str) -> list[float]:
+    def _quantiles(self, score: str) -> list[float]:
         """Quantiles of D over the tokens that T decides about; fewer where many of these have the same D."""
         exact = replayable(self.rule).exact
-        columns = [divergence, *([exact] if exact else [])]
+        columns = [score, *([exact] if exact else [])]
         table = self.traces.to_pandas(columns, where=problem_filter(self.ids.training))
-        decided = table.loc[~table[exact], divergence] if exact else table[divergence]
+        decided = table.loc[~table[exact], score] if exact else table[score]
         finite = decided[np.isfinite(decided)].to_numpy(np.float64)
         return np.unique(np.quantile(finite, _SHARES, method="inverted_cdf")).tolist() if len(finite) else []
 
@@ -248,7 +248,7 @@ class Trainer:
     def _facts(self, **results: Any) -> PredictorFacts:
         return PredictorFacts(
             **facts_of_manifest(self.traces.manifest), **results, kind=self.kind, rule=self.rule, seed=self.seed,
-            divergences=self.divergences, features=dict.fromkeys(ROLES, self._names),
+            scores=self.scores, features=dict.fromkeys(ROLES, self._names),
             hidden=self._hidden, versions=_versions(),
             problems=Problems(**{part: len(ids) for part, ids in asdict(self.ids).items()}),
             trained=pack_ids(chain.from_iterable(asdict(self.ids).values())),

@@ -94,14 +94,14 @@ def card(
         *(_importances(role, facts.features[role], *each) for role, each in importances.items()), _parameters(facts),
     ]  # fmt: skip
     text = _TEXT.format(
-        kind=facts.kind, rule=facts.rule, divergences=", ".join(facts.divergences), falling=facts.falling,
+        kind=facts.kind, rule=facts.rule, scores=", ".join(facts.scores), falling=facts.falling,
         picture=PICTURE, sheets="\n".join(map(_markdown, sheets)),
     )  # fmt: skip
     curves = {_FORECASTS[forecast]: each for forecast, each in evaluation.curves.items()}
     return {"card.md": text.encode(), PICTURE: reliability(curves)}
 
 
-_TEXT = """# Predictor of acceptance: {kind}, for {rule} by {divergences}
+_TEXT = """# Predictor of acceptance: {kind}, for {rule} by {scores}
 
 Forecasts, while a draft is being written, which of its tokens will be accepted, so that drafting can stop in time.
 The figures below are of problems that were used neither to fit nor to calibrate it.
@@ -121,7 +121,7 @@ direction (high or low) that is better.
 
 
 def by_threshold(facts: PredictorFacts) -> Sheet:
-    """Returns the table of the forecasts' quality by divergence and threshold."""
+    """Returns the table of the forecasts' quality by score and threshold."""
     return Sheet(
         "Quality by T",
         ("forecast", "D", "T", "rows", "accepted", "AUC", "of q(x)", "of entropy", "error"),
@@ -137,7 +137,7 @@ def by_threshold(facts: PredictorFacts) -> Sheet:
 def _quality(each: Quality) -> tuple[str, ...]:
     aucs = (_auc(value) for value in (each.auc, each.probability_auc, each.entropy_auc))
     threshold = "< 0" if each.threshold < 0 else number(each.threshold)
-    return (each.forecast, each.divergence, threshold, f"{each.rows:,}", f"{each.accepted:.1%}",
+    return (each.forecast, each.score, threshold, f"{each.rows:,}", f"{each.accepted:.1%}",
             *aucs, f"{each.error:.2%}")  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def _data(facts: PredictorFacts, manifest: Manifest) -> Sheet:
         "task": f"{manifest.task.name}, from {manifest.task.source}",
         "traces": f"run {facts.traces}, tuning part",
         "sampling": sampling_line(manifest),
-        "divergences": f"{', '.join(facts.divergences)}, of {facts.on} logits",
+        "scores": f"{', '.join(facts.scores)}, of {facts.on} logits",
         "problems": (
             f"{problems.training:,} training, {problems.calibration:,} calibration, {problems.evaluation:,} evaluation"
         ),

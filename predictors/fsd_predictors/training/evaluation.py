@@ -150,12 +150,12 @@ class Texts:
 
     @classmethod
     def of(
-        cls, traces: Traces, rule: str, divergences: Sequence[str], kinds: TokenKinds, problems: Sequence[int],
+        cls, traces: Traces, rule: str, scores: Sequence[str], kinds: TokenKinds, problems: Sequence[int],
         hidden: bool = False,
     ) -> Self:  # fmt: skip
         """Loads the completions of the problems; with `hidden`, also the draft's hidden states."""
         exact = replayable(rule).exact
-        columns = ["problem", "same_token", *COLUMNS, *divergences, *([exact] if exact else [])]
+        columns = ["problem", "same_token", *COLUMNS, *scores, *([exact] if exact else [])]
         columns += [STATE] if hidden else []
         (block,) = blocks(traces, columns, problem_filter(problems), rows=1 << 62)
         return cls(block, rule, kinds)
@@ -184,14 +184,14 @@ class Texts:
     def _states(self) -> Array | None:
         return states_of(self.block.columns)
 
-    def accepted(self, divergence: str, threshold: float) -> Array:
+    def accepted(self, score: str, threshold: float) -> Array:
         """Returns a mask (n,) of the rows whose drafted token is accepted at this threshold."""
-        case = Case(self.rule, divergence, np.array([threshold]))
+        case = Case(self.rule, score, np.array([threshold]))
         return ~acceptance_levels(case, self.block).rejected(0)
 
 
 Name = Literal["a", "b", "S"]
-Point = tuple[str, float]  # a divergence and a threshold on it
+Point = tuple[str, float]  # a score and a threshold on it
 
 STEPS = 8  # draft positions that are reported one by one
 
@@ -310,11 +310,11 @@ def _forecasts(model: AcceptanceModel, rows: Rows, ahead: int) -> Forecasts:
 
 def _context(first: Array) -> RoundContext:
     """Reads the rounds' context back from the features of their first tokens."""
-    share, divergence, position, largest_accepted, smallest_rejected = (
-        _column(first, name) for name in ("share", "divergence", "position", "spared", "refused")
+    share, score, position, largest_accepted, smallest_rejected = (
+        _column(first, name) for name in ("share", "score", "position", "spared", "refused")
     )
     back = tuple(_column(first, f"accepted_{number}_back") for number in (1, 2, 3))
-    return RoundContext(position, share, divergence, back, largest_accepted, smallest_rejected)
+    return RoundContext(position, share, score, back, largest_accepted, smallest_rejected)
 
 
 def _column(values: Array, name: str) -> Array:
@@ -323,7 +323,7 @@ def _column(values: Array, name: str) -> Array:
 
 def _quality(name: Name, point: Point, each: Forecasts) -> Quality:
     return Quality(
-        forecast=name, divergence=point[0], threshold=point[1], rows=len(each.forecast),
+        forecast=name, score=point[0], threshold=point[1], rows=len(each.forecast),
         accepted=float(each.accepted.mean()), auc=_auc(each.accepted, each.forecast),
         probability_auc=_best_auc(each.accepted, each.probability),
         entropy_auc=_best_auc(each.accepted, each.entropy),

@@ -194,7 +194,7 @@ Thresholds = int | Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Rows:
-    """n examples of one forecast; the threshold's share, the divergence and the step are among the features."""
+    """n examples of one forecast; the threshold's share, the score and the step are among the features."""
 
     values: Array  # (n, features)
     accepted: Array  # (n,) bool labels
@@ -219,23 +219,23 @@ def training_rows(
     limit: int = 300_000,
     hidden: bool = False,
 ) -> dict[Forecast, Rows]:
-    """Makes the training rows of the problems (all by default) for every divergence of the scale.
+    """Makes the training rows of the problems (all by default) for every score of the scale.
 
     Args:
         traces: traces along the target.
         rule: a fuzzy acceptance rule.
-        scale: scale of T, whose divergences are used.
+        scale: scale of T, whose scores are used.
         kinds: token kinds of the traces' tokenizer.
         problems: ids of the problems to use.
         most: length of the longest draft.
-        thresholds: number of thresholds drawn for each completion, or the thresholds by divergence; divergences not
+        thresholds: number of thresholds drawn for each completion, or the thresholds by score; scores not
             named there are left out.
         seed: seed of the thresholds, the draft lengths and the sample.
         limit: maximum number of rows of each model; beyond it a random sample of whole rounds is kept.
         hidden: adds the draft's hidden states, which the traces must hold.
 
     Raises:
-        UsageError: the traces are not along the target, lack a divergence or hold no rows; the rule cannot be
+        UsageError: the traces are not along the target, lack a score or hold no rows; the rule cannot be
             replayed or has no threshold.
     """
     where = None if problems is None else pc.field("problem").isin(list(problems))
@@ -255,12 +255,12 @@ def training_rows(
 
 def _cases(traces: Traces, rule: str, scale: ShareScale, thresholds: Thresholds, where: Any) -> list[Case]:
     if isinstance(thresholds, int) and thresholds < 1:
-        raise UsageError(f"thresholds={thresholds}; it must be a number of 1 or more, or thresholds by divergence")
-    names = scale.divergences if isinstance(thresholds, int) else tuple(thresholds)
+        raise UsageError(f"thresholds={thresholds}; it must be a number of 1 or more, or thresholds by score")
+    names = scale.scores if isinstance(thresholds, int) else tuple(thresholds)
     for name in names:
         scale.index(name)
     selected = cases(traces, [rule], names, [_LOSSLESS], where)
-    if selected[0].divergence is None:
+    if selected[0].score is None:
         raise UsageError(f"rule {rule!r} has no threshold; train for a fuzzy rule, which is lossless at T < 0 too")
     return selected
 
@@ -269,22 +269,20 @@ def _lanes(
     case: Case, block: Block, scale: ShareScale, most: Array, thresholds: Thresholds, random: np.random.Generator
 ) -> Lanes:
     """Returns a lane for every completion at each of its thresholds."""
-    assert case.divergence is not None
+    assert case.score is not None
     if isinstance(thresholds, int):
-        each = _draw_thresholds(case.divergence, thresholds, len(block.starts), scale, random)
+        each = _draw_thresholds(case.score, thresholds, len(block.starts), scale, random)
     else:
-        each = np.repeat(np.asarray(thresholds[case.divergence], np.float64)[:, None], len(block.starts), 1)
+        each = np.repeat(np.asarray(thresholds[case.score], np.float64)[:, None], len(block.starts), 1)
     return replace(lanes_of(block, each[:, 0], most), thresholds=each.ravel())
 
 
-def _draw_thresholds(
-    divergence: str, count: int, completions: int, scale: ShareScale, random: np.random.Generator
-) -> Array:
+def _draw_thresholds(score: str, count: int, completions: int, scale: ShareScale, random: np.random.Generator) -> Array:
     """Draws thresholds (count, completions): T < 0, and one from each of count - 1 equal intervals of logit(u)."""
     parts = (np.arange(count - 1)[:, None] + random.random((count - 1, completions))) / max(1, count - 1)
-    least, most = scale.ends(divergence)
+    least, most = scale.ends(score)
     least = min(max(least, _LEAST), most)
-    fuzzy = scale.thresholds_of(divergence, least + parts * (most - least))
+    fuzzy = scale.thresholds_of(score, least + parts * (most - least))
     return np.concatenate([np.full((1, completions), _LOSSLESS), fuzzy])
 
 

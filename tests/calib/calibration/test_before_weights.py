@@ -162,7 +162,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, free: int | None, batch_size: int |
 def test_a_plan_names_the_memory_and_the_device_hours(tmp_path: Path) -> None:
     target, draft = tiny_calibration.far_apart()
     config = RunConfig(cache=tmp_path, state=tmp_path, device="cpu")
-    decoding = SearchSpace(divergence="js", draft_length=4)
+    decoding = SearchSpace(score="js", draft_length=4)
     plan = Calibration(
         tiny_calibration.task(240), target, draft, Goal(min_acc=0.7), decoding, config, word_tokenizer()
     ).plan()
@@ -186,7 +186,7 @@ def test_what_cannot_be_estimated_is_said_and_no_refusal(tmp_path: Path) -> None
     target.hf_device_map = {"": "cpu"}
     log = StringIO()
     config = RunConfig(cache=tmp_path, state=tmp_path, progress=Lines(log))
-    decoding = SearchSpace(divergence="js", draft_length=4)
+    decoding = SearchSpace(score="js", draft_length=4)
     plan = Calibration(
         tiny_calibration.task(240), target, draft, Goal(min_acc=0.7), decoding, config, word_tokenizer()
     ).plan()

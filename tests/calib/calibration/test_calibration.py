@@ -42,7 +42,7 @@ def planned(cache: Path, spread: float = 0.05, progress: Progress | None = None,
     """With the ledger in the folder of the cache."""
     target, draft = related(seed=1, spread=spread)
     config = RunConfig(cache=cache, state=cache, progress=progress or Silent())
-    decoding = SearchSpace(divergence="js", draft_length=(2, 4))
+    decoding = SearchSpace(score="js", draft_length=(2, 4))
     return Calibration(
         TASK, target, draft, Goal(**({"min_acc": 0.7} | goal)), decoding, config, word_tokenizer()
     ).plan()
@@ -199,7 +199,7 @@ def test_a_draft_that_never_errs_leaves_nothing_to_be_lossy_for(tmp_path: Path) 
     target, draft = related(seed=1, spread=0.0)
     profile = calibrate(
         tiny_calibration.task(240), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path,
-        state=tmp_path, min_acc=0.7, draft_length=(2, 4), divergence="js", min_gain=1,
+        state=tmp_path, min_acc=0.7, draft_length=(2, 4), score="js", min_gain=1,
     )  # fmt: skip
     assert profile.outcome == "lossless", (profile.threshold, profile.speed.chosen, profile.speed.lossless)
 

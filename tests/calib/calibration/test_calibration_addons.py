@@ -21,7 +21,7 @@ from support.models.tiny_models import word_tokenizer
 from support.own_code import on_path
 from support.paths import EXAMPLES
 
-OWN = {"divergence": "new_score:Behind@10", "rule": "new_rule:OneSwap", "stop_policy": "own_endings:Short"}
+OWN = {"score": "new_score:Behind@10", "rule": "new_rule:OneSwap", "stop_policy": "own_endings:Short"}
 WRITTEN = """
 from fsd_collectors.replay.counting import LengthPolicy
 from fsd_decoding.policies.stopping import StopPolicy
@@ -47,7 +47,7 @@ class Lossless(Rule):
         return rule_named("coupled").judge(proposal)
 
 class Unknown(Rule):
-    lossless, bounds_divergence = "coupled", True
+    lossless, bounds_score = "coupled", True
 """
 
 
@@ -61,9 +61,9 @@ def own() -> Iterator[None]:
 def test_a_calibration_searches_certifies_and_exports_code_of_ones_own(tmp_path: Path) -> None:
     pair = tiny_calibration.far_apart()
     found = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", **OWN, draft_length=(2, 5), trials=5)
-    assert (found.rule, found.divergence, found.stop_policy) == (
+    assert (found.rule, found.score, found.stop_policy) == (
         OWN["rule"],
-        OWN["divergence"],
+        OWN["score"],
         OWN["stop_policy"],
     )
     assert found.certificate.certified
@@ -105,14 +105,14 @@ def test_a_calibration_searches_certifies_and_exports_code_of_ones_own(tmp_path:
             "stop_policy is given, and a predictor ends drafts too",
         ),
         (
-            {"divergence": "nowhere:Score"},
+            {"score": "nowhere:Score"},
             "score 'nowhere:Score': there is no module nowhere on Python's path; put the",
         ),
         (
-            {"divergence": "new_score:Behind@0"},
+            {"score": "new_score:Behind@0"},
             "score 'new_score:Behind@0' has k = '0'; it must be a whole number from 1",
         ),
-        ({"divergence": "poetry"}, "divergence is 'poetry'; it must be one of js, .*, or your own as module:Name"),
+        ({"score": "poetry"}, "score is 'poetry'; it must be one of js, .*, or your own as module:Name"),
         ({"stop_policy": "poetry"}, "stop_policy is 'poetry'; it must be your own as module:Name"),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_cannot_be_searched_is_refused_before_anything_is_decoded(space: di
 def test_vllm_follows_profiles_of_the_same_code_alone() -> None:
     known = addon("score", "new_score:Behind")
     assert known is not None
-    changes = {"rule": "fsd-sd", "divergence": "new_score:Behind@10", "sampling.temperature": 0.8}
+    changes = {"rule": "fsd-sd", "score": "new_score:Behind@10", "sampling.temperature": 0.8}
     check_profile(profile({**changes, "addons": [known.facts]}))
     with pytest.raises(UsageError, match="was made with another source of score 'new_score:Behind'"):
         check_profile(profile({**changes, "addons": [known.facts | {"source": "0" * 64}]}))

@@ -21,7 +21,7 @@ SPREADS = {"near": 0.001, "far": 0.2, "farther": 0.3}
 SETTINGS: dict[str, Any] = {
     "min_acc": 0.95,
     "draft_length": (2, 4),
-    "divergence": "js",
+    "score": "js",
     "explore": True,
     "trials": 12,
 }

@@ -27,7 +27,7 @@ from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related, saved
 
 _PROBLEMS = 1350  # about 270 of them tuning: 128 to forecast with, the others to train on
-_SETTINGS: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "explore": True}
+_SETTINGS: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "score": "js", "explore": True}
 
 
 def run(folder: Path, predictor: Any, problems: int = 240, **changes: Any) -> ThresholdProfile:
@@ -55,7 +55,7 @@ def planned(state: Path, predictor: Path | str, problems: tuple[Problem, ...], e
     task, log = replace(tiny_calibration.task(300), problems=problems), StringIO()
     Calibration(
         task, target, draft, Goal(min_acc=0.7, explore=explore),
-        SearchSpace(divergence="js", draft_length=6, predictor=predictor),
+        SearchSpace(score="js", draft_length=6, predictor=predictor),
         RunConfig(cache=state, state=state, progress=Lines(log)), word_tokenizer(),
     ).plan()  # fmt: skip
     return log.getvalue()
@@ -171,7 +171,7 @@ def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predicto
 @pytest.mark.slow
 def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"divergence": "tv"}, "the predictor knows divergences js, not 'tv'"),
+        ({"score": "tv"}, "the predictor knows scores js, not 'tv'"),
         ({"rule": "fsd-sd"}, "the predictor is for rule 'fsd-coupled', not 'fsd-sd'"),
         ({"temperature": 0.7}, "the predictor was trained on texts sampled with"),
     ):

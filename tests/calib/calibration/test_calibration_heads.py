@@ -39,7 +39,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, drafts: Any, **settings: Any) -> ThresholdProfile:
-    easy: dict[str, Any] = {"serve_batch": 8, "draft_length": (2, 4), "divergence": "js", "trials": 6}
+    easy: dict[str, Any] = {"serve_batch": 8, "draft_length": (2, 4), "score": "js", "trials": 6}
     pair = target(), drafts
     return tiny_calibration.run(folder / "out", folder / "cache", pair=pair, **{"min_acc": 0.5, **easy, **settings})
 
@@ -117,7 +117,7 @@ def test_workers_load_heads_and_n_grams_by_name(head: Path, tmp_path: Path, monk
     word_tokenizer().save_pretrained(folder)
     made = tiny_calibration.run(
         tmp_path / "out", tmp_path / "cache", pair=(str(folder), drafts), workers=2, min_acc=0.5, trials=4,
-        draft_length=3, divergence="js", serve_batch=8,
+        draft_length=3, score="js", serve_batch=8,
     )  # fmt: skip
     assert made.certificate.certified
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_loaded_so_is_refused_first(models: tuple[Path, Path], gi
 @pytest.mark.slow
 def test_a_profile_records_how_its_models_were_loaded(models: tuple[Path, Path]) -> None:
     made = calibrate(
-        tiny_calibration.task(240), *models, min_acc=0.7, draft_length=2, divergence="js", trials=2, timing="none",
+        tiny_calibration.task(240), *models, min_acc=0.7, draft_length=2, score="js", trials=2, timing="none",
         explore=True, model_kwargs=EAGER, draft_model_kwargs={"attn": "sdpa"},
     )  # fmt: skip
     assert (made.target.attention, made.draft.attention) == ("eager", "sdpa")

@@ -32,7 +32,7 @@ TASK = replace(tiny_calibration.task(360), max_new_tokens=12)
 SETTINGS: dict[str, Any] = {
     "min_acc": 0.5,
     "draft_length": 4,
-    "divergence": "js",
+    "score": "js",
     "threshold_policy": "schedule",
     "trials": 4,
     "serve_batch": 8,
@@ -94,7 +94,7 @@ def test_a_decoder_of_the_profile_makes_the_texts_of_the_calibration(made: Thres
     problems = list({p.key: p for p in reversed(TASK.problems)}.values())  # repeats are not decoded
     following = decoder(folder / "out" / "profile.json")
     assert made.policy is not None
-    setting = Setting(made.rule, made.divergence, made.draft_length, made.threshold, made.policy)
+    setting = Setting(made.rule, made.score, made.draft_length, made.threshold, made.policy)
     with ResultCache(folder / "cache" / "decodings.sqlite") as store:
         cached = CachedDecoder(OwnEngine(following, TASK), TASK, store)
         known = cached(setting, problems)
@@ -138,7 +138,7 @@ def test_other_families_are_found_tested_and_followed(policy: str, more: dict[st
     assert made.policy.parameters.items() >= {key.removeprefix("phase_"): each for key, each in more.items()}.items()
     following = decoder(made)
     texts = following.generate([p.prompt for p in TASK.problems[:40]], 12, ids=[p.id for p in TASK.problems[:40]])
-    setting = Setting(made.rule, made.divergence, made.draft_length, made.threshold, made.policy)
+    setting = Setting(made.rule, made.score, made.draft_length, made.threshold, made.policy)
     with ResultCache(tmp_path / "cache" / "decodings.sqlite") as store:
         known = CachedDecoder(OwnEngine(following, TASK), TASK, store)(setting, TASK.problems[:40])
     assert [(r.text, r.rounds) for r in texts] == [(d.text, d.rounds) for (d,) in known]
@@ -233,9 +233,7 @@ def test_what_can_be_calibrated_is_let_through() -> None:
 def test_a_constant_of_ones_own_moves_nothing() -> None:
     nothing: Any = None  # that a constant does not ask for
     assert shapes([Constant(0.3), "constant"], nothing, nothing, nothing) == {None: None}
-    decoding = SearchSpace(
-        rule="fsd", divergence="js", draft_length=4, predictor="auto", threshold_policy=Constant(0.3)
-    )
+    decoding = SearchSpace(rule="fsd", score="js", draft_length=4, predictor="auto", threshold_policy=Constant(0.3))
     Calibration(TASK, *far_apart(), Goal(min_acc=0.5), decoding)
 
 

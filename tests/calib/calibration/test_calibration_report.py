@@ -125,7 +125,7 @@ def test_a_noisy_clock_leaves_what_is_certified_certified_and_followed(
     assert (made.outcome, made.met, made.certificate.certified) == ("certified-speed-unknown", True, True)
     assert (made.lossy, made.estimate, made.followed.rule) == (True, None, made.rule)
     setting: dict[str, Any] = {"rule": made.rule, "threshold": made.threshold, "draft_length": made.draft_length}
-    assert _texts_following(made) == _texts(tiny_decoder(divergence=made.divergence), **setting)
+    assert _texts_following(made) == _texts(tiny_decoder(score=made.score), **setting)
     assert _texts_following(made) != _texts(tiny_decoder(), rule="sd")
     answer, cut = made.speed.answer, made.truncation
     assert answer is not None
@@ -176,7 +176,7 @@ def test_what_is_shown_slower_remains_certified_and_decoders_run_sd(
     assert made.certificate.lower_bound is not None
     assert made.certificate.looks[-1] == made.data.certification
     assert made.estimate is not None
-    tested = (made.rule, made.divergence, made.draft_length, made.estimate.threshold)
+    tested = (made.rule, made.score, made.draft_length, made.estimate.threshold)
     (point,) = [p for p in made.curve if p.source == "certification" and _named(p) == tested]
     assert (point.lower_bound, made.estimate.lower_bound) == (made.certificate.lower_bound,) * 2
     c, cut = made.certificate, made.truncation
@@ -233,7 +233,7 @@ def test_more_than_the_target_keeps_is_granted_though_no_faster(
     target, draft = related(seed=1, spread=0.05)
     made = calibrate(
         _better_changed(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path, min_acc=1.1,
-        divergence="tv", draft_length=(2, 4),
+        score="tv", draft_length=(2, 4),
     )  # fmt: skip
     assert (made.outcome, made.lossy, made.followed.rule) == ("certified-slower", True, made.rule)
     assert "slower than sd, which was not shown to do what was requested; decoders" in verdict(made)
@@ -310,7 +310,7 @@ def _of_an_equal_draft(cache: Path, task: Task | None = None, **goal: Any) -> Th
     target, draft = related(seed=1, spread=0.0)
     return calibrate(
         task or tiny_calibration.task(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=cache,
-        draft_length=(2, 4), divergence="js", **goal,
+        draft_length=(2, 4), score="js", **goal,
     )  # fmt: skip
 
 
@@ -340,7 +340,7 @@ def _texts(decoder: SpeculativeDecoder, **setting: Any) -> list[str]:
 
 
 def _named(point: CurvePoint) -> tuple[str, str, int, float | None]:
-    return point.setting.rule, point.setting.divergence, point.setting.draft_length, point.setting.threshold
+    return point.setting.rule, point.setting.score, point.setting.draft_length, point.setting.threshold
 
 
 def printed(made: ThresholdProfile) -> str:

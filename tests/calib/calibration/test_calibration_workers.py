@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def calibrated(models: tuple[Any, Any], folder: Path, **changes: Any) -> ThresholdProfile:
-    settings: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": "js", "trials": 4} | changes
+    settings: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "score": "js", "trials": 4} | changes
     return calibrate(
         tiny_calibration.task(240), models[0], models[1], dtype="float64", device="cpu", batch_size=8,
         out=folder / "out", cache=folder / "cache", state=folder / "state", **settings,
@@ -104,7 +104,7 @@ def test_the_plan_is_of_the_workers_that_there_are(
         monkeypatch.setattr(model_workers, "cores", lambda: cores)  # a worker each, if it came to that
         out, cache, state = (tmp_path / name for name in ("out", "cache", "state"))
         config = RunConfig(batch_size=8, device="cpu", dtype="float64", out=out, cache=cache, state=state)
-        decoding = SearchSpace(divergence="js", draft_length=2)
+        decoding = SearchSpace(score="js", draft_length=2)
         calibration = Calibration(tiny_calibration.task(240), *models, Goal(min_acc=0.7), decoding, config)
         with output_folder.made(out):
             output_folder.claim(out, calibration)  # as a run that is to go on, whose timings are kept

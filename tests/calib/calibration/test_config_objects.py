@@ -26,12 +26,12 @@ def test_objects_and_keywords_are_the_same_attempt(tmp_path: Path) -> None:
     models = tiny_calibration.far_apart()
     task, tokenizer = tiny_calibration.task(160), word_tokenizer()
     flat = calibrate(
-        task, *models, tokenizer=tokenizer, min_acc=0.5, serve_batch=8, draft_length=4, divergence="js", trials=4,
+        task, *models, tokenizer=tokenizer, min_acc=0.5, serve_batch=8, draft_length=4, score="js", trials=4,
         timing="none", out=tmp_path / "out", cache=tmp_path, state=tmp_path,
     )  # fmt: skip
     objects = calibrate(
         task, *models, tokenizer=tokenizer, goal=Goal(min_acc=0.5, serve_batch=8),
-        decoding=SearchSpace(divergence="js", draft_length=4),
+        decoding=SearchSpace(score="js", draft_length=4),
         run=RunConfig(trials=4, timing="none", out=tmp_path / "out", cache=tmp_path, state=tmp_path),
     )  # fmt: skip
     assert flat.certificate is not None

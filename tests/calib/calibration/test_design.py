@@ -160,7 +160,7 @@ def calibration(folder: Path, **run: Any) -> Calibration:
     }  # fmt: skip
     return Calibration(
         tiny_calibration.task(300), *far_apart(), Goal(min_acc=0.7, serve_batch=8),
-        SearchSpace(divergence="js", draft_length=4, temperature=1.0), RunConfig(**settings), word_tokenizer(),
+        SearchSpace(score="js", draft_length=4, temperature=1.0), RunConfig(**settings), word_tokenizer(),
     )  # fmt: skip
 
 

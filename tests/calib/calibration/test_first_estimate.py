@@ -23,7 +23,7 @@ from support.models.tiny_pair import related
 def planned(folder: Path, log: StringIO) -> Plan:
     target, draft = related(seed=1, spread=0.05)
     config = RunConfig(cache=folder, state=folder, progress=Lines(log), compile="off")
-    decoding = SearchSpace(divergence="js", draft_length=(2, 4))
+    decoding = SearchSpace(score="js", draft_length=(2, 4))
     task = tiny_calibration.task(200)
     return Calibration(task, target, draft, Goal(min_acc=0.6), decoding, config, word_tokenizer()).plan()
 

@@ -47,7 +47,7 @@ def calibration(folder: Path, problems: int, notes: Notes | None = None, **run: 
     }  # fmt: skip
     return Calibration(
         tiny_calibration.task(problems), *far_apart(), Goal(min_acc=0.95, serve_batch=8),
-        SearchSpace(divergence="js", draft_length=4), RunConfig(**settings, progress=notes or Silent()),
+        SearchSpace(score="js", draft_length=4), RunConfig(**settings, progress=notes or Silent()),
         word_tokenizer(),
     )  # fmt: skip
 

@@ -95,7 +95,7 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
         target, draft = coarse_pair(size)
         return Calibration(
             tiny_calibration.task(240), target, draft, Goal(min_acc=min_acc),
-            SearchSpace(divergence="js", draft_length=(2, 4)), RunConfig(cache=tmp_path),
+            SearchSpace(score="js", draft_length=(2, 4)), RunConfig(cache=tmp_path),
             word_tokenizer(),
         )  # fmt: skip
 
@@ -115,6 +115,6 @@ def test_the_goal_is_judged_again_on_more_problems(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="of 256"):
         calibrate(
             tiny_calibration.task(1400), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path,
-            min_acc=0.96, divergence="js", draft_length=(2, 4), progress=notes,
+            min_acc=0.96, score="js", draft_length=(2, 4), progress=notes,
         )  # fmt: skip
     assert sum("flipped" in line for line in notes.lines) == 1

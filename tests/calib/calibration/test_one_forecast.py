@@ -46,7 +46,7 @@ def study_records(made: Made) -> list[dict[str, Any]]:
 
 
 def same(point: CurvePoint, attributes: dict[str, Any]) -> bool:
-    names = ("rule", "divergence", "draft_length", "threshold")
+    names = ("rule", "score", "draft_length", "threshold")
     return all(getattr(point.setting, name) == attributes[name] for name in names)
 
 

@@ -69,7 +69,7 @@ def test_a_profile_of_unknown_origin_keeps_its_folder(tmp_path: Path) -> None:
         replace(ASKED, goal=Goal(min_acc=0.9, explore=True)),
         replace(ASKED, task="csqa"),
         replace(ASKED, draft=["Qwen/Qwen2.5-0.5B", NGram()]),
-        replace(ASKED, decoding=SearchSpace(divergence="tv")),
+        replace(ASKED, decoding=SearchSpace(score="tv")),
         replace(ASKED, decoding=SearchSpace(seed=1)),
         changed(data="mine.jsonl"),
         changed(system="Answer briefly."),
@@ -177,7 +177,7 @@ def test_a_plan_leaves_no_folder(tmp_path: Path) -> None:
     target, draft = far_apart()
     settings = RunConfig(out=tmp_path / "out", cache=tmp_path / "cache", state=tmp_path / "state")
     asked = Calibration(
-        tiny_calibration.task(240), target, draft, Goal(min_acc=0.5), SearchSpace(divergence="js", draft_length=4),
+        tiny_calibration.task(240), target, draft, Goal(min_acc=0.5), SearchSpace(score="js", draft_length=4),
         settings, word_tokenizer(),
     )  # fmt: skip
     asked.plan()

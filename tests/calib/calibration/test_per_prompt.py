@@ -90,7 +90,7 @@ def test_a_tokenizer_is_looked_through_once_and_again_when_it_has_grown(monkeypa
 def test_without_a_tokenizer_it_says_what_to_give() -> None:
     pair, policy = decoder(), learned_policy()
     for tokenizer in (pair.tokenizer, None):  # a policy that knew one forgets it
-        policy.check([pair.target, pair.draft], tokenizer, pair.rule, pair.divergence)
+        policy.check([pair.target, pair.draft], tokenizer, pair.rule, pair.score)
     with pytest.raises(UsageError, match=r"without a tokenizer; .* fsd_tokenizer"):
         SpeculativeDecoder(pair.target, pair.draft, None).generate([[5, 6]], 4, threshold=policy)
 

@@ -27,7 +27,7 @@ from support.models.tiny_calibration import far_apart
 from support.models.tiny_models import word_tokenizer
 
 # Nearly all is accepted, so that it is faster than lossless decoding.
-FOUND = {"threshold": 0.69, "draft_length": 4, "divergence": "js"}
+FOUND = {"threshold": 0.69, "draft_length": 4, "score": "js"}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_the_setting_is_tested_and_nothing_else(tmp_path: Path) -> None:
     found = profile(FOUND)
     made = certification(tmp_path, found).run()
     assert made.certificate.certified
-    assert (made.rule, made.divergence, made.draft_length, made.threshold) == ("fsd-coupled", "js", 4, 0.69)
+    assert (made.rule, made.score, made.draft_length, made.threshold) == ("fsd-coupled", "js", 4, 0.69)
     assert (made.certificate.frozen, made.certificate.attempt) == (1, 1)
     assert made.effort is not None
     assert made.effort.trials == 0

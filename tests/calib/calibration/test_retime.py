@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         fix_speeds(patch, 1.5)
         calibrate(
-            "arithmetic", target, draft, min_acc=0.5, limit=120, trials=2, divergence="js", draft_length=4,
+            "arithmetic", target, draft, min_acc=0.5, limit=120, trials=2, score="js", draft_length=4,
             out=folder / "out", cache=folder / "cache", state=folder / "state", workers=1,
         )  # fmt: skip
     return folder

@@ -87,7 +87,7 @@ def test_the_same_models_of_another_folder_are_the_same_run(tmp_path: Path) -> N
         calibrate(
             tiny_calibration.task(240), target=tmp_path / target, draft=tmp_path / draft, out=tmp_path / f"out{number}",
             cache=tmp_path / "cache", state=tmp_path / "cache", storage=f"sqlite:///{tmp_path}/study.sqlite",
-            min_acc=0.5, serve_batch=8, draft_length=4, divergence="js", trials=4, dtype="float64",
+            min_acc=0.5, serve_batch=8, draft_length=4, score="js", trials=4, dtype="float64",
         )
         for number, (target, draft) in enumerate(places)
     )  # fmt: skip

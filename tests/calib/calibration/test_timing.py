@@ -452,7 +452,7 @@ def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
 
 def calibrated(models: tuple[Path, Path], **changes: Any) -> ThresholdProfile:
     target, draft = models
-    goal: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": "js", "trials": 6} | changes
+    goal: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "score": "js", "trials": 6} | changes
     return calibrate(tiny_calibration.task(240), target=target, draft=draft, **goal)
 
 

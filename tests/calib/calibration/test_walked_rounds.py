@@ -23,7 +23,7 @@ class Counting(OwnEngine):
 
     walks = 0
 
-    def walked(self, request: DecodingRequest, divergences: object) -> Walked:
+    def walked(self, request: DecodingRequest, scores: object) -> Walked:
         self.walks += 1
         return super().walked(request, NAMES)
 
@@ -39,7 +39,7 @@ def request(tree: TreeShape | None = None, length: int = 3, prompt: str = "w9") 
 
 
 def same(one: Walked, other: Walked) -> bool:
-    arrays = [[each.walks.exact, each.walks.drafted, *map(each.walks.divergences.get, NAMES)] for each in (one, other)]
+    arrays = [[each.walks.exact, each.walks.drafted, *map(each.walks.scores.get, NAMES)] for each in (one, other)]
     facts = [(each.tokens, each.rounds, each.walks.chains) for each in (one, other)]
     return facts[0] == facts[1] and all(map(np.array_equal, *arrays))
 

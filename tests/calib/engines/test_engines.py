@@ -104,9 +104,9 @@ def test_room_for_what_is_decoded_is_required() -> None:
         ({"predictor": "auto"}, "cannot end drafts by a predictor"),
         ({"threshold_policy": "per-prompt"}, "cannot follow policy 'per-prompt'"),
         ({"rule": "fsd"}, "can follow fsd-sd and fsd-coupled, and the rule is 'fsd'"),
-        ({"divergence": ["js", "cactus"]}, "decodes greedily here, and score 'cactus' reads the random number"),
+        ({"score": ["js", "cactus"]}, "decodes greedily here, and score 'cactus' reads the random number"),
         (
-            {"divergence": "margin", "temperature": 0.8},
+            {"score": "margin", "temperature": 0.8},
             "rule 'fsd-coupled' with score 'margin' samples from another law",
         ),
         ({"timing": "careful"}, "leave timing careful out"),

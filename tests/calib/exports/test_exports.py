@@ -35,9 +35,9 @@ from support.calibration.profiles import LOSSLESS, UNCERTIFIED, UNTESTED, profil
 from support.messages import usage_error
 
 SAMPLED = {"sampling": {"temperature": 0.6, "top_k": 20, "top_p": None}}
-FLY = {"rule": "fsd-sd", "divergence": "fly@2@3", "threshold": 0.8, "logits": "processed"}
-ACCEPT = {"rule": "fsd-sd", "divergence": "accept-threshold@0.9", "threshold": 0.35, "logits": "processed", **SAMPLED}
-RELAXED = {"rule": "fsd-sd", "divergence": "relaxed@10", "threshold": 0.6}
+FLY = {"rule": "fsd-sd", "score": "fly@2@3", "threshold": 0.8, "logits": "processed"}
+ACCEPT = {"rule": "fsd-sd", "score": "accept-threshold@0.9", "threshold": 0.35, "logits": "processed", **SAMPLED}
+RELAXED = {"rule": "fsd-sd", "score": "relaxed@10", "threshold": 0.6}
 ENSEMBLE = {"rule": "ensemble", "threshold": 0.3}
 OWN: dict[str, dict[str, Any]] = {
     "vllm": FLY,
@@ -117,7 +117,7 @@ def test_the_engine_keeps_at_the_printed_options_what_the_score_keeps_at_t(
     score = float(score_named(scores[which]).of(seen))
     if abs(score - threshold) < 1e-6:  # on the edge rounding decides
         return
-    options = options_of(to, {**changes, "divergence": scores[which], "threshold": threshold})
+    options = options_of(to, {**changes, "score": scores[which], "threshold": threshold})
     assert keeps(options, target.softmax(-1), x, u) == (score <= threshold)
 
 
@@ -204,7 +204,7 @@ def test_sampled_drafts_are_sampled() -> None:
     assert "do_sample=True, repetition_penalty=1.0, temperature=0.6, top_k=20, top_p=1.0, min_p=None" in text
 
 
-@pytest.mark.parametrize("changes", [{}, ACCEPT], ids=["divergence", "score"])
+@pytest.mark.parametrize("changes", [{}, ACCEPT], ids=["score", "score"])
 def test_scores_that_vllm_has_not_are_followed_by_the_plugin(changes: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         saved = profile(changes)
@@ -223,14 +223,14 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
                         "take an engine that has this score: --to vllm, tensorrt-llm, max, transformers"),
     ("sglang", {}, "score is 'js', and SGLang has accept-threshold alone; calibrate with one of these, or take an "
                    "engine that has this score: --to vllm, transformers"),
-    ("tensorrt-llm", {"rule": "fsd-sd", "divergence": "margin@10"}, "score is 'margin@10', and TensorRT-LLM has"),
+    ("tensorrt-llm", {"rule": "fsd-sd", "score": "margin@10"}, "score is 'margin@10', and TensorRT-LLM has"),
     ("max", ENSEMBLE, "rule is 'ensemble', and MAX has relaxed alone; calibrate with one of these, or take an engine "
                       "that has this rule: --to transformers"),
     ("vllm", {"rule": "typical"}, "rule is 'typical', and vLLM has fly, and other scores by our plugin; calibrate"),
     ("vllm", FLY | SAMPLED | {"rule": "fsd-coupled"}, "samples under rule 'fsd-coupled', and vLLM as 'fsd-sd' does"),
     ("tensorrt-llm", RELAXED | {"rule": "fsd"}, "rule is 'fsd', and TensorRT-LLM keeps what its exact rule keeps, too"),
-    ("vllm", FLY | {"divergence": "fly@0"}, "score is 'fly@0' at L = 5, and vLLM's window of FLy has from 1 to L - 1"),
-    ("vllm", FLY | {"divergence": "fly@5"}, "score is 'fly@5' at L = 5"),
+    ("vllm", FLY | {"score": "fly@0"}, "score is 'fly@0' at L = 5, and vLLM's window of FLy has from 1 to L - 1"),
+    ("vllm", FLY | {"score": "fly@5"}, "score is 'fly@5' at L = 5"),
     ("vllm", FLY | {"sampling": {"temperature": 0.6, "top_k": None, "top_p": None, "min_p": 0.1}},
      "samples with min_p 0.1, which vLLM has not"),
     ("sglang", ACCEPT | {"sampling.repetition_penalty": 1.25}, "samples with repetition_penalty 1.25"),
@@ -238,7 +238,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "is greedy (temperature 0), where SGLang decodes exactly"),
     ("sglang", ACCEPT | {"threshold": 1.0}, "T is 1, where SGLang would keep tokens of probability 0"),
     ("tensorrt-llm", RELAXED | SAMPLED, "samples (temperature 0.6), and TensorRT-LLM relaxes greedy decoding alone"),
-    ("max", RELAXED | {"divergence": "relaxed"}, "score is 'relaxed', of tokens of any rank, and MAX asks"),
+    ("max", RELAXED | {"score": "relaxed"}, "score is 'relaxed', of tokens of any rank, and MAX asks"),
     ("max", RELAXED | {"logits": "processed"}, "score is of processed logits, and MAX reads raw ones"),
     ("max", LOSSLESS, "has no threshold and the draft model 'small', and MAX drafts with EAGLE heads"),
     ("transformers", ENSEMBLE | {"threshold": 1.0}, "T is 1, where the draft alone would decide"),
@@ -354,7 +354,7 @@ def test_generate_with_our_hook_writes_our_texts_of_any_score(tmp_path: Path) ->
             for role, path in (("target", TARGET), ("draft", DRAFT))}  # fmt: skip
     followed = profile({
         **info, "tokenizer": tokenizer_fingerprint(load_tokenizer(TARGET)), "prompt": None, "acceptance": None,
-        "rule": "fsd-sd", "divergence": "margin@10", "threshold": 0.7,
+        "rule": "fsd-sd", "score": "margin@10", "threshold": 0.7,
     })  # fmt: skip
     followed.save(tmp_path / "profile.json")
     found = completed(export_profile(followed, "transformers"), prompts)

@@ -89,12 +89,12 @@ def test_colours_leave_the_text_as_it_is(strict: InspectedText) -> None:
     assert flat(TEXT) in flat(ESCAPE.sub("", shown)).replace("·", "").replace("⏎", "")
 
 
-def test_without_colours_marks_tell_sources_and_divergences(loose: InspectedText) -> None:
+def test_without_colours_marks_tell_sources_and_scores(loose: InspectedText) -> None:
     shown = printed([loose])
     assert not ESCAPE.search(shown)
     for token in loose.tokens:
         if token.source is TokenSource.FUZZY and token.text.strip():
-            assert flat(f"[{token.text.strip()} {token.divergence:.2g}]") in flat(shown)
+            assert flat(f"[{token.text.strip()} {token.score:.2g}]") in flat(shown)
 
 
 def test_no_color_is_heeded(strict: InspectedText, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_table_has_a_row_for_each_token(loose: InspectedText) -> None:
     for token in loose.tokens:
         row = cells[str(token.position + 1)]
         assert row[1:4] == [str(token.round + 1), name_of(token.name), token.source]
-        assert (row[4] == "–") == (token.divergence is None)
+        assert (row[4] == "–") == (token.score is None)
         assert (row[6] == "–") == (token.alternative is None)
 
 
@@ -154,7 +154,7 @@ def test_spans_hold_the_text_and_tell_their_tokens(strict: InspectedText, loose:
         assert len(spans.says) == len(text.tokens)
         for says, token in zip(spans.says, text.tokens, strict=True):
             assert str(token.source) in says
-            assert ("D = " in says) == (token.divergence is not None)
+            assert ("D = " in says) == (token.score is not None)
             assert ("instead of" in says) == (token.source is TokenSource.FUZZY)
 
 

@@ -35,7 +35,7 @@ from support.calibration.prompt_cases import CASES
 from support.messages import usage_error
 
 PAIR: dict[str, Any] = dict(zip(("target", "draft"), map(str, pair_paths()), strict=True))
-LOSSY: dict[str, Any] = {"threshold": 0.3, "draft_length": 8, "divergence": "js"}
+LOSSY: dict[str, Any] = {"threshold": 0.3, "draft_length": 8, "score": "js"}
 COUNT = 12
 
 

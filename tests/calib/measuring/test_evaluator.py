@@ -173,7 +173,7 @@ def test_all_that_determines_a_text_changes_the_key() -> None:
     changed = [
         key_json(),
         key_json(dataclasses.replace(FUZZY, rule="fsd")),
-        key_json(dataclasses.replace(FUZZY, divergence="tv")),
+        key_json(dataclasses.replace(FUZZY, score="tv")),
         key_json(dataclasses.replace(FUZZY, draft_length=5)),
         key_json(decoder=decoder_of(changed_model(0))),
         key_json(decoder=decoder_of(draft=changed_model(1))),
@@ -204,7 +204,7 @@ def test_irrelevant_settings_do_not_change_the_key() -> None:
     assert key_json(FUZZY.at(0.9)) == key_json(FUZZY.at(0.1))
     alone, sd = Setting("target", "js", 4), Setting("sd", "js", 4)
     for setting in (alone, sd):
-        assert key_json(dataclasses.replace(setting, divergence="tv"), decoder_of(on="processed")) == key_json(setting)
+        assert key_json(dataclasses.replace(setting, score="tv"), decoder_of(on="processed")) == key_json(setting)
     assert key_json(dataclasses.replace(alone, draft_length=9), decoder_of(draft=changed_model(1))) == key_json(alone)
     assert key_json(dataclasses.replace(sd, draft_length=9)) != key_json(sd)
 

@@ -74,22 +74,22 @@ def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, b
 
 
 @pytest.mark.parametrize(
-    ("dtype", "divergence", "at", "margin"),
+    ("dtype", "score", "at", "margin"),
     [("float64", "js", 1.0, 1e-12), ("float32", "js", 0.06, 2.94e-5), ("float32", "js@50", 0.06, 2.94e-5),
      ("float32", "kl_qp", 10.0, 8.85e-4), ("bfloat16", "tv", 0.06, 0.0705), ("float16", "hellinger", 0.25, 0.0336),
      ("float32", "doubt", 0.25, 2.45e-4), ("float8_e4m3fn", "js", 0.06, math.inf), ("float64", "mine", 1.0, math.inf),
      ("float32", "gated-js@50@0.9", 0.06, 2.94e-5), ("float32", "margin@10", 0.5, 1e-5),
      ("float32", "fly@1", 0.0, 2.4e-5), ("float64", "typical", 1.0, 1e-12), ("bfloat16", "margin", 0.5, math.inf)],
 )  # fmt: skip
-def test_margins_match_the_measured_noise(dtype: str, divergence: str, at: float, margin: float) -> None:
-    assert key(dtype, divergence).margin(at) == pytest.approx(margin, rel=0.02)
+def test_margins_match_the_measured_noise(dtype: str, score: str, at: float, margin: float) -> None:
+    assert key(dtype, score).margin(at) == pytest.approx(margin, rel=0.02)
 
 
-@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("score", DIVERGENCES)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_every_divergence_has_a_margin(divergence: str, dtype: str) -> None:
-    """A new divergence needs its noise measured, as `cache_key` says; until then only its own T is a hit."""
-    assert 0 < key(dtype, divergence).margin(0.1) < math.inf
+def test_every_score_has_a_margin(score: str, dtype: str) -> None:
+    """A new score needs its noise measured, as `cache_key` says; until then only its own T is a hit."""
+    assert 0 < key(dtype, score).margin(0.1) < math.inf
 
 
 @pytest.mark.parametrize("score", FAMILIES)

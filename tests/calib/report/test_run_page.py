@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target, draft = far_apart()
     calibrate(
         hostile_task(), target, draft, tokenizer=word_tokenizer(), out=out, cache=cache, state=cache, min_acc=0.5,
-        serve_batch=8, draft_length=(2, 4), divergence=("js", "tv"), trials=4,
+        serve_batch=8, draft_length=(2, 4), score=("js", "tv"), trials=4,
     )  # fmt: skip
     return out
 
@@ -116,7 +116,7 @@ def test_the_record_agrees_with_the_profile(folder: Path, record: RunRecord) -> 
     assert profile.certificate.lower_bound in [rung.lower_bound for rung in tested]
 
 
-def test_tokens_make_up_the_text_and_fuzzy_ones_tell_their_divergence(record: RunRecord) -> None:
+def test_tokens_make_up_the_text_and_fuzzy_ones_tell_their_score(record: RunRecord) -> None:
     told = [each for each in record.differences.shown if each.sources]
     assert told
     assert all("".join(token.text for token in each.sources) == each.chosen.text for each in told)
@@ -307,7 +307,7 @@ def test_a_page_that_cannot_be_written_loses_no_profile(
     target, draft = far_apart()
     profile = calibrate(
         task(60), target, draft, tokenizer=word_tokenizer(), out=tmp_path, cache=tmp_path / "cache",
-        state=tmp_path / "cache", min_acc=0.5, explore=True, timing="none", draft_length=2, divergence="js",
+        state=tmp_path / "cache", min_acc=0.5, explore=True, timing="none", draft_length=2, score="js",
         trials=1,
     )  # fmt: skip
     assert ThresholdProfile.load(tmp_path) == profile
@@ -370,11 +370,11 @@ def test_hovering_over_a_mark_tells_its_setting(looked: Looked, folder: Path) ->
     told.wait_for()
     rows = dict(zip(*(told.locator(f"td.{name}").all_inner_texts() for name in ("key", "value")), strict=True))
     assert (rows["T"], rows["L"]) == (f"{chosen.threshold:.4g}", str(chosen.draft_length))
-    assert (rows["divergence"], rows["policy"]) == (chosen.divergence, "constant T")
+    assert (rows["score"], rows["policy"]) == (chosen.score, "constant T")
     assert ", lower bound " in rows["retention"]
 
 
-def test_hovering_over_a_fuzzy_token_tells_its_divergence(looked: Looked) -> None:
+def test_hovering_over_a_fuzzy_token_tells_its_score(looked: Looked) -> None:
     token = looked.page.locator("details[open] .token.fuzzy").first
     token.scroll_into_view_if_needed()
     token.hover()

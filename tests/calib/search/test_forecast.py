@@ -50,7 +50,7 @@ def test_forecast_speed_is_that_of_a_replay(traces: Traces, forecast: ReplayFore
     assert np.quantile(errors, 0.99) < 0.01
 
 
-@pytest.mark.parametrize("name", SPACE.divergences)
+@pytest.mark.parametrize("name", SPACE.scores)
 def test_a_threshold_accepts_its_share(traces: Traces, forecast: ReplayForecast, name: str) -> None:
     for share in (0.3, 0.9, 0.97):
         found = forecast.threshold(Setting("fsd", name, 3), float(np.log(share / (1 - share))))
@@ -60,7 +60,7 @@ def test_a_threshold_accepts_its_share(traces: Traces, forecast: ReplayForecast,
 
 def test_thresholds_and_speeds_grow_with_the_share_and_stay_finite(forecast: ReplayForecast) -> None:
     """kl_qp is infinite for some tokens of these traces."""
-    for name in SPACE.divergences:
+    for name in SPACE.scores:
         arm = Setting("fsd", name, 3)
         scale = [forecast.threshold(arm, at) for at in np.linspace(forecast.lowest, forecast.highest, 300)]
         assert np.isfinite(scale).all()
@@ -108,10 +108,10 @@ def walked(length: int, accepted: int, rounds: int = 10) -> Walked:
     number = np.arange(length + 1)
     exact = np.where(number < accepted, number + 1, 0)
     drafted = np.where(number < length, number + 1, 0)
-    divergence = np.where(number < accepted, 0.01, 0.9)
-    columns = (np.tile(column, (rounds, 1)) for column in (exact, drafted, divergence))
-    exact, drafted, divergence = columns
-    walks = Walks(exact, drafted, {"js": divergence}, chains=True)
+    score = np.where(number < accepted, 0.01, 0.9)
+    columns = (np.tile(column, (rounds, 1)) for column in (exact, drafted, score))
+    exact, drafted, score = columns
+    walks = Walks(exact, drafted, {"js": score}, chains=True)
     return Walked(walks, (accepted + 1) * rounds, rounds)
 
 

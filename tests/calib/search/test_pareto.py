@@ -74,7 +74,7 @@ def test_the_selectable_front_has_six_points_spread_out(low: float, middle: floa
 
 def fastest_possible(world: World) -> float:
     """Returns the largest tokens/s that retains .9, to .05 in logit(u)."""
-    arms = (Setting("fsd-coupled", name, 12) for name in SPACE.divergences)
+    arms = (Setting("fsd-coupled", name, 12) for name in SPACE.scores)
     places = [(arm, at) for arm in arms for at in np.arange(LOWEST, HIGHEST, 0.05)]
     return max(
         speed_at(Formula(), arm, at)
@@ -99,10 +99,10 @@ def test_a_dip_at_the_first_trial_hides_neither_side() -> None:
 def test_every_good_family_is_searched_finely() -> None:
     """A family that is far worse everywhere gets the coarse trials, and few more."""
     trials = run(World(count=600, seed=2, middle=7.0, shifts={"doubt": 0.2})).trials
-    each = [sum(t.setting.divergence == name for t in trials) for name in SPACE.divergences]
+    each = [sum(t.setting.score == name for t in trials) for name in SPACE.scores]
     assert min(each) >= 6
     trials = run(World(count=600, seed=2, middle=7.0, shifts={"doubt": 3.0})).trials
-    each = [sum(t.setting.divergence == name for t in trials) for name in SPACE.divergences]
+    each = [sum(t.setting.score == name for t in trials) for name in SPACE.scores]
     assert each[0] < each[1]
 
 

@@ -103,7 +103,7 @@ def test_the_winner_is_nearly_as_fast_as_the_best_arm_allows(seed: int) -> None:
     world = World(count=1000, seed=seed, shifts=SHIFTS)
     searched = run(world, SEVERAL, drift=0.03)
     truths = {
-        arm: fastest_possible(World(count=1000, seed=seed, shifts={"js": SHIFTS.get(arm.divergence, 0.0)}), arm)
+        arm: fastest_possible(World(count=1000, seed=seed, shifts={"js": SHIFTS.get(arm.score, 0.0)}), arm)
         for arm in (Setting("fsd-coupled", name, 10) for name in ("js", "tv"))
     }
     assert expected(fastest(searched)) >= 0.98 * max(truths.values())
@@ -183,7 +183,7 @@ def test_untried_arms_are_reported_with_the_reason() -> None:
 def test_worlds_where_every_or_no_threshold_is_feasible() -> None:
     hopeless = run(World(count=128, middle=-30), SEVERAL)
     assert not any(t.feasible for t in hopeless.trials)
-    assert {t.setting.divergence for t in hopeless.trials} == set(SEVERAL.divergences)
+    assert {t.setting.score for t in hopeless.trials} == set(SEVERAL.scores)
     harmless = run(World(count=1000, middle=60, gained=0), ONE)
     assert max(t.logit_share for t in harmless.trials if t.feasible) > HIGHEST - 1.5
     assert len(harmless.trials) <= 6
@@ -194,7 +194,7 @@ def test_worlds_where_every_or_no_threshold_is_feasible() -> None:
 def test_the_smallest_threshold_that_is_fast_enough(seed: int) -> None:
     world, objective = World(count=600, seed=seed, shifts=SHIFTS), MaxAccuracy(135.0)
     searched = run(world, SEVERAL, objective, drift=0.05)
-    assert {t.setting.divergence for t in searched.trials if t.feasible} == set(SEVERAL.divergences)
+    assert {t.setting.score for t in searched.trials if t.feasible} == set(SEVERAL.scores)
     assert len(searched.trials) <= 12
     (chosen,) = freeze(searched, SEVERAL, world.evaluator(), world.target(), Formula(), objective)
     speed = Formula().measured(world.evaluator().measure(chosen))

@@ -74,7 +74,7 @@ def test_the_study_holds_parameters_values_and_constraints(recorded: tuple[optun
     study, found = recorded
     assert [t.value for t in study.trials] == [t.value for t in found.trials]
     for trial, expected in zip(study.trials, found.trials, strict=True):
-        assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "draft", "tree", "logit_share"]
+        assert list(trial.params) == ["rule", "score", "draft_length", "policy", "draft", "tree", "logit_share"]
         assert trial.constraints["shortfall"] == expected.shortfall
 
 
@@ -82,7 +82,7 @@ def test_a_trial_has_attributes_of_its_setting_and_its_result(recorded: tuple[op
     study, found = recorded
     for trial, expected in zip(study.trials, found.trials, strict=True):
         shown, fuzzy = trial.user_attrs, expected.setting
-        assert (shown["rule"], shown["divergence"], shown["draft_length"]) == astuple(fuzzy)[:3]
+        assert (shown["rule"], shown["score"], shown["draft_length"]) == astuple(fuzzy)[:3]
         assert (shown["threshold"], shown["problems"]) == (fuzzy.threshold, expected.problems)
         assert (shown["tokens_per_second"], shown["retention"]) == (expected.tokens_per_second, expected.retention)
         assert {"policy", "draft"}.isdisjoint(shown)  # the space has one of each
@@ -379,7 +379,7 @@ def test_a_killed_search_resumes_in_postgresql(postgres: Postgres, alone: Search
 
 
 def test_the_space_is_the_workers(alone: SearchResult) -> None:
-    assert {t.setting.divergence for t in alone.trials} == set(SPACE.divergences)
+    assert {t.setting.score for t in alone.trials} == set(SPACE.scores)
 
 
 TRIALS = 4

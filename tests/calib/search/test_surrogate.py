@@ -139,9 +139,9 @@ LOSSLESS = 100.0
 
 
 def prospects(settings_: list[tuple[str, float, float, float]]) -> Prospects:
-    """Returns predictions for settings measured on the whole tuning part: divergence, logit(u), tokens/s and
+    """Returns predictions for settings measured on the whole tuning part: score, logit(u), tokens/s and
     retention."""
-    arms = [Setting("fsd-coupled", divergence, 8) for divergence, *_ in settings_]
+    arms = [Setting("fsd-coupled", score, 8) for score, *_ in settings_]
     shares, speeds = np.array([s[1] for s in settings_]), np.array([s[2] for s in settings_])
     observations = [
         Observation(arm, at, (retention - 1) * PASS_MODEL.accuracy, 0.02, PASS_MODEL.tuning)
@@ -197,7 +197,7 @@ def test_rungs_may_come_from_different_arms() -> None:
     chosen = choose_sequence(
         predictions := prospects([("js", 2.5, 130.0, 1.0), ("doubt", 3.5, 180.0, 0.989), ("js", 4.0, 150.0, 0.985)])
     )
-    assert [predictions.settings.arms[i].divergence for i in chosen] == ["js", "doubt"]
+    assert [predictions.settings.arms[i].score for i in chosen] == ["js", "doubt"]
 
 
 def test_a_setting_no_faster_than_lossless_decoding_is_not_tested() -> None:
@@ -225,11 +225,11 @@ def test_a_setting_that_will_fail_is_not_tested() -> None:
 
 
 def test_a_draft_that_fails_in_one_shape_is_not_tried_at_length_in_the_others() -> None:
-    """Nor with the other divergence; trials of a draft say nothing of another one."""
+    """Nor with the other score; trials of a draft say nothing of another one."""
     small, large = TreeShape(2, 6), TreeShape(3, 16)
     arms = [
-        Setting("fsd-coupled", divergence, 4, draft=draft, tree=tree)
-        for draft in ("good", "bad") for tree in (None, small, large) for divergence in ("js", "doubt")
+        Setting("fsd-coupled", score, 4, draft=draft, tree=tree)
+        for draft in ("good", "bad") for tree in (None, small, large) for score in ("js", "doubt")
     ]  # fmt: skip
     tried = Setting("fsd-coupled", "js", 4, draft="bad", tree=small)
     failed = [Observation(tried, at, -0.8, 0.8, 64) for at in (3.0, 4.0, 5.0)]

@@ -102,20 +102,20 @@ def test_divergences_are_of_decided_and_of_substituted_tokens(decoder: Speculati
     frame, _, rounds = observe_run(decoder, threshold=0.3)
     assert frame.substituted.sum() > 5
     for (_, row), record in zip(frame.iterrows(), rounds, strict=True):
-        d, decided = record.proposal.divergences, record.decided
-        assert row.divergence == pytest.approx(float(d[decided].mean()))
+        d, decided = record.proposal.scores, record.decided
+        assert row.score == pytest.approx(float(d[decided].mean()))
         assert row.decided == decided.sum()
         alone = record.verdict.accepted & (record.proposal.drafted != record.verdict.fallback) & decided
         assert row.substituted == alone.sum()
         largest = float(d[alone].max()) if alone.any() else np.nan
-        assert row.divergence_substituted == pytest.approx(largest, nan_ok=True)
+        assert row.score_substituted == pytest.approx(largest, nan_ok=True)
         assert not largest > row.threshold_most
 
 
 def test_a_rule_without_t_has_nan_as_t(decoder: SpeculativeDecoder) -> None:
     frame, _, _ = observe_run(decoder, rule="sd")
-    assert frame[["threshold_least", "threshold", "threshold_most", "divergence_substituted"]].isna().all(axis=None)
-    assert frame.divergence.notna().all()
+    assert frame[["threshold_least", "threshold", "threshold_most", "score_substituted"]].isna().all(axis=None)
+    assert frame.score.notna().all()
     assert not frame.substituted.any()
 
 
@@ -207,7 +207,7 @@ def test_a_page_is_self_contained(decoder: SpeculativeDecoder, tmp_path: Path) -
         assert words_shown in text.split("<style>")[0] + words
 
 
-@pytest.mark.parametrize(("rule", "lacks"), [("sd", "Threshold T"), ("target", "Divergence D of decided tokens")])
+@pytest.mark.parametrize(("rule", "lacks"), [("sd", "Threshold T"), ("target", "Score D of decided tokens")])
 def test_a_page_leaves_out_panels_without_data(
     decoder: SpeculativeDecoder, tmp_path: Path, rule: str, lacks: str
 ) -> None:
@@ -233,7 +233,7 @@ def many(rounds: int, rows: int = 4) -> pd.DataFrame:
     whole = {
         name: random.integers(1, 20, rounds).astype(float) for name in ("drafted", "accepted", "emitted", "decided")
     }
-    return table.assign(**whole, seconds=table.round_seconds.cumsum(), divergence_substituted=np.nan)
+    return table.assign(**whole, seconds=table.round_seconds.cumsum(), score_substituted=np.nan)
 
 
 @pytest.mark.parametrize("rounds", [1, MAX_STEPS - 1, MAX_STEPS + 1, 20_000])

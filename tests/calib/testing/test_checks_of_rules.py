@@ -40,7 +40,7 @@ import torch
 from fsd_decoding.rules import Rule, rule_named
 
 class Like(Rule):
-    lossless, bounds_divergence = "coupled", True
+    lossless, bounds_score = "coupled", True
     def judge(self, proposal):
         return self.changed(rule_named("fsd-coupled").judge(proposal), proposal)
 

@@ -75,8 +75,8 @@ def test_every_token_is_compared_with_its_own_draft(data: st.DataObject, name: s
     assert judged is not None
     expected = torch.cat([divergence(name, p, of[r][: len(p)]) for r, p in zip(order, targets, strict=True)])
     bounds = torch.tensor([t for t, count in zip(thresholds, counts, strict=True) for _ in range(count)])
-    assert torch.allclose(judged.divergences, expected, atol=1e-6)
-    assert torch.equal(judged.fuzzy, judged.divergences <= bounds)
+    assert torch.allclose(judged.scores, expected, atol=1e-6)
+    assert torch.equal(judged.fuzzy, judged.scores <= bounds)
 
 
 @settings(max_examples=40)
@@ -134,7 +134,7 @@ def test_more_tokens_than_were_drafted_are_not_judged_by_older_logits() -> None:
     assert Judge(drafts, "js", None)(step, [1.0]) is None
 
 
-def test_an_infinite_divergence_or_one_that_is_no_number_is_never_accepted() -> None:
+def test_an_infinite_score_or_one_that_is_no_number_is_never_accepted() -> None:
     drafts, _ = drafted(["a"])
     step, _ = verification(["a"], [LENGTH])
     step.logits[0] = torch.nan
@@ -153,7 +153,7 @@ def test_a_schedule_scales_by_positions(seed: int) -> None:
     judged = judge_raw(judge, step, [0.5])
     assert judge.needs_places
     assert judged is not None
-    assert judged.fuzzy.tolist() == (judged.divergences <= torch.tensor([0.25, 0.2, 0.15])).tolist()
+    assert judged.fuzzy.tolist() == (judged.scores <= torch.tensor([0.25, 0.2, 0.15])).tolist()
 
 
 @settings(max_examples=40)
@@ -165,7 +165,7 @@ def test_an_entropy_policy_scales_by_entropies(seed: int, of: Any) -> None:
     logits = torch.cat(targets) if of == "target" else torch.cat([by_request["b"][:2], by_request["a"]])
     bounds = torch.where(torch.arange(5) < 2, 0.1 * torch.exp(2 * (1 - torch.exp(-entropy(logits).double()))), -1.0)
     assert judged is not None
-    assert judged.fuzzy.tolist() == (judged.divergences <= bounds).tolist()
+    assert judged.fuzzy.tolist() == (judged.scores <= bounds).tolist()
 
 
 def phase(inside: float, outside: float) -> Phase:
@@ -185,9 +185,9 @@ def test_a_phase_scales_by_what_stands_before_tokens(tells_scaled: bool) -> None
     assert isinstance(plain, JudgedTokens)
     assert isinstance(judged, JudgedTokens)
     scales = torch.where(inside[torch.tensor([0, 1, 3, 4, 5])], 1.0, 0.25)
-    told = plain.divergences / scales if tells_scaled else plain.divergences
-    assert torch.allclose(judged.divergences.float(), told)
-    assert judged.fuzzy.tolist() == (plain.divergences <= 0.3 * scales).tolist()
+    told = plain.scores / scales if tells_scaled else plain.scores
+    assert torch.allclose(judged.scores.float(), told)
+    assert judged.fuzzy.tolist() == (plain.scores <= 0.3 * scales).tolist()
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_where_the_scale_is_zero_nothing_is_accepted(policy: ScalePolicy) -> Non
     for threshold in (0.0, 0.5):
         judged = Judge(drafts, "js", policy)(step, [threshold])
         assert isinstance(judged, JudgedTokens)
-        assert judged.divergences.max() < 1e-6
-        assert (judged.divergences == 0).any()
-        within = (judged.divergences <= threshold).tolist()
+        assert judged.scores.max() < 1e-6
+        assert (judged.scores == 0).any()
+        within = (judged.scores <= threshold).tolist()
         assert judged.fuzzy.tolist() == [within[0] and isinstance(policy, EntropyScaled), *within[1:]]
 
 
@@ -225,7 +225,7 @@ def test_kernels_find_the_same_in_place_and_by_copies(
     fused = judge_raw(Judge(drafts, name, policy), step, [0.3, 0.1])
     assert plain is not None
     assert fused is not None
-    assert torch.allclose(plain.divergences, fused.divergences, atol=1e-6)
+    assert torch.allclose(plain.scores, fused.scores, atol=1e-6)
     assert torch.equal(plain.fuzzy, fused.fuzzy)
 
 
@@ -254,11 +254,11 @@ def test_divergences_are_computed_only_where_they_decide(data: st.DataObject) ->
         return
     assert whole is not None
     assert looked is not None
-    divergences, fuzzy, exact = torch.from_numpy(looked.facts).float()
+    scores, fuzzy, exact = torch.from_numpy(looked.facts).float()
     assert torch.equal(exact > 0, likeliest)
     assert_same_round((fuzzy > 0) | likeliest, whole.fuzzy | likeliest, counts)
-    computed = divergences < torch.inf
-    assert torch.allclose(divergences[computed], whole.divergences[computed], atol=1e-6)
+    computed = scores < torch.inf
+    assert torch.allclose(scores[computed], whole.scores[computed], atol=1e-6)
     needed = [set(first_and_rest(*each)) for each in zip(
         likeliest.split(counts), whole.fuzzy.split(counts), thresholds, strict=True)]  # fmt: skip
     assert [set(each.nonzero().flatten().tolist()) for each in computed.split(counts)] == needed

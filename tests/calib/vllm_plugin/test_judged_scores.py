@@ -153,7 +153,7 @@ def test_tokens_are_judged_by_their_scores(data: st.DataObject, name: str) -> No
         return
     expected, kept = step.expected(name), [token for token, owner in enumerate(step.owner) if step.known[owner]]
     close = pytest.approx([expected[token] for token in kept], abs=1e-5)
-    assert found.divergences.tolist() == close
+    assert found.scores.tolist() == close
     assert_accepts(found.spread(step.total).tolist(), expected, step.bounds())
 
 
@@ -253,7 +253,7 @@ def test_requests_whose_noise_is_hidden_are_decoded_exactly(
     reason = hidden_noise(name, temperature == 0, noise_is_seen)
     described = describe(
         SimpleNamespace(temperature=temperature, **PARAMETERS),
-        profile({"divergence": name, "threshold": 0.25}), noise_is_seen,
+        profile({"score": name, "threshold": 0.25}), noise_is_seen,
     )  # fmt: skip
     assert (described.threshold, described.fault) == (0.25 if reason is None else EXACT, reason)
     assert reason is None if said is None else reason is not None and reason.startswith(said)
@@ -262,23 +262,23 @@ def test_requests_whose_noise_is_hidden_are_decoded_exactly(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"divergence": "fly@2@3"}, None),
-        ({"divergence": "typical", "logits": "processed"}, None),
-        ({"divergence": "margin@3", "rule": "fsd-sd", "sampling.temperature": 0.8}, None),
-        ({"divergence": "gated-js@0.8", "sampling.temperature": 0.8}, None),
-        ({"divergence": "cactus", "rule": "fsd-sd", "sampling.temperature": 0.8}, None),
+        ({"score": "fly@2@3"}, None),
+        ({"score": "typical", "logits": "processed"}, None),
+        ({"score": "margin@3", "rule": "fsd-sd", "sampling.temperature": 0.8}, None),
+        ({"score": "gated-js@0.8", "sampling.temperature": 0.8}, None),
+        ({"score": "cactus", "rule": "fsd-sd", "sampling.temperature": 0.8}, None),
         (
-            {"divergence": "cactus"},
+            {"score": "cactus"},
             "the profile is greedy, and its score 'cactus' reads the random number of the exact test, which vLLM draws "
             "in sampled requests alone; calibrate with another score, or sampling",
         ),
         (
-            {"divergence": "margin", "sampling.temperature": 0.8},
+            {"score": "margin", "sampling.temperature": 0.8},
             "the profile samples, and its rule 'fsd-coupled' with score 'margin' samples from another law than vLLM, "
             "whose rule is 'fsd-sd'; calibrate with that rule",
         ),
         (
-            {"divergence": "margin", "logits": "processed"},
+            {"score": "margin", "logits": "processed"},
             "the profile's margin is of processed logits, and vLLM's of raw ones: calibrate on these",
         ),
     ],

@@ -61,8 +61,8 @@ def test_divergences_are_of_each_requests_own_state(counts: list[int], seed: int
         for place in range(count)
     ]
     assert isinstance(judged, JudgedTokens)
-    assert judged.divergences.tolist() == pytest.approx(expected, abs=1e-6)
-    assert judged.fuzzy.tolist() == [found <= 0.2 for found in judged.divergences.tolist()]
+    assert judged.scores.tolist() == pytest.approx(expected, abs=1e-6)
+    assert judged.fuzzy.tolist() == [found <= 0.2 for found in judged.scores.tolist()]
 
 
 def verified(logits: Tensor, inputs: Tensor, counts: list[int]) -> list[list[int]]:

@@ -51,7 +51,7 @@ class Drafted:
 
     position: int
     token: int
-    divergence: float
+    score: float
     choice: int
     accepted: bool
 
@@ -155,11 +155,11 @@ ENGINE: dict[str, Any] = {
 
 
 def manifest(texts: int = 1000, portion: int = 50) -> Manifest:
-    followed = profile({"threshold": THRESHOLD, "divergence": "js"})
+    followed = profile({"threshold": THRESHOLD, "score": "js"})
     return manifest_of(followed, texts, **ENGINE).model_copy(update={"portion": portion})
 
 
-MEASURES = Measures(manifest().divergences, "raw", Sampling())
+MEASURES = Measures(manifest().scores, "raw", Sampling())
 
 
 @contextmanager
@@ -217,9 +217,9 @@ def test_rows_are_what_was_served(tmp_path: Path) -> None:
         assert mine.position.tolist() == [each.position for each in text.drafted]
         assert mine.drafted.tolist() == [each.token for each in text.drafted]
         assert mine.accepted.tolist() == [each.accepted for each in text.drafted]
-        assert mine.fuzzy.tolist() == [each.divergence <= THRESHOLD for each in text.drafted]
+        assert mine.fuzzy.tolist() == [each.score <= THRESHOLD for each in text.drafted]
         assert mine.target_choice.tolist() == [each.choice for each in text.drafted]
-        assert np.allclose(mine.js, [each.divergence for each in text.drafted], atol=1e-6)
+        assert np.allclose(mine.js, [each.score for each in text.drafted], atol=1e-6)
         assert row.proposed == len(mine)
         assert row.accepted == int((mine.accepted & mine.in_text).sum())
         kept = mine[mine.accepted & mine.in_text]
@@ -247,7 +247,7 @@ def test_texts_that_ended_are_recorded_though_vllm_never_said_so(tmp_path: Path)
     assert sorted(emitted) == sorted(len(each.tokens) for each in ended)
 
 
-def test_the_divergence_of_the_rule_is_the_one_that_decided() -> None:
+def test_the_score_of_the_rule_is_the_one_that_decided() -> None:
     facts = np.zeros((3 + len(MEASURES.columns), 2), np.float32)
     facts[0], facts[3 + MEASURES.columns.index("js")] = [0.25, 0.5], [0.2500001, 0.5]
     text = ServedText(request(2, 9))
@@ -259,8 +259,8 @@ def test_the_divergence_of_the_rule_is_the_one_that_decided() -> None:
 
 def test_a_score_that_looks_at_later_tokens_is_recorded_as_traces_have_it() -> None:
     """Without that look, which a replay takes itself: what decided is infinite where the next token is rejected."""
-    of = manifest_of(profile({"threshold": THRESHOLD, "divergence": "fly@1"}), 1000, **ENGINE)
-    columns = Measures(of.divergences, "raw", Sampling()).columns
+    of = manifest_of(profile({"threshold": THRESHOLD, "score": "fly@1"}), 1000, **ENGINE)
+    columns = Measures(of.scores, "raw", Sampling()).columns
     facts = np.zeros((3 + len(columns), 2), np.float32)
     facts[0], facts[3 + columns.index("fly@1")] = [math.inf, 0.5], [0.25, 0.5]
     text = ServedText(request(2, 9))
@@ -467,6 +467,6 @@ def test_a_file_in_the_place_of_the_folder_is_left_alone_with_one_warning(
 
 
 def test_another_profile_is_another_run() -> None:
-    other = manifest_of(profile({"threshold": 0.3, "divergence": "js"}), 1000, **ENGINE)
+    other = manifest_of(profile({"threshold": 0.3, "score": "js"}), 1000, **ENGINE)
     assert (manifest().difference(other) or "").startswith("policy.threshold '0.3'")
     assert manifest().difference(manifest()) is None

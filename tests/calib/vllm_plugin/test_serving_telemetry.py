@@ -53,11 +53,11 @@ class Kept:
 
 
 def logged(
-    log: StepLog, requests: Sequence[RunningRequest], counts: Sequence[int], divergences: Sequence[float],
+    log: StepLog, requests: Sequence[RunningRequest], counts: Sequence[int], scores: Sequence[float],
     most_likely: Sequence[bool], sampled: Sequence[Sequence[int]], ids: Sequence[str] | None = None, begin: int = 0,
 ) -> None:  # fmt: skip
-    """Adds a step in which tokens with D <= .25 are accepted by divergence, and that emits tokens from `begin` on."""
-    found = torch.tensor(divergences)
+    """Adds a step in which tokens with D <= .25 are accepted by score, and that emits tokens from `begin` on."""
+    found = torch.tensor(scores)
     judged = JudgedTokens(Layout(counts, [0] * len(counts)), found, found <= 0.25)
     judged.accepted(torch.tensor(most_likely))
     names = ids or [f"r{i}" for i in range(len(counts))]
@@ -73,15 +73,13 @@ def test_tokens_are_counted_by_what_accepted_them(tmp_path: Path) -> None:
     """Of a greedy request the argmax counts as exact, whatever its D; of a sampled one D <= T counts as fuzzy."""
     counters = Counters(tmp_path / "counters")
     log = StepLog([counters])
-    divergences = [0.1, 0.2, 0.9, 0.1, 0.3]
-    logged(
-        log, [GREEDY, SAMPLED], [3, 2], divergences, [True, False, False, True, True], [[1, 2, 3, -1], [4, 5, 6, -1]]
-    )
+    scores = [0.1, 0.2, 0.9, 0.1, 0.3]
+    logged(log, [GREEDY, SAMPLED], [3, 2], scores, [True, False, False, True, True], [[1, 2, 3, -1], [4, 5, 6, -1]])
     counted = read_counters(tmp_path / "counters")
     assert counted["exact"] == 2  # the greedy argmax, and the sampled token that vLLM's own rule accepted at D = .3
     assert counted["fuzzy"] == 2
     assert counted["rejected"] == 1
-    assert counted["fuzzy_divergence"] == pytest.approx(0.3)
+    assert counted["fuzzy_score"] == pytest.approx(0.3)
 
 
 def test_tokens_behind_the_first_rejection_are_not_counted(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ class RecordedRow:
 class Decisions:
     """Recomputes one row's rounds; `text` is the prompt and the tokens emitted so far."""
 
-    def __init__(self, rule: str, divergence: str, sampling: dict[str, Any], prompt: list[int]) -> None:
-        self.rule, self.divergence, self.sampling = rule, divergence, sampling
+    def __init__(self, rule: str, score: str, sampling: dict[str, Any], prompt: list[int]) -> None:
+        self.rule, self.score, self.sampling = rule, score, sampling
         self.greedy = "temperature" not in sampling
         self.text = list(prompt)
 
@@ -133,7 +133,7 @@ class Decisions:
             "tv": float(np.abs(p - q).sum() / 2),
             "hellinger": math.sqrt(((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2),
             "doubt": (kl(p, m) + kl(q, m)) / 2 + max(0.0, entropy(q) - entropy(p)),
-        }[self.divergence]
+        }[self.score]
 
     def process(self, logits: Array, before: list[int]) -> Array:
         """Applies penalty, temperature, top-k, top-p and min-p."""
@@ -203,12 +203,12 @@ def test_decisions_follow_the_formulas(decoder: SpeculativeDecoder, rule: str, s
 
 
 @pytest.mark.thinned(every=3)
-@pytest.mark.parametrize("divergence", [name for name in DIVERGENCES if name != "js"])
-def test_every_divergence_follows_its_formula(decoder: SpeculativeDecoder, divergence: str) -> None:
-    run_and_recompute(decoder, "fsd", divergence, GREEDY)
+@pytest.mark.parametrize("score", [name for name in DIVERGENCES if name != "js"])
+def test_every_score_follows_its_formula(decoder: SpeculativeDecoder, score: str) -> None:
+    run_and_recompute(decoder, "fsd", score, GREEDY)
 
 
-def run_and_recompute(decoder: SpeculativeDecoder, rule: str, divergence: str, sampling: dict[str, Any]) -> None:
+def run_and_recompute(decoder: SpeculativeDecoder, rule: str, score: str, sampling: dict[str, Any]) -> None:
     """Twelve prompts in four rows, each prompt with a threshold and a draft length of its own."""
     rng = Random(0)
     prompts = [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 9))] for _ in range(12)]
@@ -219,16 +219,14 @@ def run_and_recompute(decoder: SpeculativeDecoder, rule: str, divergence: str, s
         for index, row in rows_of(round_):
             recorded[index].append(row)
 
-    pair = SpeculativeDecoder(
-        decoder.target, decoder.draft, decoder.tokenizer, rule=rule, divergence=divergence, seed=3
-    )
+    pair = SpeculativeDecoder(decoder.target, decoder.draft, decoder.tokenizer, rule=rule, score=score, seed=3)
     results = pair.generate(
         prompts, NEW, threshold=thresholds if rule_named(rule).fuzzy else None,
         draft_length=[1 + i % 5 for i in range(len(prompts))], batch_size=4, observer=observe, **sampling,
     )  # fmt: skip
     decided = []
     for prompt, rounds, result in zip(prompts, recorded, results, strict=True):
-        recomputed = Decisions(rule, divergence, sampling, prompt)
+        recomputed = Decisions(rule, score, sampling, prompt)
         for round_ in rounds:
             recomputed.check(round_)
             decided += round_.decided

@@ -53,11 +53,11 @@ def test_below_zero_a_rule_accepts_what_its_lossless_rule_accepts(name: str, sam
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("divergence_name", ["js", "ag", "kl_qp"])
-def test_fuzzy_rules_accept_by_divergence(sampling: Sampling, divergence_name: str) -> None:
+@pytest.mark.parametrize("score_name", ["js", "ag", "kl_qp"])
+def test_fuzzy_rules_accept_by_score(sampling: Sampling, score_name: str) -> None:
     """They accept D <= T, or x = y or D <= T, and report which decisions D made."""
-    round_ = random_round(sampling, 0.08, name=divergence_name)
-    near = divergence(divergence_name, round_.target_logits[:, :-1], round_.draft_logits) <= 0.08
+    round_ = random_round(sampling, 0.08, name=score_name)
+    near = divergence(score_name, round_.target_logits[:, :-1], round_.draft_logits) <= 0.08
     same = round_.drafted == round_.target_choice[:, :-1]
     assert 0.1 < near.double().mean() < 0.9
     fsd, coupled = rule_named("fsd").judge(round_), rule_named("fsd-coupled").judge(round_)
@@ -69,7 +69,7 @@ def test_fuzzy_rules_accept_by_divergence(sampling: Sampling, divergence_name: s
     assert torch.equal(coupled.by_score, ~same)
 
 
-def test_an_infinite_divergence_is_rejected_at_every_threshold() -> None:
+def test_an_infinite_score_is_rejected_at_every_threshold() -> None:
     round_ = random_round(Sampling(), math.inf, name="kl_qp")
     round_.target_logits[:, 0, 1:] = -math.inf
     accepted = rule_named("fsd").judge(round_).accepted
@@ -179,10 +179,10 @@ def test_divergences_of_processed_logits(sampling: Sampling, name: str) -> None:
     raw, processed = (random_round(sampling, 0.1, name=name) for _ in range(2))
     processed.criterion = Criterion(name, on="processed")
     expected = divergence(name, processed.warped_target[:, :-1], processed.warped_draft)
-    assert torch.equal(processed.divergences, expected)
+    assert torch.equal(processed.scores, expected)
     assert not expected.isnan().any()
-    assert torch.equal(raw.divergences, divergence(name, raw.target_logits[:, :-1], raw.draft_logits))
-    assert torch.equal(raw.divergences, processed.divergences) == (sampling in SAMPLINGS[:2])
+    assert torch.equal(raw.scores, divergence(name, raw.target_logits[:, :-1], raw.draft_logits))
+    assert torch.equal(raw.scores, processed.scores) == (sampling in SAMPLINGS[:2])
     cut = sampling in SAMPLINGS[2:]
     assert bool(expected.isinf().any()) == (cut and name in ("ag", "kl_qp", "kl_pq"))
 
@@ -196,7 +196,7 @@ def test_divergences_of_processed_logits_see_the_penalty_when_greedy() -> None:
         assert torch.equal(actual[..., kept], logits[..., kept])
         assert torch.equal(actual[..., ~kept], torch.where(logits < 0, logits * 3, logits / 3)[..., ~kept])
     expected = divergence("js", round_.warped_target[:, :-1], round_.warped_draft)
-    assert torch.equal(round_.divergences, expected)
+    assert torch.equal(round_.scores, expected)
     assert not torch.equal(expected, divergence("js", round_.target_logits[:, :-1], round_.draft_logits))
 
 

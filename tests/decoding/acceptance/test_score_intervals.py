@@ -27,14 +27,14 @@ def bench() -> Bench:
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("score", SCORES)
 def test_thresholds_inside_the_interval_give_the_same_text(score: str, how: str) -> None:
-    intervals_hold(bench(), {**HOW[how], "divergence": score}, bench().thresholds(score, HOW[how]))
+    intervals_hold(bench(), {**HOW[how], "score": score}, bench().thresholds(score, HOW[how]))
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("score", SCORES)
 def test_below_zero_every_score_is_lossless(score: str, how: str) -> None:
     lossless = rule_named(HOW[how]["rule"]).lossless
-    lossless_below_zero(bench(), {**HOW[how], "divergence": score}, lossless)
+    lossless_below_zero(bench(), {**HOW[how], "score": score}, lossless)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -42,7 +42,7 @@ def test_below_zero_every_score_is_lossless(score: str, how: str) -> None:
 def test_results_do_not_depend_on_the_batch(score: str, how: str) -> None:
     """Windows of later tokens reach no further than a row's own draft, however long its neighbours' are."""
     prompts, lengths, decoder = ragged_prompts(24), [1 + i % 6 for i in range(24)], bench().decoder
-    given = {"divergence": score, "threshold": 0.3, **HOW[how]}
+    given = {"score": score, "threshold": 0.3, **HOW[how]}
     together = decoder.generate(prompts, NEW, draft_length=lengths, batch_size=24, **given)
     alone = [
         decoder.generate([prompt], NEW, draft_length=length, ids=[i], **given)[0]

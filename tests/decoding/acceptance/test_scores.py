@@ -48,7 +48,7 @@ def test_a_score_is_the_least_threshold_that_keeps_the_token(
 
 @settings(max_examples=100, deadline=None)
 @given(p=weights, q=weights, x=st.integers(0, 4), g=st.floats(0.1, 1.0))
-def test_gated_is_the_divergence_where_the_target_is_unsure(p: list[float], q: list[float], x: int, g: float) -> None:
+def test_gated_is_the_score_where_the_target_is_unsure(p: list[float], q: list[float], x: int, g: float) -> None:
     of_target, of_draft = normalised(p), normalised(q)
     at = seen(of_target, of_draft, x, 0.5)
     for name in ("js", "tv", "js@2"):
@@ -97,9 +97,9 @@ def test_scores_of_shorter_types_are_those_of_their_values(name: str, dtype: tor
         ("fly@1.5", "score 'fly@1.5' has W = '1.5'; it must be a whole number from 0 to 64"),
         ("fly@2@3@4", "score 'fly@2@3@4' has 3 numbers; after its name may come @W (drafted tokens after x"),
         ("cactus@1", "score 'cactus@1' has 1 numbers; after its name may come no number"),
-        ("gated-jss", "unknown divergence 'jss'"),
+        ("gated-jss", "unknown score 'jss'"),
         ("gated-js@0.5@0.9", "score 'gated-js@0.5@0.9' has 2 numbers"),
-        ("js@0", "unknown divergence 'js@0'"),
+        ("js@0", "unknown score 'js@0'"),
         (7, "score is 7; it must be a name"),
     ],
 )

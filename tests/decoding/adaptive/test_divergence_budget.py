@@ -23,9 +23,7 @@ from support.calibration.profiles import UNCERTIFIED, profile
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related
 
-Round = tuple[
-    int, int, float, float
-]  # rows, drafted tokens, share that is substituted, their divergence as a share of T
+Round = tuple[int, int, float, float]  # rows, drafted tokens, share that is substituted, their score as a share of T
 ROUNDS = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 6), st.floats(0, 1), st.floats(0, 1)), max_size=60)
 
 
@@ -68,7 +66,7 @@ def test_rounds_that_draft_nothing_save_no_more_than_the_bound_includes() -> Non
 
 
 @given(rounds=ROUNDS, rows=st.integers(1, 8), per_token=st.floats(0.001, 0.5))
-def test_from_zero_and_in_batches_of_one_size_divergence_is_never_above_the_budget(
+def test_from_zero_and_in_batches_of_one_size_score_is_never_above_the_budget(
     rounds: list[Round], rows: int, per_token: float
 ) -> None:
     budget = DivergenceBudget(per_token)
@@ -122,7 +120,7 @@ class Bill:
         for row in range(len(record.drafted)):
             for at in range(int(record.accepted[row])):
                 if record.verdict.by_score is None or record.verdict.by_score[row, at]:
-                    self.nats += float(record.proposal.divergences[row, at])
+                    self.nats += float(record.proposal.scores[row, at])
                     self.count += 1
 
 
@@ -208,13 +206,13 @@ def test_more_than_any_token_can_spend_is_refused(given: dict[str, Any]) -> None
         DivergenceBudget(**given)
 
 
-def test_a_refused_divergence_is_not_remembered(pair: SpeculativeDecoder) -> None:
+def test_a_refused_score_is_not_remembered(pair: SpeculativeDecoder) -> None:
     budget = DivergenceBudget(0.1, start=0.9)
     with pytest.raises(UsageError, match=r"start is 0\.9, above the ceiling"):
         pair.generate(ragged_prompts(1), 4, threshold=budget)
-    tv = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, divergence="tv")
+    tv = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, score="tv")
     tv.generate(ragged_prompts(1), 4, threshold=budget)
-    with pytest.raises(UsageError, match=r"per_token is 0\.8, but no token can spend more than 0\.6931 \(divergence\)"):
+    with pytest.raises(UsageError, match=r"per_token is 0\.8, but no token can spend more than 0\.6931 \(score\)"):
         pair.generate(ragged_prompts(1), 4, threshold=DivergenceBudget(0.8))
 
 
@@ -225,19 +223,19 @@ def test_a_profile_with_a_policy_is_refused() -> None:
             DivergenceBudget(profile=moved, ceiling=ceiling)
 
 
-def test_the_ceiling_is_the_given_one_the_profiles_or_the_divergences_largest_value() -> None:
+def test_the_ceiling_is_the_given_one_the_profiles_or_the_scores_largest_value() -> None:
     assert DivergenceBudget(ceiling=0.3, profile=profile()).ceiling == 0.3
     assert DivergenceBudget(profile=profile()).ceiling == profile().threshold
     target, draft = related(seed=1, spread=0.05)
     for name, largest in (("js", math.log(2)), ("tv@5", 1.0), ("hellinger", 1.0)):
-        decoder, budget = SpeculativeDecoder(target, draft, word_tokenizer(), divergence=name), DivergenceBudget()
+        decoder, budget = SpeculativeDecoder(target, draft, word_tokenizer(), score=name), DivergenceBudget()
         decoder.generate(ragged_prompts(1), 4, threshold=budget)
         assert budget.ceiling == largest
-    decoder = SpeculativeDecoder(target, draft, word_tokenizer(), divergence="ag")
+    decoder = SpeculativeDecoder(target, draft, word_tokenizer(), score="ag")
     with pytest.raises(UsageError, match=r"'ag' has no largest value; set DivergenceBudget\(ceiling=\.\.\.\)"):
         decoder.generate(ragged_prompts(1), 4, threshold=DivergenceBudget())
     decoder.generate(ragged_prompts(1), 4, threshold=(spent := DivergenceBudget(ceiling=2.0)))
-    with pytest.raises(UsageError, match="learned a T for divergence 'ag'"):
+    with pytest.raises(UsageError, match="learned a T for score 'ag'"):
         SpeculativeDecoder(target, draft, word_tokenizer()).generate(ragged_prompts(1), 4, threshold=spent)
 
 

@@ -66,9 +66,7 @@ def test_a_profile_may_be_a_file(fitting: ThresholdProfile, tmp_path: Any) -> No
         assert PerDomain({"sums": path}, ["sums"]).threshold == 0.3
 
 
-@pytest.mark.parametrize(
-    "changes", [{"rule": "fsd"}, {"divergence": "tv"}, {"draft_length": 7}, {"logits": "processed"}]
-)
+@pytest.mark.parametrize("changes", [{"rule": "fsd"}, {"score": "tv"}, {"draft_length": 7}, {"logits": "processed"}])
 def test_profiles_that_mean_something_else_by_a_threshold_are_refused(
     fitting: ThresholdProfile, changes: dict[str, Any]
 ) -> None:

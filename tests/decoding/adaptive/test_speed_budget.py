@@ -21,12 +21,12 @@ from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import DivergenceBudget, SpeedBudget
 from fsd_decoding.adaptive.speed_budget import TokensCurve
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.scores import SCORES_VERSION
 from fsd_decoding.tree_shape import TreeShape
 from support.calibration.profiles import FRONT, UNCERTIFIED, profile
 from support.messages import usage_error
@@ -56,7 +56,7 @@ def profile_of(
 ) -> ThresholdProfile:  # fmt: skip
     """Returns a profile without measured accuracies, which budgets do not read; `points` begin with `sd`."""
     chosen = next(p for p in points if p.threshold == threshold)
-    arm = {"divergence": "js", "draft_length": draft_length}
+    arm = {"score": "js", "draft_length": draft_length}
     untested: dict[str, Any] = {"accuracy": 0.0, "retention": 0.0, "lower_bound": None, "source": "tuning"}
     curve = [
         {
@@ -76,7 +76,7 @@ def profile_of(
     values: dict[str, Any] = {
         "created": datetime.now(UTC), "outcome": "untested", "task": "budgets", "target": target, "draft": draft,
         "data": {"source": "measured here", "fingerprint": "none", "split": "given", "tuning": 0, "certification": 0},
-        "tokenizer": tokenizer, "rule": "fsd-coupled", **arm, "divergence_version": DIVERGENCE_VERSION,
+        "tokenizer": tokenizer, "rule": "fsd-coupled", **arm, "scores_version": SCORES_VERSION,
         "logits": "raw", "threshold": threshold, "sampling": {"temperature": 0.0, "top_k": None, "top_p": None},
         "seed": 0, "lossy": True, "curve": curve, "accuracy": {"target": 0.0, "chosen": 0.0},
         "certificate": {"counts": counts, "problems": 0, **unknown, "certified": False, "confidence": 0.95,
@@ -383,7 +383,7 @@ def test_a_decoder_that_does_not_match_the_profile_is_refused(pair: SpeculativeD
             pair.generate(prompts, 8, threshold=budget, **changes)
     others = [
         (SpeculativeDecoder(pair.draft, pair.draft, pair.tokenizer), "load that model"),
-        (SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, divergence="tv"), "with divergence 'js'"),
+        (SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, score="tv"), "with score 'js'"),
         (SpeculativeDecoder(pair.target, NGram(), pair.tokenizer), r"draft model .*, but this draft is NGram\(\)"),
     ]
     for other, word in others:

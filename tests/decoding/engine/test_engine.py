@@ -81,7 +81,7 @@ def test_observer_sees_every_decision_once(decoder: SpeculativeDecoder, prompts:
 
     def observe(round_: RoundRecord) -> None:
         nonlocal decided
-        assert round_.proposal.divergences.shape == round_.decided.shape
+        assert round_.proposal.scores.shape == round_.decided.shape
         decided += int(round_.decided.sum())
 
     results = decoder.generate(prompts, NEW, rule="coupled", batch_size=6, observer=observe)

@@ -76,7 +76,7 @@ HOW: dict[str, dict[str, Any]] = {
 def fits(how: str, rule: Rule) -> bool:
     if "trees" in how:
         return rule.judges_trees
-    return how != "moving T" or rule.bounds_divergence
+    return how != "moving T" or rule.bounds_score
 
 
 SAMPLINGS = {

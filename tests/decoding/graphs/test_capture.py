@@ -109,7 +109,7 @@ def test_tensors_that_an_observer_keeps_do_not_change(captured: SpeculativeDecod
             decoder.generate(PROMPTS[:1], NEW, rule="fsd", draft_length=3, observer=to.append)
     for a, b in zip(*records, strict=True):
         for name in ("js", "tv"):
-            assert torch.equal(a.divergences([name])[name], b.divergences([name])[name])
+            assert torch.equal(a.scores([name])[name], b.scores([name])[name])
         assert torch.equal(a.proposal.target_logits, b.proposal.target_logits)
         assert torch.equal(a.proposal.drafted, b.proposal.drafted)
         assert torch.equal(a.accepted, b.accepted)

@@ -241,7 +241,7 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
     ("UnbatchedClassifierFreeGuidanceLogitsProcessor", {"guidance_scale": 1.5}),
     ("EncoderRepetitionPenaltyLogitsProcessor", {"encoder_repetition_penalty": 1.5}),
     ("unknown rule 'x'", {"fsd_rule": "x"}),
-    ("unknown score", {"fsd_divergence": "x"}),
+    ("unknown score", {"fsd_score": "x"}),
     ("threshold is NaN", {"fsd_threshold": float("nan")}),
     ("draft_length is 0", {"fsd_draft_length": 0}),
     ("profile 'nowhere' cannot be read", {"fsd_profile": "nowhere", "fsd_threshold": None}),

@@ -51,13 +51,13 @@ def profiled(inputs: dict[str, Tensor], fsd_profile: Any, **options: Any) -> Any
 
 @pytest.mark.parametrize("fsd_tokenizer", [None, word_tokenizer()])
 def test_a_profile_sets_rule_threshold_and_draft_length(tmp_path: Path, fsd_tokenizer: Any) -> None:
-    saved = pair_profile({"rule": "fsd", "divergence": "tv", "threshold": 0.9, "draft_length": 3})
+    saved = pair_profile({"rule": "fsd", "score": "tv", "threshold": 0.9, "draft_length": 3})
     saved.save(tmp_path / "profile.json")
     by_hand = fsd(
         batch(),
         return_dict_in_generate=True,
         fsd_rule="fsd",
-        fsd_divergence="tv",
+        fsd_score="tv",
         fsd_threshold=0.9,
         fsd_draft_length=3,
     )
@@ -71,7 +71,7 @@ def test_a_profile_sets_rule_threshold_and_draft_length(tmp_path: Path, fsd_toke
 
 
 def test_what_is_followed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    lossy = pair_profile({"rule": "fsd", "divergence": "tv", "threshold": 0.7, "task": "said-once"})
+    lossy = pair_profile({"rule": "fsd", "score": "tv", "threshold": 0.7, "task": "said-once"})
     for _ in range(2):
         profiled(batch(), lossy)
     (record,) = caplog.records
@@ -101,7 +101,7 @@ def test_other_sampling_than_the_profiles_warns() -> None:
     [
         ({"target.fingerprint": "b"}, "the profile's target is 'big'"),
         ({"draft.fingerprint": "s"}, "the profile's draft is 'small'"),
-        ({"divergence_version": 99}, "version 99 of the divergences"),
+        ({"scores_version": 99}, "version 99 of the scores"),
     ],
 )
 def test_profiles_of_other_models_are_refused(changes: dict[str, Any], message: str) -> None:

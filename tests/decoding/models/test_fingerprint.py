@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from fsd_common.errors import UsageError
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.models import weights_digest
 from fsd_decoding.models.fingerprint import (
     family_id,
@@ -29,6 +28,7 @@ from fsd_decoding.models.fingerprint import (
 from fsd_decoding.models.weights_digest import tensor_digest
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.scores import SCORES_VERSION
 from support.calibration.profiles import UNCERTIFIED, profile
 
 WORDS = ["Ann has 12 red apples and 34 green pears.", "How many apples does Ann have now?"]
@@ -60,7 +60,7 @@ def fitting(pair: tuple[Any, Any], tokenizer: Any) -> ThresholdProfile:
             "target": ModelInfo.of(pair[0]).model_dump(),
             "draft": ModelInfo.of(pair[1]).model_dump(),
             "tokenizer": tokenizer_fingerprint(tokenizer),
-            "divergence_version": DIVERGENCE_VERSION,
+            "scores_version": SCORES_VERSION,
         }
     )
 
@@ -149,8 +149,8 @@ def test_other_models_are_refused(fitting: ThresholdProfile, pair: tuple[Any, An
         fitting.check(target, tiny(1, vocab_size=310), tokenizer)
     with pytest.raises(UsageError, match="another tokenizer"):
         fitting.check(target, draft, build_tokenizer(["other words entirely"], vocab_size=290))
-    changed = fitting.model_copy(update={"divergence_version": DIVERGENCE_VERSION + 1})
-    with pytest.raises(UsageError, match=r"version \d+ of the divergences"):
+    changed = fitting.model_copy(update={"scores_version": SCORES_VERSION + 1})
+    with pytest.raises(UsageError, match=r"version \d+ of the scores"):
         changed.check(target, draft, tokenizer)
 
 
@@ -181,7 +181,7 @@ def test_a_decoder_follows_its_profile(
 ) -> None:
     fitting.save(tmp_path / "profile.json")
     decoder = SpeculativeDecoder.from_pretrained(*pair, tokenizer=tokenizer, profile=tmp_path / "profile.json")
-    assert (decoder.rule, decoder.divergence, decoder.threshold) == ("fsd-coupled", "js", 0.0625)
+    assert (decoder.rule, decoder.score, decoder.threshold) == ("fsd-coupled", "js", 0.0625)
     assert (decoder.draft_length, decoder.seed) == (5, 0)
     with pytest.raises(UsageError, match=r"the profile's target"):
         SpeculativeDecoder.from_pretrained(pair[1], pair[0], tokenizer=tokenizer, profile=fitting)

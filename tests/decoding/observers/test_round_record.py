@@ -1,4 +1,4 @@
-"""The records that observers receive, and the recorder of divergences."""
+"""The records that observers receive, and the recorder of scores."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_entropy_counts_impossible_tokens_as_nothing(rounds: list[RoundRecord
     assert cut.entropies()[0].numpy() == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_recorder_keeps_the_rounds_divergences(
+def test_a_recorder_keeps_the_rounds_scores(
     decoder: SpeculativeDecoder, rounds: list[RoundRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits kept for many rounds or for one give the same columns, and those are the rounds' own values."""

@@ -24,7 +24,7 @@ from support.models.tiny_models import llama, word_tokenizer
 
 PROMPTS = [[5, 9, 2], [30], [8, 8, 3, 2, 11]]
 ACCEPTED = {TokenSource.EXACT, TokenSource.FUZZY}
-MOVING = [rule.name for rule in RULES.values() if rule.bounds_divergence]
+MOVING = [rule.name for rule in RULES.values() if rule.bounds_score]
 
 
 class PerRow(ThresholdPolicy):
@@ -80,7 +80,7 @@ def test_sources_agree_with_texts_rounds_and_counts(decoder: SpeculativeDecoder,
         assert all(token.source in ACCEPTED for each in rounds for token in each[:-1])
         assert all(each[-1].source not in ACCEPTED for each in rounds[:-1])
         for token in tokens:
-            check_divergence(token, call["rule"])
+            check_score(token, call["rule"])
 
 
 @pytest.mark.parametrize("rule", MOVING)
@@ -89,7 +89,7 @@ def test_thresholds_are_those_of_the_policy(decoder: SpeculativeDecoder, rule: s
     several = set()
     for _, tokens in observe(decoder, rule=rule, threshold_policy=policy):
         for token in tokens:
-            check_divergence(token, rule)
+            check_score(token, rule)
             several.add(token.threshold)
     assert len(several - {None}) > 3
 
@@ -101,18 +101,18 @@ def test_each_prompt_has_its_own_threshold(decoder: SpeculativeDecoder) -> None:
         assert {token.threshold for token in tokens} - {None} == {threshold}
 
 
-def check_divergence(token: SourcedToken, rule: str) -> None:
+def check_score(token: SourcedToken, rule: str) -> None:
     """D is on the side of T that the source says."""
     undrafted = token.source in {TokenSource.BONUS, TokenSource.TARGET}
-    assert (token.divergence is None) == undrafted
-    assert (token.threshold is None) == (undrafted or not RULES[rule].bounds_divergence)
+    assert (token.score is None) == undrafted
+    assert (token.threshold is None) == (undrafted or not RULES[rule].bounds_score)
     assert (token.alternative is None) == (token.source in {TokenSource.EXACT, TokenSource.BONUS, TokenSource.TARGET})
     assert (token.alternative_name is None) == (token.alternative is None)
-    if token.threshold is not None and token.divergence is not None:
+    if token.threshold is not None and token.score is not None:
         if token.source is TokenSource.FUZZY:
-            assert token.divergence <= token.threshold
+            assert token.score <= token.threshold
         if token.source is TokenSource.FALLBACK:
-            assert token.divergence > token.threshold
+            assert token.score > token.threshold
 
 
 @pytest.mark.thinned(every=3)

@@ -73,7 +73,7 @@ def test_each_token_is_decided_by_the_t_of_its_phase(
         exact = record.exact_verdict.accepted[0].tolist() if rule != "fsd" else [False] * len(drafted)
         for place in range(int(record.decided[0].sum())):
             inside = is_inside(before + drafted[:place])
-            near = float(record.proposal.divergences[0, place]) <= 0.2
+            near = float(record.proposal.scores[0, place]) <= 0.2
             accepted = bool(verdict.accepted[0, place])
             assert accepted == (exact[place] or (inside and near))
             outcomes.add((inside, near, accepted))

@@ -95,15 +95,15 @@ def test_thresholds_hold_token_by_token() -> None:
     assert records
     for record in records:
         assert record.thresholds.tolist() == [[strict] + [loose] * (DRAFTS - 1)]
-        assert torch.equal(record.verdict.accepted, record.proposal.divergences <= record.thresholds)
+        assert torch.equal(record.verdict.accepted, record.proposal.scores <= record.thresholds)
 
 
 @pytest.mark.parametrize("rule", ["sd", "coupled", "target", "typical", "ensemble"])
-def test_rules_without_a_threshold_on_a_divergence_refuse_one(rule: str) -> None:
-    with pytest.raises(UsageError, match=f"rule '{rule}' has no threshold on a divergence that Fixed could move"):
+def test_rules_without_a_threshold_on_a_score_refuse_one(rule: str) -> None:
+    with pytest.raises(UsageError, match=f"rule '{rule}' has no threshold on a score that Fixed could move"):
         decode(Fixed(), rule=rule)
     pair = decoder()
-    with pytest.raises(UsageError, match=f"rule '{rule}' has no threshold on a divergence that Fixed could move"):
+    with pytest.raises(UsageError, match=f"rule '{rule}' has no threshold on a score that Fixed could move"):
         SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, rule=rule, threshold=Fixed())
 
 
@@ -185,7 +185,7 @@ def test_negative_and_infinite_thresholds_are_lossless_and_boundless() -> None:
     assert counted(decode(Returning(lambda state: torch.full_like(state.base, math.inf)))) == counted(decode(math.inf))
 
 
-def test_a_scale_of_zero_accepts_no_divergence() -> None:
+def test_a_scale_of_zero_accepts_no_score() -> None:
     alone = decoder().generate(PROMPTS, NEW, 0.9, rule="target")
     assert [r.tokens for r in decode(Scaling(lambda state: torch.zeros_like(state.base)))] == [r.tokens for r in alone]
 
@@ -210,8 +210,8 @@ class Recording(Tightening):
         self.observed.append(outcome)
         self.decided.append(outcome.decided)
 
-    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
-        self.checked.append((len(models), rule, divergence))
+    def check(self, models: Sequence[Any], tokenizer: Any, rule: str, score: str) -> None:
+        self.checked.append((len(models), rule, score))
 
 
 @pytest.mark.thinned(every=3)
@@ -238,12 +238,12 @@ def test_decided_tokens_are_the_accepted_ones_and_the_first_rejected() -> None:
         assert torch.equal(decided, torch.arange(decided.shape[1]) < counts[:, None])
 
 
-def test_substituted_tokens_have_a_divergence_within_the_threshold() -> None:
+def test_substituted_tokens_have_a_score_within_the_threshold() -> None:
     policy = Recording()
     decode(policy, batch_size=7)
     assert sum(int(outcome.substituted.sum()) for outcome in policy.observed) >= 10
     for outcome in policy.observed:
-        assert (outcome.divergences <= outcome.thresholds)[outcome.substituted].all()
+        assert (outcome.scores <= outcome.thresholds)[outcome.substituted].all()
     lossless = Recording()
     lossless.threshold = -1.0
     decode(lossless, batch_size=7)

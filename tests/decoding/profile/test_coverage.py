@@ -109,9 +109,9 @@ def test_given_values_are_used() -> None:
     with pytest.warns(UserWarning, match=DOES_NOT_APPLY):
         ours = load(draft_length=4, threshold=0.5, temperature=0.3)
     assert (ours.threshold, ours.draft_length, ours.sampling.temperature) == (0.5, 4, 0.3)
-    assert (ours.rule, ours.divergence) == ("fsd-coupled", followed().divergence)
+    assert (ours.rule, ours.score) == ("fsd-coupled", followed().score)
     plain = SpeculativeDecoder(*PAIR, word_tokenizer(), threshold=0.5, draft_length=4, temperature=0.3,
-                               divergence=followed().divergence, seed=followed().seed)  # fmt: skip
+                               score=followed().score, seed=followed().seed)  # fmt: skip
     assert ours.generate(PROMPTS, NEW) == plain.generate(PROMPTS, NEW)
 
 
@@ -143,7 +143,7 @@ def test_none_keeps_what_the_profile_sets_in_every_way() -> None:
         (*SETTINGS, "rule", "threshold", "draft_length", "stop_policy", "threshold_policy")
     )
     own = load(CUT | MOVING)
-    everything: Any = dict.fromkeys((*nothing, "divergence", "sampling", "seed", "on", "within_support"))
+    everything: Any = dict.fromkeys((*nothing, "score", "sampling", "seed", "on", "within_support"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for other in (load(CUT | MOVING, **everything), own.with_config(**everything)):
@@ -215,7 +215,7 @@ def test_a_decoder_is_told_once_and_its_calls_only_of_what_they_change() -> None
     assert message == f"threshold is 0.5 instead of 0.0625, draft_length is 4 instead of 3: {DOES_NOT_APPLY}"
 
 
-@pytest.mark.parametrize("name", ["rule", "divergence", "threshold", "draft_length", "sampling", "seed", "tree"])
+@pytest.mark.parametrize("name", ["rule", "score", "threshold", "draft_length", "sampling", "seed", "tree"])
 def test_what_is_followed_is_not_changed_by_assigning_an_attribute(name: str) -> None:
     ours = load()
     with pytest.raises(AttributeError, match="no setter"):
@@ -306,7 +306,7 @@ def test_a_policy_does_not_apply_to_a_rule_without_a_threshold_wherever_the_rule
     assert load(MOVING, rule="sd").generate(PROMPTS, NEW) == expected
     back = moving.with_config(rule="sd").with_config(rule="fsd-coupled")
     assert back.generate(PROMPTS, NEW) == moving.generate(PROMPTS, NEW)
-    assert "has no threshold on a divergence" in usage_error(
+    assert "has no threshold on a score" in usage_error(
         lambda: moving.with_config(rule="sd", threshold_policy=EntropyScaled(0.1, 1.0))
     )
     by_transformers(MOVING, fsd_rule="sd")
@@ -333,10 +333,10 @@ LONG = {"draft_length": 5}  # as the points of the curve, which a speed budget n
 CERTIFIED: dict[str, Any] = {"temperature": 0.8, "draft_length": 5}
 
 
-@pytest.mark.parametrize("policy", OF_PROFILES, ids=["domains", "divergence", "speed", "composed"])
+@pytest.mark.parametrize("policy", OF_PROFILES, ids=["domains", "score", "speed", "composed"])
 def test_a_policy_of_a_profile_says_what_differs_from_it(policy: Any) -> None:
     own = followed(LONG)
-    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), divergence=own.divergence)
+    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), score=own.score)
 
     def told(**given: Any) -> list[str]:
         found = warned(lambda: plain.generate(PROMPTS, NEW, threshold=policy(own), **given))
@@ -351,7 +351,7 @@ def test_a_policy_of_a_profile_says_what_differs_from_it(policy: Any) -> None:
 
 def test_the_early_stop_of_a_domain_is_part_of_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "early_stop", lambda *_: _OneStep())
-    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), divergence=followed().divergence)
+    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), score=followed().score)
     policy = PerDomain({"sums": followed(LONG), "tales": 0.5, "unused": followed(LONG)}, ["sums", "tales", "sums"])
     ways = {"domain 'sums': stop_policy is None instead of 'one step': " + DOES_NOT_APPLY: None, None: _OneStep()}
     for expected, stop_policy in ways.items():

@@ -53,8 +53,8 @@ def named_by(rule: StoppingRule) -> str:
     return f"{rule.name}-{RULES.index(rule)}"
 
 
-def early(rule: StoppingRule, divergence: str | None = "js") -> EarlyStop:
-    return EarlyStop(rule, KINDS, SCALE, divergence)
+def early(rule: StoppingRule, score: str | None = "js") -> EarlyStop:
+    return EarlyStop(rule, KINDS, SCALE, score)
 
 
 @pytest.fixture(autouse=True)

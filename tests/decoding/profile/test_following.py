@@ -35,7 +35,7 @@ def test_a_line_says_whether_texts_may_change_and_what_is_certified(
     changes: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    profile({"divergence": "js"} | changes).save("p.json")
+    profile({"score": "js"} | changes).save("p.json")
     assert following(ThresholdProfile.load("p.json")).startswith(line)
 
 
@@ -64,7 +64,7 @@ def test_a_line_is_of_what_the_decoder_runs(changes: dict[str, Any], line: str) 
 def followed() -> tuple[ThresholdProfile, SpeculativeDecoder]:
     target, draft = related(seed=1, spread=0.05)
     info = {role: ModelInfo.of(m).model_dump() for role, m in (("target", target), ("draft", draft))}
-    own = profile({"divergence": "js", "prompt": None, "tokenizer": tokenizer_fingerprint(word_tokenizer()), **info})
+    own = profile({"score": "js", "prompt": None, "tokenizer": tokenizer_fingerprint(word_tokenizer()), **info})
     return own, SpeculativeDecoder.from_pretrained(target, draft, own, tokenizer=word_tokenizer())
 
 

@@ -167,7 +167,7 @@ def test_file_is_plain_json_with_the_promised_names(tmp_path: Path) -> None:
     text = (tmp_path / "deep" / "profile.json").read_text(encoding="utf-8")
     content = json.loads(text, parse_constant=refuse)
     assert content.keys() >= {
-        *("schema_version", "task", "rule", "divergence", "threshold", "draft_length", "lossy", "curve"),
+        *("schema_version", "task", "rule", "score", "threshold", "draft_length", "lossy", "curve"),
         *("certificate", "speed", "outcome", "seeds", "lossless", "costs", "numerical_churn"),
         *("acceptance", "effort"),
     }

@@ -42,12 +42,12 @@ def facts(**other: str) -> list[dict[str, Any]]:
 
 
 def made_with(**more: Any) -> dict[str, Any]:
-    return {"divergence": f"{SCORE}@10", "rule": RULE, "stop_policy": STOP, "addons": facts(), **more}
+    return {"score": f"{SCORE}@10", "rule": RULE, "stop_policy": STOP, "addons": facts(), **more}
 
 
 def test_a_profile_is_followed_with_code_of_ones_own() -> None:
     decoder = load(made_with())
-    assert (decoder.rule, decoder.divergence, decoder.threshold) == (RULE, f"{SCORE}@10", 0.0625)
+    assert (decoder.rule, decoder.score, decoder.threshold) == (RULE, f"{SCORE}@10", 0.0625)
     assert decoder.stop_policy is not None
     assert decoder.stop_policy.identity == stop_policy_named(STOP).identity
     results = decoder.generate(PROMPTS, NEW)
@@ -88,12 +88,12 @@ def test_only_what_is_followed_has_to_be_there() -> None:
     """A search may have tried other scores; and a table of a profile needs none of its code."""
     gone = facts()[0] | {"name": "gone:Score"}
     assert load({"addons": [gone]}).generate(PROMPTS, NEW)[0].tokens
-    profile = followed({"divergence": "gone:Score@2", "addons": [gone]})
-    assert ThresholdProfile.from_content(profile.model_dump_json()).divergence == "gone:Score@2"
-    assert profile.chosen.divergence == "gone:Score@2"
+    profile = followed({"score": "gone:Score@2", "addons": [gone]})
+    assert ThresholdProfile.from_content(profile.model_dump_json()).score == "gone:Score@2"
+    assert profile.chosen.score == "gone:Score@2"
     with pytest.raises(
         UsageError, match=r"needs score 'gone:Score', and there is no module gone on Python's path; put"
     ):
-        load({"divergence": "gone:Score@2", "addons": [gone]})
+        load({"score": "gone:Score@2", "addons": [gone]})
     with pytest.raises(UsageError, match="needs 'gone:Score', and does not say what code that was; calibrate again"):
-        load({"divergence": "gone:Score@2"})
+        load({"score": "gone:Score@2"})

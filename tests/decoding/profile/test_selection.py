@@ -79,7 +79,7 @@ def test_chosen_points_are_certified_unless_that_is_waived(
     for choice in filter(None, (by_accuracy, by_speed)):
         assert choice.certified or not selector.certified
         assert not choice.certified or choice.lower_bound is not None
-        assert not choice.certified or selector.divergence in (None, choice.setting.divergence)
+        assert not choice.certified or selector.score in (None, choice.setting.score)
     if by_accuracy is not None and by_accuracy.certified:
         assert (by_accuracy.lower_bound or 0.0) >= min_acc
     assert by_speed is None or pace(by_speed) >= speed
@@ -95,14 +95,14 @@ def test_the_point_that_an_error_names_can_be_chosen(selector: PointSelector) ->
         assert selector.by_accuracy(named).threshold is not None
 
 
-def test_with_an_early_stop_bounds_of_other_divergences_do_not_count() -> None:
-    """Decoders end drafts by the profile's own divergence; points of another one were certified with other drafts."""
+def test_with_an_early_stop_bounds_of_other_scores_do_not_count() -> None:
+    """Decoders end drafts by the profile's own score; points of another one were certified with other drafts."""
     points = [CurvePoint(**point) for point in values(FRONT)["curve"]]
     made = profile(FRONT)
-    other = [p.model_copy(update={"setting": replace(p.setting, divergence="doubt")}) for p in points]
+    other = [p.model_copy(update={"setting": replace(p.setting, score="doubt")}) for p in points]
     assert PointSelector(other, made.certificate, made.chosen).by_accuracy(0.97).certified
     with pytest.raises(UsageError, match="no point of the curve is certified"):
-        PointSelector(other, made.certificate, made.chosen, divergence="js").by_accuracy(0.97)
+        PointSelector(other, made.certificate, made.chosen, score="js").by_accuracy(0.97)
 
 
 Ends = tuple[float, float]

@@ -108,7 +108,7 @@ def test_an_observer_sees_the_paths(decoder: SpeculativeDecoder) -> None:
         (count,) = (record.accepted + 1).tolist()
         seen.append(record.emitted[0, :count].tolist())
         assert record.drafted[0] in (count - 1, count)
-        assert record.divergences(["js"])["js"].shape == record.proposal.drafted.shape == (1, 3)
+        assert record.scores(["js"])["js"].shape == record.proposal.drafted.shape == (1, 3)
         exact, kept = record.exact_verdict.accepted[0], record.verdict.accepted[0]
         scored = record.verdict.by_score[0] & kept
         assert torch.equal(exact[: count - 1] | scored[: count - 1], kept[: count - 1])

@@ -10,10 +10,10 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.setting import Setting
 
 
-def key(dtype: str = "float32", divergence: str = "js", **changes: Any) -> CacheKey:
+def key(dtype: str = "float32", score: str = "js", **changes: Any) -> CacheKey:
     models = {role: {"fingerprint": role, "dtype": dtype} for role in ("target", "draft")}
     values: dict[str, Any] = {
-        "setting": Setting("fsd-coupled", divergence, 5), "criterion": {"on": "raw"}, "models": models,
+        "setting": Setting("fsd-coupled", score, 5), "criterion": {"on": "raw"}, "models": models,
         "sampling": {}, "seed": None, "max_new_tokens": 256, "stop": [], "engine": {},
     }  # fmt: skip
     return CacheKey(**values | changes)

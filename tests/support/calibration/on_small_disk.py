@@ -26,7 +26,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def calibrate(folder: Path, storage: str = "") -> None:
     profile = run(
-        folder / "out", folder / "cache", problems=160, pair=far_apart(), min_acc=0.5, draft_length=4, divergence="js",
+        folder / "out", folder / "cache", problems=160, pair=far_apart(), min_acc=0.5, draft_length=4, score="js",
         trials=3, timing="none", progress=Lines(), storage=storage or None,
     )  # fmt: skip
     print_report(profile, folder / "out" / "profile.json")

@@ -14,7 +14,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60, "quantization": None, "attention": "sdpa",
           "kind": "model"}  # fmt: skip
-_SETTING = {"rule": "fsd-coupled", "divergence": "js", "draft_length": 5}
+_SETTING = {"rule": "fsd-coupled", "score": "js", "draft_length": 5}
 _COUNTS = {"both_right": 650, "lost": 3, "gained": 2, "both_wrong": 45}
 NO_COUNTS = dict.fromkeys(_COUNTS, 0)
 
@@ -33,8 +33,8 @@ VALUES: dict[str, Any] = {
     "draft": {"id": "small", "fingerprint": "s", **_MODEL},
     "tokenizer": "t",
     "rule": "fsd-coupled",
-    "divergence": "js",
-    "divergence_version": 1,
+    "score": "js",
+    "scores_version": 1,
     "logits": "raw",
     "threshold": 0.0625,
     "draft_length": 5,

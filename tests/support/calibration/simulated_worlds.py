@@ -41,7 +41,7 @@ def tokens_a_round(share: float, draft_length: int) -> float:
 
 @dataclass(eq=False)
 class Formula:
-    """A forecast that errs by up to `drift`, as replay does. Thresholds equal shares, whatever the divergence."""
+    """A forecast that errs by up to `drift`, as replay does. Thresholds equal shares, whatever the score."""
 
     lowest: float = LOWEST
     highest: float = HIGHEST
@@ -69,7 +69,7 @@ class World:
         spread, middle: of the logistic distribution of loss points.
         gained: share of problems that a large enough u solves and the target does not.
         lapses: share of problems that are also wrong in one interval below their loss point, so that curves are uneven.
-        shifts: by divergence or policy, what is added to all points.
+        shifts: by score or policy, what is added to all points.
         before: called with each configuration before it is decoded.
     """
 
@@ -131,7 +131,7 @@ class World:
         """Returns logit(u) less the configuration's shifts."""
         assert configuration.threshold is not None
         policy = configuration.policy and configuration.policy.identity
-        shifts = (self.shifts.get(name or "", 0.0) for name in (configuration.divergence, policy))
+        shifts = (self.shifts.get(name or "", 0.0) for name in (configuration.score, policy))
         return logit(configuration.threshold) - sum(shifts)
 
     @property

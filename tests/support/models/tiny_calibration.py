@@ -47,7 +47,7 @@ def run(
     torch.set_num_threads(1)
     target, draft = pair or related(seed=1, spread=0.05)
     settings: dict[str, Any] = {
-        "min_acc": 0.7, "draft_length": (2, 4), "divergence": ("js", "tv"), "state": cache, "replace": True,
+        "min_acc": 0.7, "draft_length": (2, 4), "score": ("js", "tv"), "state": cache, "replace": True,
         "min_gain": 1.0, **goal,
     }  # fmt: skip
     return calibrate(
@@ -57,7 +57,7 @@ def run(
 
 def run_surely(out: Path, cache: Path, **goal: Any) -> ThresholdProfile:
     """Calibrates so that something is certified, however busy the machine is."""
-    easy: dict[str, Any] = {"min_acc": 0.5, "serve_batch": 8, "draft_length": 4, "divergence": "js", "trials": 4}
+    easy: dict[str, Any] = {"min_acc": 0.5, "serve_batch": 8, "draft_length": 4, "score": "js", "trials": 4}
     return run(out, cache, pair=far_apart(), **easy | goal)
 
 

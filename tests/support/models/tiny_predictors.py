@@ -34,11 +34,11 @@ def facts(**changes: Any) -> PredictorFacts:
     target, draft = (ModelInfo.of(model) for model in MODELS_IN_HAND)
     values: dict[str, Any] = {
         **facts_of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
-        "kind": "boosted", "rule": "fsd-coupled", "divergences": ("js",), "seed": 0, "rows": {"accepting": 400},
+        "kind": "boosted", "rule": "fsd-coupled", "scores": ("js",), "seed": 0, "rows": {"accepting": 400},
         "problems": Problems(training=30, calibration=10, evaluation=10), "trained": pack_ids(range(50)),
         "features": dict.fromkeys(ROLES, FEATURES),
         "parameters": {"accepting": {"trees": 7}}, "versions": {"python": "3"}, "falling": 0,
-        "reached": (Quality(forecast="a", divergence="js", threshold=-1.0, rows=9, accepted=0.5, auc=None,
+        "reached": (Quality(forecast="a", score="js", threshold=-1.0, rows=9, accepted=0.5, auc=None,
                             probability_auc=0.1, entropy_auc=None, error=1 / 3),),
     }  # fmt: skip
     return PredictorFacts(**values | changes)

@@ -23,7 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def collect(out: Path, models: tuple[Any, Any], task: Any, **settings: Any) -> Traces:
-    common: dict[str, Any] = {"tokenizer": TOKENIZER, "divergences": NAMES, "batch_size": 4, "seed": 5}
+    common: dict[str, Any] = {"tokenizer": TOKENIZER, "scores": NAMES, "batch_size": 4, "seed": 5}
     return collect_traces(task, target=models[0], draft=models[1], out=out, **common | settings)
 
 

@@ -20,7 +20,7 @@ class MemoryManifest:
     """The fields of a manifest that replay reads."""
 
     way: str = "along-target"
-    divergences: tuple[str, ...] = ("js", "fly@1", "fly@2")
+    scores: tuple[str, ...] = ("js", "fly@1", "fly@2")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class MemoryTraces:
 def trace_texts(
     decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], results: Sequence[Result], sampling: Sampling
 ) -> MemoryTraces:
-    """Collects traces of target-only results, with the prompts' indices as ids and `js` as the divergence."""
+    """Collects traces of target-only results, with the prompts' indices as ids and `js` as the score."""
     completions = [
         Completion.of(i, prompt, result) for i, (prompt, result) in enumerate(zip(prompts, results, strict=True))
     ]

@@ -34,8 +34,8 @@ def shape_of(logits: Array, drafted: Array) -> dict[str, Array]:
     }
 
 
-def divergences_of(target: Array, draft: Array) -> dict[str, Array]:
-    """Returns the named divergences, (N,) each, of logits (N, V), from their formulas (docs/divergences.md)."""
+def scores_of(target: Array, draft: Array) -> dict[str, Array]:
+    """Returns the named scores, (N,) each, of logits (N, V), from their formulas (docs/divergences.md)."""
     p, q = softmax(target, -1), softmax(draft, -1)
     log_p, log_q, m = log_softmax(target, -1), log_softmax(draft, -1), (p + q) / 2
     log_m = np.log(m)

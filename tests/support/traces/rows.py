@@ -32,7 +32,7 @@ VALUES: dict[str, Any] = {
              "problems": 30, "max_new_tokens": 64, "stop": ["\n\n"]},
     "sampling": {"temperature": 0.0, "top_k": None, "top_p": None},
     "seed": 0,
-    "divergences": ["js", "ag", "kl_qp", "kl_pq", "tv"],
+    "scores": ["js", "ag", "kl_qp", "kl_pq", "tv"],
     "on": "raw",
     "hidden": 0,
     "projected": False,
@@ -44,7 +44,7 @@ VALUES: dict[str, Any] = {
 
 ON_POLICY: dict[str, Any] = {
     "way": "on-policy",
-    "policy": {"rule": "fsd-coupled", "divergence": "js", "threshold": "0.1", "draft_length": 5,
+    "policy": {"rule": "fsd-coupled", "score": "js", "threshold": "0.1", "draft_length": 5,
                "within_support": False},
 }  # fmt: skip
 
@@ -153,11 +153,11 @@ def _shape(random: np.random.Generator, rows: int) -> Values:
 
 
 def _measured(of: Manifest, random: np.random.Generator, rows: int) -> Values:
-    """Returns divergences that rise and fall together, as real ones do; unbounded ones are sometimes infinite."""
+    """Returns scores that rise and fall together, as real ones do; unbounded ones are sometimes infinite."""
     size = random.beta(0.5, 4, rows)
     bounds = {"js": float(np.log(2)), "tv": 1.0}
     columns: Values = {}
-    for name in of.divergences:
+    for name in of.scores:
         values = size * bounds.get(name, 4.0)
         columns[name] = values if name in bounds else np.where(random.random(rows) < 0.001, np.inf, values)
     if of.hidden:

@@ -20,7 +20,7 @@ TOKENIZER = word_tokenizer()
 def tiny_traces(out: Path, problems: int = 300, spread: float = 0.05, **settings: Any) -> Traces:
     """Collects traces. spread: how far the draft is from the target; 0 makes them equal."""
     target, draft = related(seed=1, spread=spread)
-    common: dict[str, Any] = {"tokenizer": TOKENIZER, "divergences": ("js", "tv"), "batch_size": 64}
+    common: dict[str, Any] = {"tokenizer": TOKENIZER, "scores": ("js", "tv"), "batch_size": 64}
     return collect_traces(
         tiny_task(problems, max_new_tokens=24), target=target, draft=draft, out=out, **common | settings
     )
