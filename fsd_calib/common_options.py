@@ -18,11 +18,11 @@ from fsd_common.option import Option
 from fsd_common.settings import Count, Rule, Settings
 
 # The words that options take, known here without importing what they name; a test compares them.
-RULES_WITH_T = ("fsd", "fsd-sd", "fsd-coupled")
+RULES_WITH_T = ("fsd", "fsd-sd", "fsd-coupled", "ensemble")
 RULES_WITHOUT_T = ("sd", "sd-block", "coupled")
-RULES = (*RULES_WITHOUT_T, *RULES_WITH_T, "typical", "ensemble")
+RULES = (*RULES_WITHOUT_T, *RULES_WITH_T)
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
-SCORES = (*DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior")
+SCORES = (*DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior", "ensemble")
 CONSTANT = "constant"
 PHASES = ("phase", "phase-inside", "phase-outside")
 POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt", *PHASES)

@@ -148,8 +148,8 @@ def _check_given(given: Mapping[str, Any], rule: Rule, own: Rule) -> None:
 
 
 def _scale(rule: Rule) -> str | None:
-    """The rule whose own scale T is on; None: T bounds a score, or there is none."""
-    return rule.name if rule.fuzzy and not rule.bounds_score else None
+    """What T is measured by, if that is the rule's own; None: it bounds the score that is given, or there is none."""
+    return rule.score if rule.bounds_score else rule.name if rule.fuzzy else None
 
 
 def refuse_rest(function: str, keywords: Mapping[str, Any]) -> None:

@@ -50,8 +50,8 @@ class DecodingSetting:
         rule = rule_named(_single("rule", config.rule))
         threshold, moving = _threshold_and_policy(config)
         draft_length = _DRAFT_LENGTH if config.draft_length is None else config.draft_length
-        score = _SCORE if config.score is None else _single("score", config.score)
-        criterion = Criterion(score, config.on, config.within_support)
+        given = _SCORE if config.score is None else _single("score", config.score)
+        criterion = Criterion(rule.score or given, config.on, config.within_support)
         ending = None if config.stop_policy is None else as_policy(config.stop_policy)
         check_settings([draft_length], [threshold])
         check_whole("seed", config.seed)

@@ -123,7 +123,8 @@ class Proposal:
             target, draft, scans = self.target_logits[:, :-1], self.draft_logits, (self._target_scan, self._draft_scan)
         else:
             target, draft, scans = self.warped_target[:, :-1], self.warped_draft, (None, None)
-        return Seen(target, draft, self.drafted, partial(self.uniform, torch.float64), scans)
+        uniform = partial(self.uniform, torch.float64)
+        return Seen(target, draft, self.drafted, uniform, self.sampling.greedy, scans)
 
     def uniform(self, dtype: torch.dtype) -> Tensor:
         """u of the exact test of every drafted token: (B, L)."""

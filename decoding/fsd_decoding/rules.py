@@ -19,7 +19,6 @@ from fsd_common.errors import UsageError
 from fsd_decoding import noise
 from fsd_decoding.proposal import Proposal, Verdict
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.scores import score_named
 from fsd_decoding.tensors import wide
 
 
@@ -94,6 +93,7 @@ class Rule:
         lossless: name of the rule to run when no threshold may be trusted; a lossless rule has its own, or none.
         drafts: whether the rule needs a draft model.
         bounds_score: whether its threshold bounds a score.
+        score: the one that it bounds, whatever is given; None: that which is given.
         judges_trees: whether it can judge trees of drafted tokens.
         replayed_as: name of a rule that accepts about as many tokens, which forecasts replay in its place; None: there
             is none, and it cannot be calibrated.
@@ -103,6 +103,7 @@ class Rule:
     lossless: str = ""
     drafts = True
     bounds_score = False
+    score: str | None = None
     judges_trees = False
     replayed_as: str | None = None
 
@@ -212,7 +213,8 @@ class Fuzzy(Rule):
 
     def judge(self, proposal: Proposal) -> Verdict:
         scores = proposal.compared(proposal.drafted == proposal.target_choice[:, :-1])
-        return _by_score(proposal, scores)
+        accepted = proposal.within_threshold(scores)
+        return Verdict(accepted, proposal.target_choice[:, :-1], scores, torch.ones_like(accepted))
 
 
 class FuzzyOver(Rule):
@@ -241,26 +243,19 @@ class FuzzyOver(Rule):
         return Verdict(base.accepted | fuzzy, base.fallback, scores, by_score)
 
 
-class Typical(Rule):
-    """Medusa's typical acceptance (arXiv 2401.10774): `fsd` with the score "typical", whatever score is given."""
-
-    name, lossless = "typical", "coupled"
-
-    def judge(self, proposal: Proposal) -> Verdict:
-        return _by_score(proposal, score_named(self.name).of(proposal.seen("processed")))
-
-
 class Ensemble(Rule):
     """Static ensemble verification (arXiv 2604.07622; transformers' `assistant_ensemble_weight` w): `sd`
     with v = w·p + (1 - w)·q in place of p, so that every drafted position emits a sample of v.
 
     T = 1 - w, clamped to [0, 1]; T <= 0 is `sd`. With sampling, x is accepted when u <= v(x)/q(x); else a sample of
     (v - q)+ is emitted, which after normalisation is (p - q)+. Greedily, x = argmax v is accepted; else argmax v is
-    emitted. p and q are taken after the logits processors; at temperature 0 they are the softmax of the logits. D is
-    not used, and the emitted tokens depend on T itself, so a text is known to hold for its own T alone.
+    emitted. p and q are taken after the logits processors; at temperature 0 they are the softmax of the logits. The
+    emitted tokens depend on T itself, so a text is known to hold for its own T alone; sampled texts are those of
+    `fsd-sd` with the score "ensemble", which hold for an interval.
     """
 
     name, lossless = "ensemble", "sd"
+    score, bounds_score, replayed_as = "ensemble", True, "fsd-sd"
 
     def lossless_at(self, threshold: float) -> bool:
         return threshold <= 0
@@ -272,7 +267,7 @@ class Ensemble(Rule):
 
     def judge(self, proposal: Proposal) -> Verdict:
         p, q = _probabilities(proposal)
-        share = proposal.thresholds.clamp(0.0, 1.0).to(p.dtype)[:, None]  # (B, 1) weight of q in v
+        share = proposal.bounds.clamp(0.0, 1.0).to(p.dtype)  # (B, 1) or (B, L) weight of q in v
         if proposal.sampling.greedy:
             mixed = _mixture(p, q, share.unsqueeze(-1)).argmax(-1)
             choice = torch.where(share > 0, mixed, proposal.target_choice[:, :-1])  # softmax may tie
@@ -293,12 +288,6 @@ def _mixture(p: Tensor, q: Tensor, share: Tensor) -> Tensor:
     return (1.0 - share) * p + share * q
 
 
-def _by_score(proposal: Proposal, scores: Tensor) -> Verdict:
-    """Accepts where score <= T, else emits y."""
-    accepted = proposal.within_threshold(scores)
-    return Verdict(accepted, proposal.target_choice[:, :-1], scores, torch.ones_like(accepted))
-
-
 RULES: Mapping[str, Rule] = {
     rule.name: rule
     for rule in (
@@ -309,7 +298,6 @@ RULES: Mapping[str, Rule] = {
         Fuzzy(),
         FuzzyOver("fsd-sd", Speculative()),
         FuzzyOver("fsd-coupled", Coupled()),
-        Typical(),
         Ensemble(),
     )
 }

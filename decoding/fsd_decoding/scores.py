@@ -39,6 +39,7 @@ class Seen:
     draft_logits: Tensor  # (…, V) of q
     drafted: Tensor  # (…) x
     uniform: Callable[[], Tensor] | None = None  # returns u (…), in fp64; None: nobody knows it
+    greedy: bool = False  # whether tokens are the likeliest ones, and none is drawn
     scans: tuple[Scan | None, Scan | None] = (None, None)  # of the fused kernel's first pass over raw logits
 
     @lazy
@@ -76,6 +77,11 @@ class Distribution:
     def drafted(self) -> Tensor:
         """The probability of x: (…)."""
         return (self._of_drafted - self._normaliser).exp()
+
+    @lazy
+    def all(self) -> Tensor:
+        """The probability of every token: (…, V)."""
+        return (wide(self._logits) - self._normaliser.unsqueeze(-1)).exp()
 
     @lazy
     def largest(self) -> Tensor:
@@ -363,6 +369,31 @@ class Posterior(Score):
         return kept.masked_fill(p == 0.0, math.inf)
 
 
+class Ensemble(Score):
+    """Static ensemble verification (arXiv 2604.07622): the least share T of q in a mixture that keeps x, of which
+    transformers' `assistant_ensemble_weight` is 1 - T. In greedy decoding x is to be the mixture's likeliest token.
+    """
+
+    formula = (
+        "0 where u q(x) <= p(x), else (u q(x) - p(x)) / (q(x) - p(x)); greedily, of tokens z that are likelier than x, "
+        "the largest (p(z) - p(x)) / (p(z) - p(x) + q(x) - q(z)), infinite where q(z) > q(x)"
+    )
+    on = "processed"
+    reads_draft = reads_noise = True
+    judges_trees = False
+
+    def of(self, seen: Seen) -> Tensor:
+        if seen.greedy:
+            gain = (seen.target.all - seen.target.drafted.unsqueeze(-1)).clamp_min(0.0).double()  # of z, by p
+            loss = (seen.draft.drafted.unsqueeze(-1) - seen.draft.all).double()
+            share = torch.where(loss < 0, math.inf, gain / (gain + loss))
+            return torch.where(gain > 0, share, 0.0).amax(-1)
+        assert seen.uniform is not None
+        p, q = seen.target.drafted.double(), seen.draft.drafted.double()
+        beyond = seen.uniform() * q - p
+        return torch.where(beyond > 0, beyond / (q - p), 0.0)
+
+
 def _strictly(score: Tensor) -> Tensor:
     """The least number that is above a score (…): at most T exactly where the score is below T."""
     return torch.nextafter(score, torch.full_like(score, math.inf)).clamp_min(0.0)
@@ -377,6 +408,7 @@ FAMILIES: Mapping[str, type[Score]] = {
     "accept-threshold": AcceptThreshold,
     "typical": Typical,
     "posterior": Posterior,
+    "ensemble": Ensemble,
 }
 """Scores by name; "gated-" before a divergence's name makes another one of it."""
 

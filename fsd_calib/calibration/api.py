@@ -164,7 +164,7 @@ class Calibration:
         check_policies(self._policies)
         for rule in listed(self.decoding.rule):
             _check_rule(rule)
-        for score in listed(self.decoding.score):
+        for score in self._scores:
             score_named(score)  # raises UsageError
         drafts = drafts_of(self.draft)
         if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
@@ -397,15 +397,29 @@ class Calibration:
         lengths = DRAFT_LENGTHS if asked.predictor is None else (LONGEST_DRAFT,)
         depths = TREE_DEPTHS if asked.draft_length is None else ()
         return Space(
-            listed(asked.rule), listed(asked.score), listed(asked.draft_length or lengths), trees=asked.trees,
+            listed(asked.rule), self._scores, listed(asked.draft_length or lengths), trees=asked.trees,
             depths=depths,
         )  # fmt: skip
+
+    @property
+    def _scores(self) -> tuple[str, ...]:
+        """The scores that are searched. UsageError: a rule has one of its own, and others are given."""
+        rules = listed(self.decoding.rule)
+        given: tuple[str, ...] = listed(self.decoding.score)
+        own = next((rule for rule in map(rule_named, rules) if rule.score is not None), None)
+        if own is None or own.score is None:
+            return given
+        if len(rules) > 1 or ("score" in self.decoding.given and given != (own.score,)):
+            raise UsageError(
+                f"rule {own.name!r} bounds a score of its own, {own.score}; search it without other rules and scores"
+            )
+        return (own.score,)
 
     @property
     def _addons(self) -> Iterator[Addon]:
         """What is searched that is not of fsd-calib."""
         named: list[tuple[AddonKind, str]] = [("rule", name) for name in listed(self.decoding.rule)]
-        named += [("score", family_of(name)) for name in listed(self.decoding.score)]
+        named += [("score", family_of(name)) for name in self._scores]
         named += [("drafter", each.name) for each in drafts_of(self.draft) if isinstance(each, NamedDrafter)]
         named += [] if self.decoding.stop_policy is None else [("stop policy", self.decoding.stop_policy)]
         return (found for kind, name in named if (found := addon(kind, name)) is not None)

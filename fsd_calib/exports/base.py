@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 BASE: Final = "fsd-sd"
 """The rule of engines that add a score to their exact test."""
 
+_ALIKE: Final = {True: ("fsd-sd", "fsd-coupled"), False: ("fsd-sd", "ensemble")}
+"""Rules that write the same texts by one score, in greedy decoding and where tokens are sampled."""
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -78,6 +81,10 @@ class Engine:
         """The name of what decodes, as profiles name the engine of their certificate."""
         return self.name
 
+    def rule_for(self, greedy: bool) -> str:
+        """The rule by which it keeps and replaces tokens."""
+        return BASE
+
     def moves(self, policy: PolicyInfo) -> bool:
         """Whether the engine moves T as a policy does."""
         return policy.name == "constant"
@@ -124,16 +131,17 @@ class Engine:
         from fsd_decoding.rules import rule_named
         from fsd_decoding.scores import score_named
 
-        rule = rule_named(profile.rule)
-        if rule.name == "fsd-coupled" and profile.sampling.temperature > 0:
+        rule, greedy = rule_named(profile.rule), profile.sampling.temperature == 0
+        own, alike = self.rule_for(greedy), _ALIKE[greedy]
+        if rule.name == "fsd-coupled" and not greedy:
             yield (
-                f"the profile samples under rule {rule.name!r}, and {self.title} as {BASE!r} does: by a score that "
-                f"depends on the token, their texts have other distributions; calibrate with --rule {BASE}"
+                f"the profile samples under rule {rule.name!r}, and {self.title} as {own!r} does: by a score that "
+                f"depends on the token, their texts have other distributions; calibrate with --rule {own}"
             )
-        elif rule.bounds_score and rule.name not in (BASE, "fsd-coupled"):
+        elif rule.name not in (alike if own in alike else (own,)):
             yield (
-                f"the profile's rule is {rule.name!r}, and {self.title} keeps what its exact rule keeps, too, as "
-                f"{BASE!r} does; calibrate with --rule {BASE}"
+                f"the profile's rule is {rule.name!r}, and {self.title} keeps and replaces tokens as {own!r} does; "
+                f"calibrate with --rule {own}"
             )
         if rule.bounds_score and score_named(profile.score).on is None and profile.logits != "raw":
             yield f"the profile's score is of processed logits, and {self.title} reads raw ones; calibrate on raw ones"

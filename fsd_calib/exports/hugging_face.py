@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fsd_calib.exports.base import Engine, Flags, Knob, number
+from fsd_calib.exports.base import BASE, Engine, Flags, Knob, number
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ class Transformers(Engine):
         from fsd_decoding.profile.parts import OWN_ENGINE
 
         return self.name if _assisted(profile) else OWN_ENGINE
+
+    def rule_for(self, greedy: bool) -> str:
+        return "ensemble" if greedy else BASE
 
     def obstacles(self, profile: ThresholdProfile) -> Iterator[str]:
         if not _assisted(profile):
@@ -65,7 +68,7 @@ class Transformers(Engine):
 def _assisted(profile: ThresholdProfile) -> bool:
     """Whether transformers' own assisted generation does what decoders of the profile do."""
     if profile.threshold is not None:
-        return profile.rule == "ensemble"
+        return profile.score == "ensemble"
     return profile.followed.rule == "sd" and profile.followed.tree is None and profile.draft.kind == "model"
 
 

@@ -46,8 +46,8 @@ def inspect(*arguments: str) -> int:
         (["x", "--tree", "2,six"], "--tree is '2,six'; give TOP_K,NODES, such as 2,6"),
         (["x", "--tree", "0,6"], "top_k is 0; it must be a whole number of at least 1"),
         (
-            ["x", "--tree", "2,6", "--rule", "typical"],
-            "and rule 'typical' judges chains alone",
+            ["x", "--tree", "2,6", "--rule", "ensemble"],
+            "and rule 'ensemble' judges chains alone",
         ),
         (["x", "--head", "a", "--draft", "b"], "--head and --draft are both given"),
         (["x", "--head", "no/such"], "EAGLE head 'no/such' is not a local folder"),

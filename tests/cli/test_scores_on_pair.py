@@ -18,17 +18,18 @@ QUESTION = "Question: Ana has 3 hens, and each lays 5 eggs a week. How many eggs
 SAMPLED = ["--temperature", "0.8", "--rule", "fsd-sd"]
 SCORES: dict[str, list[str]] = {
     "gated-js@0.95": [], "margin": [], "relaxed@4": [], "fly@1": [], "typical": [], "posterior": SAMPLED,
-    "cactus": SAMPLED, "accept-threshold@0.9": SAMPLED, "fly": SAMPLED,
+    "cactus": SAMPLED, "accept-threshold@0.9": SAMPLED, "fly": SAMPLED, "ensemble": SAMPLED,
 }  # fmt: skip
+WAYS = {score: ["--score", score, *given] for score, given in SCORES.items()} | {"of a rule": ["--rule", "ensemble"]}
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_it_is_calibrated_and_followed(score: str, tmp_path: Path) -> None:
-    given = ["--task", "arithmetic", "--score", score, "--draft-length", "8", "--limit", "60", "--min-acc", "0.6",
-             "--timing", "none", "--min-gain", "1", *SCORES[score], "--out", str(tmp_path)]  # fmt: skip
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_calibrated_and_followed(way: str, tmp_path: Path) -> None:
+    given = ["--task", "arithmetic", "--draft-length", "8", "--limit", "60", "--min-acc", "0.6",
+             "--timing", "none", "--min-gain", "1", *WAYS[way], "--out", str(tmp_path)]  # fmt: skip
     assert run(calibrate_app.app, calibrate_app.NAME, given) == 0
     found = ThresholdProfile.load(tmp_path)
-    assert (found.score, found.certificate.certified) == (score, True)
+    assert (found.score, found.certificate.certified) == (way if way in SCORES else "ensemble", True)
     assert found.threshold is not None
     decoder = SpeculativeDecoder.from_pretrained(*pair_paths(), profile=found)
     (own,) = decoder.generate([QUESTION], 48)

@@ -271,9 +271,9 @@ def test_a_model_in_training_mode_is_refused(role: str) -> None:
 
 
 def test_typical_needs_a_threshold_on_its_own_scale(decoder: SpeculativeDecoder) -> None:
-    with pytest.raises(UsageError, match="rule 'typical' measures T on a scale of its own; give threshold= too"):
-        decoder.generate([[5]], NEW, rule="typical")
-    assert decoder.generate([[5]], NEW, rule="typical", threshold=0.3)
+    with pytest.raises(UsageError, match="rule 'ensemble' measures T on a scale of its own; give threshold= too"):
+        decoder.generate([[5]], NEW, rule="ensemble")
+    assert decoder.generate([[5]], NEW, rule="ensemble", threshold=0.3)
 
 
 BAD_DRAFTS: list[tuple[str, Any]] = [

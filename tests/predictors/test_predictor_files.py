@@ -181,7 +181,7 @@ def test_its_own_models_and_rule_pass() -> None:
         predictor().check(*MODELS_IN_HAND, TOKENIZER, rule, "js")
 
 
-@pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "sd", "target", "typical"])
+@pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "sd", "target", "sd-block"])
 def test_another_rule_is_refused(rule: str) -> None:
     with pytest.raises(UsageError, match=f"is for rule 'fsd-coupled', not '{rule}'"):
         predictor().check(*MODELS_IN_HAND, TOKENIZER, rule, "js")

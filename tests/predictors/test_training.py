@@ -193,7 +193,7 @@ def test_relevant_features_have_the_importance(kind: str) -> None:
     ("settings", "complaint"),
     [
         ({"kind": "oracle"}, "kind 'oracle' is unknown; choose one of logistic, boosted, head"),
-        ({"rule": "typical"}, "rule 'typical' cannot be replayed"),
+        ({"rule": "sd-block"}, "rule 'sd-block' cannot be replayed"),
         ({"rule": "sd"}, "rule 'sd' has no threshold; train for fsd-sd, which equals sd at T < 0"),
         ({"scores": ()}, "no scores are given; name at least one"),
         ({"scores": ("ag",)}, "hold no score 'ag', only js, tv"),

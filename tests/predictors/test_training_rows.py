@@ -266,7 +266,7 @@ def test_where_nothing_is_accepted_b_has_no_rows() -> None:
         (TRACES, "fsd", {"thresholds": 0}, "thresholds=0; it must be a number of 1 or more"),
         (TRACES, "fsd", {"most": 0}, r"draft lengths are \[0\]"),
         (TRACES, "coupled", {}, "rule 'coupled' has no threshold"),
-        (TRACES, "typical", {}, "rule 'typical' cannot be replayed"),
+        (TRACES, "sd-block", {}, "rule 'sd-block' cannot be replayed"),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(

@@ -54,8 +54,14 @@ def ascend(alpha: float) -> Callable[..., bool]:
     return lambda t, p, q, x, u: t >= 0 and p[x] > 0 and p[x] >= q[x] * u * min(math.exp(-alpha * entropy(p)), 1 - t)
 
 
+def mixture(t: float, p: Array, q: Array, x: int, u: float) -> bool:
+    """Static ensemble verification: u <= v(x)/q(x), where v has the share T of q; what is exact is kept from 0 on."""
+    return t >= 0 and u * q[x] <= min(t, 1.0) * q[x] + (1 - min(t, 1.0)) * p[x]
+
+
 KEPT: dict[str, Callable[..., bool]] = {
     "margin": ratio_margin(math.inf), "margin@2": ratio_margin(2), "relaxed": relaxed(math.inf),
     "relaxed@3": relaxed(3), "fly@0": fly(3), "fly@0@2": fly(2), "cactus": cactus, "accept-threshold": sglang(1.0),
     "accept-threshold@0.5": sglang(0.5), "typical": medusa, "posterior": ascend(0.4), "posterior@1.5": ascend(1.5),
+    "ensemble": mixture,
 }  # fmt: skip

@@ -68,7 +68,7 @@ def test_without_drafting_there_is_nothing_to_follow(tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"rule": "fsd"}, "rule is 'fsd'"),
-        ({"rule": "typical"}, "rule is 'typical'"),
+        ({"rule": "ensemble"}, "rule is 'ensemble'"),
         ({"logits": "processed"}, "processed logits"),
         ({"within_support": True}, "target's support"),
         ({"sampling.temperature": 0.6}, 'set "draft_sample_method": "probabilistic"'),

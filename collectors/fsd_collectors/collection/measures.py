@@ -147,7 +147,7 @@ class Measures:
             target, draft = processed
         places = at.positions.unsqueeze(1)
         uniform = partial(noise.uniform, at.keys, places, noise.Stream.ACCEPT, torch.float64)
-        return Seen(target, draft, at.drafted, lambda: uniform().squeeze(1))
+        return Seen(target, draft, at.drafted, lambda: uniform().squeeze(1), self.sampling.greedy)
 
     def _processed(self, at: Positions) -> tuple[Tensor, Tensor] | None:
         """Returns the processed logits of both models, or None under greedy decoding, which uses the raw ones."""

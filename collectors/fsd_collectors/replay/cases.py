@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -147,8 +147,6 @@ REPLAYABLE: Mapping[str, Replayable] = {
 _REFUSED = {
     "target": "it drafts nothing, so every round is one token",
     "sd-block": "it judges a draft as a whole, of which no column tells",
-    "typical": "no column holds the score it decides by",
-    "ensemble": "it samples from a mixture, so rejections change the text too",
 }
 
 
@@ -193,18 +191,21 @@ def cases(
         UsageError: as `sweep`.
     """
     check_along_target(traces, "replay")
-    how = {rule: replayable(rule) for rule in rules}
-    scales: dict[str, Array] = {}
-    if any(each.fuzzy for each in how.values()):
-        scales = {name: _scale(traces, name, thresholds, where) for name in scores}
+    scale = cache(partial(_scale, traces, thresholds=thresholds, where=where))
     combined = [
-        Case(rule, name, scale)
+        Case(rule, name, np.array([-np.inf]) if name is None else scale(name))
         for rule in rules
-        for name, scale in (scales.items() if how[rule].fuzzy else [(None, np.array([-np.inf]))])
+        for name in (_scores_of(rule, scores) if replayable(rule).fuzzy else [None])
     ]
     if not combined:
         raise UsageError(f"rules={rules!r} and scores={scores!r} make no case; give at least one of each")
     return combined
+
+
+def _scores_of(rule: str, scores: Sequence[str]) -> Sequence[str]:
+    """Returns the rule's own score where it has one, else those that are given."""
+    own = rule_named(rule).score
+    return scores if own is None else [own]
 
 
 def check_along_target(traces: Traces, use: str) -> None:

@@ -205,7 +205,7 @@ class RoundLog:
 
     Cost of a round: some list entries on the host, and on the device a copy of its T and of the policy's facts. Every
     256 rounds of a kind are reduced in about 50 operations on (256, B, L) numbers. Under a rule that does not use D
-    itself (`sd`, `coupled`, `typical`, `ensemble`) D is computed for the log. The host never waits for the device.
+    itself (`sd`, `coupled`) D is computed for the log. The host never waits for the device.
     Memory: some 100 bytes a round, and the (B, L) numbers of rounds not reduced yet, on the device.
     """
 
@@ -243,8 +243,6 @@ class RoundLog:
         that these were compared with; NaN if there are none, or if the rule has no T. score: their mean D,
         infinite if one is. substituted: tokens accepted only because D <= T. score_substituted: the largest D of
         these, NaN if there are none. policy.…: the policy's facts, NaN in rounds without them.
-
-        Under `typical` T bounds a score of its own, and tokens accepted only because of this score are `substituted`.
         """
         for kind in list(self._pending):
             self._reduce(kind)

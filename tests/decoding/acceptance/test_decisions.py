@@ -84,7 +84,6 @@ class Decisions:
             "fsd": (within, y),
             "fsd-sd": (lossless or within, residual),
             "fsd-coupled": (lossless or within, y),
-            "typical": (typical(p, x, recorded.threshold), y),
             "ensemble": (lossless, residual),
         }[self.rule]
 
@@ -162,11 +161,6 @@ def kl(p: Array, q: Array) -> float:
 
 def entropy(p: Array) -> float:
     return -math.fsum(a * math.log(a) for a in p.tolist() if a > 0)
-
-
-def typical(p: Array, x: int, threshold: float) -> bool:
-    epsilon = 1 - threshold
-    return bool(threshold >= 0 and p[x] > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy(p))))
 
 
 def race(p: Array, key: list[int], position: int, stream: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,21 @@ def test_a_score_is_the_least_threshold_that_keeps_the_token(
     assert score >= 0.0
     if abs(score - t) > CLOSE:
         assert (score <= t and math.isfinite(score)) == KEPT[name](t, of_target, of_draft, x, u)
+
+
+@settings(max_examples=200, deadline=None)
+@given(p=weights, q=weights, t=st.floats(0.0, 1.0))
+def test_greedily_an_ensemble_keeps_what_its_mixture_prefers(p: list[float], q: list[float], t: float) -> None:
+    of_target, of_draft = normalised(p), normalised(q)
+    x, mixed = int(of_draft.argmax()), (1 - t) * of_target + t * of_draft
+    score = score_named("ensemble").of(replace(seen(of_target, of_draft, x, 0.5), greedy=True)).item()
+    if abs(score - t) > CLOSE and np.delete(mixed, x).max() != pytest.approx(mixed[x], abs=CLOSE):
+        assert (score <= t) == (mixed.argmax() == x)
+
+
+def test_greedily_no_share_of_the_draft_keeps_what_neither_model_prefers() -> None:
+    one = replace(seen(np.array([0.5, 0.2, 0.3]), np.array([0.6, 0.3, 0.1]), 1, 0.5), greedy=True)
+    assert score_named("ensemble").of(one).item() == math.inf
 
 
 @settings(max_examples=100, deadline=None)
@@ -97,7 +113,7 @@ def test_scores_of_shorter_types_are_those_of_their_values(name: str, dtype: tor
         ("fly@1.5", "score 'fly@1.5' has W = '1.5'; it must be a whole number from 0 to 64"),
         ("fly@2@3@4", "score 'fly@2@3@4' has 3 numbers; after its name may come @W (drafted tokens after x"),
         ("cactus@1", "score 'cactus@1' has 1 numbers; after its name may come no number"),
-        ("gated-jss", "unknown score 'jss'"),
+        ("gated-jss", "unknown divergence 'jss'"),
         ("gated-js@0.5@0.9", "score 'gated-js@0.5@0.9' has 2 numbers"),
         ("js@0", "unknown score 'js@0'"),
         (7, "score is 7; it must be a name"),

@@ -172,17 +172,17 @@ def test_greedy_decoding_needs_none_of_the_profiles_truncations() -> None:
 
 
 def test_a_rule_with_another_scale_needs_a_threshold_in_every_way() -> None:
-    message = "rule 'typical' measures T on a scale of its own; give threshold= too"
+    message = "rule 'ensemble' measures T on a scale of its own; give threshold= too"
     for way in WAYS:
-        assert usage_error(lambda: way(rule="typical")) == message  # noqa: B023
-        (warning,) = warned(way, rule="typical", threshold=0.3)
-        assert warning.startswith("rule is 'typical' instead of 'fsd-coupled'")
-    assert usage_error(lambda: by_transformers(fsd_rule="typical")) == message
+        assert usage_error(lambda: way(rule="ensemble")) == message  # noqa: B023
+        (warning,) = warned(way, rule="ensemble", threshold=0.3)
+        assert warning.startswith("rule is 'ensemble' instead of 'fsd-coupled'")
+    assert usage_error(lambda: by_transformers(fsd_rule="ensemble")) == message
     with pytest.warns(UserWarning, match=DOES_NOT_APPLY):
-        typical = load(rule="typical", threshold=0.3)
-    back = "rule 'fsd' measures T on another scale than 'typical'; give threshold= too"
-    assert usage_error(lambda: typical.with_config(rule="fsd")) == back
-    assert usage_error(lambda: typical.generate(PROMPTS, NEW, rule="fsd")) == back
+        ensemble = load(rule="ensemble", threshold=0.3)
+    back = "rule 'fsd' measures T on another scale than 'ensemble'; give threshold= too"
+    assert usage_error(lambda: ensemble.with_config(rule="fsd")) == back
+    assert usage_error(lambda: ensemble.generate(PROMPTS, NEW, rule="fsd")) == back
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_rule_with_another_scale_needs_a_threshold_in_every_way() -> None:
     [
         ({"temperature": 0.0, "top_p": 0.9}, "top_p is 0.9 at temperature 0"),
         ({"draft_length": 0}, "draft_length is 0"),
-        ({"rule": "typical"}, "a scale of its own"),
+        ({"rule": "ensemble"}, "a scale of its own"),
         ({"decoding": DecodingConfig()}, "decoding= is given beside a profile"),
     ],
     ids=str,

@@ -94,7 +94,7 @@ def test_chains_decode_as_without_a_tree() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"rule": "typical", "threshold": 0.3}, {"repetition_penalty": 1.1}, {"stop_policy": Unsure()}],
+    [{"rule": "ensemble", "threshold": 0.3}, {"repetition_penalty": 1.1}, {"stop_policy": Unsure()}],
     ids=lambda given: next(iter(given)),
 )
 @pytest.mark.parametrize("way", OURS)

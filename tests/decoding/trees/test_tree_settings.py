@@ -28,7 +28,10 @@ def decoder() -> SpeculativeDecoder:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a rule of chains": ({"rule": "typical", "threshold": 0.2}, "rule 'typical' judges chains alone; use one of sd, "),
+    "a rule of chains": (
+        {"rule": "ensemble", "threshold": 0.2},
+        "rule 'ensemble' judges chains alone; use one of sd, ",
+    ),
     "a stop policy": ({"stop_policy": Unsure()}, "Unsure ends chains early; leave the stop policy out"),
     "a budget": ({"threshold_policy": DivergenceBudget()}, "DivergenceBudget moves T along a chain"),
     "a scale of earlier rounds": (
