@@ -27,7 +27,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result
 from fsd_decoding.policies.stopping import DraftState
-from fsd_decoding.rules import RULES
+from fsd_decoding.rules import RULES, rule_named
 from fsd_decoding.scores import Seen, score_named
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 from support.traces.at_the_limit import is_drafted_as_replayed
@@ -349,8 +349,17 @@ def test_every_rule_is_replayed_or_refused_with_a_reason(rule: str) -> None:
     if rule in EXACT:
         assert replay(traces, rule).rounds > 0
     else:
-        with pytest.raises(UsageError, match=f"rule '{rule}' cannot be replayed: .*; replay one of sd, "):
+        own = rule_named(rule).score  # which these traces do not hold
+        why = f"hold no score '{own}'" if own else f"rule '{rule}' cannot be replayed: .*; replay one of sd, "
+        with pytest.raises(UsageError, match=why):
             replay(traces, rule)
+
+
+def test_a_rule_with_a_score_of_its_own_is_replayed_by_it() -> None:
+    texts = [[row | {"ensemble": row["js"]} for row in text] for text in random_texts(4, 9, seed=2)]
+    found = replay(MemoryTraces(texts, manifest=MemoryManifest(scores=("ensemble",))), "ensemble", "js", 0.2)
+    assert found.score == "ensemble"
+    assert found.rounds == replay(MemoryTraces(texts), "fsd-sd", "js", 0.2).rounds
 
 
 SOME = MemoryTraces(random_texts(3, 5, seed=1))

@@ -38,7 +38,7 @@ SAMPLED = {"sampling": {"temperature": 0.6, "top_k": 20, "top_p": None}}
 FLY = {"rule": "fsd-sd", "score": "fly@2@3", "threshold": 0.8, "logits": "processed"}
 ACCEPT = {"rule": "fsd-sd", "score": "accept-threshold@0.9", "threshold": 0.35, "logits": "processed", **SAMPLED}
 RELAXED = {"rule": "fsd-sd", "score": "relaxed@10", "threshold": 0.6}
-ENSEMBLE = {"rule": "ensemble", "threshold": 0.3}
+ENSEMBLE = {"rule": "ensemble", "score": "ensemble", "threshold": 0.3}
 OWN: dict[str, dict[str, Any]] = {
     "vllm": FLY,
     "sglang": ACCEPT,
@@ -204,7 +204,7 @@ def test_sampled_drafts_are_sampled() -> None:
     assert "do_sample=True, repetition_penalty=1.0, temperature=0.6, top_k=20, top_p=1.0, min_p=None" in text
 
 
-@pytest.mark.parametrize("changes", [{}, ACCEPT], ids=["score", "score"])
+@pytest.mark.parametrize("changes", [{}, ACCEPT], ids=["divergence", "score"])
 def test_scores_that_vllm_has_not_are_followed_by_the_plugin(changes: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         saved = profile(changes)
@@ -226,9 +226,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("tensorrt-llm", {"rule": "fsd-sd", "score": "margin@10"}, "score is 'margin@10', and TensorRT-LLM has"),
     ("max", ENSEMBLE, "rule is 'ensemble', and MAX has relaxed alone; calibrate with one of these, or take an engine "
                       "that has this rule: --to transformers"),
-    ("vllm", {"rule": "typical"}, "rule is 'typical', and vLLM has fly, and other scores by our plugin; calibrate"),
+    ("vllm", ENSEMBLE, "rule is 'ensemble', and vLLM has fly, and other scores by our plugin; calibrate"),
     ("vllm", FLY | SAMPLED | {"rule": "fsd-coupled"}, "samples under rule 'fsd-coupled', and vLLM as 'fsd-sd' does"),
-    ("tensorrt-llm", RELAXED | {"rule": "fsd"}, "rule is 'fsd', and TensorRT-LLM keeps what its exact rule keeps, too"),
+    ("tensorrt-llm", RELAXED | {"rule": "fsd"}, "rule is 'fsd', and TensorRT-LLM keeps and replaces tokens as 'fsd-sd'"),
     ("vllm", FLY | {"score": "fly@0"}, "score is 'fly@0' at L = 5, and vLLM's window of FLy has from 1 to L - 1"),
     ("vllm", FLY | {"score": "fly@5"}, "score is 'fly@5' at L = 5"),
     ("vllm", FLY | {"sampling": {"temperature": 0.6, "top_k": None, "top_p": None, "min_p": 0.1}},

@@ -115,7 +115,7 @@ def test_scores_of_shorter_types_are_those_of_their_values(name: str, dtype: tor
         ("cactus@1", "score 'cactus@1' has 1 numbers; after its name may come no number"),
         ("gated-jss", "unknown divergence 'jss'"),
         ("gated-js@0.5@0.9", "score 'gated-js@0.5@0.9' has 2 numbers"),
-        ("js@0", "unknown score 'js@0'"),
+        ("js@0", "unknown divergence 'js@0'"),
         (7, "score is 7; it must be a name"),
     ],
 )

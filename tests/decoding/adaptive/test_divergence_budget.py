@@ -212,7 +212,7 @@ def test_a_refused_score_is_not_remembered(pair: SpeculativeDecoder) -> None:
         pair.generate(ragged_prompts(1), 4, threshold=budget)
     tv = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, score="tv")
     tv.generate(ragged_prompts(1), 4, threshold=budget)
-    with pytest.raises(UsageError, match=r"per_token is 0\.8, but no token can spend more than 0\.6931 \(score\)"):
+    with pytest.raises(UsageError, match=r"per_token is 0\.8, but no token can spend more than 0\.6931 \(divergence\)"):
         pair.generate(ragged_prompts(1), 4, threshold=DivergenceBudget(0.8))
 
 
