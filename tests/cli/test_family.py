@@ -62,8 +62,8 @@ def test_commands_that_take_long_have_the_same_options_of_output(name: str) -> N
 
 def test_options_of_one_name_mean_the_same_everywhere() -> None:
     """But for those that say what a command does with them, or what a profile decides."""
-    own = {"--task", "--out", "--seed", "--target", "--draft", "--head", "--batch-size", "--rule", "--score", "--divergence",
-           "--threshold", "--draft-length", "--tree", "--revision", "--draft-revision",
+    own = {"--task", "--out", "--seed", "--target", "--draft", "--head", "--batch-size", "--rule", "--score",
+           "--divergence", "--threshold", "--draft-length", "--tree", "--revision", "--draft-revision",
            "--quantization", "--attn", "--drafter"}  # fmt: skip
     seen: dict[str, str] = {}
     for name in LONG:

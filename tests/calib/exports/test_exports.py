@@ -228,7 +228,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
                       "that has this rule: --to transformers"),
     ("vllm", ENSEMBLE, "rule is 'ensemble', and vLLM has fly, and other scores by our plugin; calibrate"),
     ("vllm", FLY | SAMPLED | {"rule": "fsd-coupled"}, "samples under rule 'fsd-coupled', and vLLM as 'fsd-sd' does"),
-    ("tensorrt-llm", RELAXED | {"rule": "fsd"}, "rule is 'fsd', and TensorRT-LLM keeps and replaces tokens as 'fsd-sd'"),
+    ("tensorrt-llm", RELAXED | {"rule": "fsd"}, "rule is 'fsd', and TensorRT-LLM keeps and replaces tokens as"),
     ("vllm", FLY | {"score": "fly@0"}, "score is 'fly@0' at L = 5, and vLLM's window of FLy has from 1 to L - 1"),
     ("vllm", FLY | {"score": "fly@5"}, "score is 'fly@5' at L = 5"),
     ("vllm", FLY | {"sampling": {"temperature": 0.6, "top_k": None, "top_p": None, "min_p": 0.1}},
