@@ -86,5 +86,6 @@ def _by_plugin(profile: ThresholdProfile) -> bool:
     """Whether the profile's T bounds a score that vLLM itself has not, and our plugin has."""
     from fsd_decoding.rules import rule_named
 
-    lossy = profile.threshold is not None and rule_named(profile.rule).bounds_score
-    return lossy and owner_of(profile) not in Vllm.knobs
+    rule = rule_named(profile.rule)
+    judged = profile.threshold is not None and rule.bounds_score and rule.score is None  # what is emitted is exact
+    return judged and owner_of(profile) not in Vllm.knobs

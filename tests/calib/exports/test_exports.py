@@ -158,7 +158,7 @@ def test_a_t_within_thinking_is_what_these_engines_do(to: str) -> None:
         exported(to, changes).replace("\n#  ", "")
         for changes in (RELAXED | by_phase(0.6, 0, "<think>", "</think>"), RELAXED)
     )
-    assert "relaxed@10 <= 0.6 by phase (begin <think>, end <" in thinking
+    assert "relaxed@10 <= 0.6 by phase (begin '<think>', end '<" in thinking
     assert "The profile's T held between '<think>' and '</think>', which these have to be." in thinking
     assert "Elsewhere it decodes exactly, where the profile's T held, too." in everywhere
     assert yaml.safe_load(thinking) == yaml.safe_load(everywhere)
