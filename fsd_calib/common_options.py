@@ -23,6 +23,8 @@ RULES_WITHOUT_T = ("sd", "sd-block", "coupled")
 RULES = (*RULES_WITHOUT_T, *RULES_WITH_T)
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
 SCORES = (*DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior", "ensemble")
+AUTO = "auto"
+"""In place of scores: those that traces speak for. Of a predictor's folder: one is trained on the tuning part."""
 CONSTANT = "constant"
 PHASES = ("phase", "phase-inside", "phase-outside")
 POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt", *PHASES)

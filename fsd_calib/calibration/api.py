@@ -13,6 +13,7 @@ from typing import Any
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder
+from fsd_calib.calibration.auto_scores import possible
 from fsd_calib.calibration.design import check_design
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
@@ -32,7 +33,7 @@ from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.common_options import RULES_WITH_T, family_of
+from fsd_calib.common_options import AUTO, RULES_WITH_T, family_of
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -245,7 +246,7 @@ class Calibration:
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
             request = Request(
                 self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed, plan_only,
-                outlook,
+                self._always, outlook,
             )  # fmt: skip
             look = first_look(session, request)  # before threads are chosen, which takes rounds of a whole batch
             first = None if look is None else look.estimate()
@@ -403,17 +404,35 @@ class Calibration:
 
     @property
     def _scores(self) -> tuple[str, ...]:
-        """The scores that are searched. UsageError: a rule has one of its own, and others are given."""
+        """The scores that are searched, or among which the search finds those to try.
+
+        UsageError: a rule has one of its own, and others are given.
+        """
         rules = listed(self.decoding.rule)
         given: tuple[str, ...] = listed(self.decoding.score)
         own = next((rule for rule in map(rule_named, rules) if rule.score is not None), None)
         if own is None or own.score is None:
-            return given
+            return given if self._always is None else self._possible(rules, self._always)
         if len(rules) > 1 or ("score" in self.decoding.given and given != (own.score,)):
             raise UsageError(
                 f"rule {own.name!r} bounds a score of its own, {own.score}; search it without other rules and scores"
             )
         return (own.score,)
+
+    @property
+    def _always(self) -> tuple[str, ...] | None:
+        """The scores that are given beside "auto"; None: that is not given."""
+        given = listed(self.decoding.score)
+        return tuple(name for name in given if name != AUTO) if AUTO in given else None
+
+    def _possible(self, rules: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+        """The scores that these rules can have here, and those that are given."""
+        asked = self.decoding
+        lengths = listed(asked.draft_length or DRAFT_LENGTHS)
+        found = possible(
+            rules, asked.sampling.greedy, max(lengths), any(asked.trees), in_vllm=self.config.engine == "vllm"
+        )
+        return (*found, *(name for name in given if name not in found))
 
     @property
     def _addons(self) -> Iterator[Addon]:

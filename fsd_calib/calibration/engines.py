@@ -13,6 +13,7 @@ import torch
 from torch.nn import Module
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
+from fsd_calib.common_options import AUTO
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits, short_name
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import EngineWorkers
@@ -174,10 +175,11 @@ def _obstacles(
     for rule in listed(decoding.rule):
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
-    for name in listed(decoding.score):
+    scores = [name for name in listed(decoding.score) if name != AUTO]
+    for name in scores:
         if hidden := hidden_noise(name, greedy=decoding.temperature == 0):
             yield f"which decodes greedily here, and {hidden}: give another score, or a {named('temperature')}"
-    for rule, name in product(listed(decoding.rule), listed(decoding.score)):
+    for rule, name in product(listed(decoding.rule), scores):
         if law := other_law(rule, name, greedy=decoding.temperature == 0):
             yield f"and {law}: give {named('rule')} fsd-sd"
     if any(decoding.trees):

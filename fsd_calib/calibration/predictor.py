@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fsd_calib.calibrate_options import AUTO
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.session import Session
+from fsd_calib.common_options import AUTO
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fsd_calib.calibrate_options import Goal, RunConfig
+from fsd_calib.calibration.auto_scores import USUAL, tried
 from fsd_calib.calibration.baseline import (
     COMPARED,
     COUNTED,
@@ -145,7 +146,12 @@ class _Taken:
 
 @dataclass(frozen=True)
 class Request:
-    """What a calibration is asked for, see `prepare`."""
+    """What a calibration is asked for, see `prepare`.
+
+    Args:
+        always: scores that are tried whatever traces say; of the others of the space, those that traces speak for are.
+            None: all are.
+    """
 
     goal: Goal
     space: Space
@@ -155,6 +161,7 @@ class Request:
     sources: Sources
     fixed: tuple[Setting, ...] = ()
     plan_only: bool = False
+    always: tuple[str, ...] | None = None
     outlook: ProgressEstimate = field(default_factory=ProgressEstimate)
 
     def name(self, session: Session) -> str:
@@ -165,7 +172,7 @@ class Request:
                 f"{policy} {session.task.phase}" if policy in PHASES else str(getattr(policy, "identity", policy))
                 for policy in self.policies
             ],
-            "predictor": self.predictor,
+            "predictor": self.predictor, "always": self.always,
             "fixed": [setting.values for setting in self.fixed], "design": self.config.design,
             "problems": [[p.id, p.prompt, p.reference, p.part, p.group] for p in session.task.problems],
             "tests": TESTS_VERSION, "compile": self.config.compile,
@@ -230,6 +237,8 @@ def prepare(
         first = space.drafts[0]
         if look is not None and first in traces:
             look.refine(traces[first])
+        if request.always is not None:
+            space = _with_tried(space, traces.get(first), request.always, session.progress)
         baseline = measure_baseline(session, _usual(session, space), PILOT)
         check_numerical_floor(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         # Drafts that cannot be traced have a constant T.
@@ -307,6 +316,14 @@ def _replayed(session: Session, space: Space) -> Mapping[str, Any] | None:
             "what is decoded and timed ends by it"
         )
     return None if ending is None or ending.replayed is None else dict.fromkeys(space.scores, ending.replayed)
+
+
+def _with_tried(space: Space, traces: Traces | None, always: tuple[str, ...], progress: Progress) -> Space:
+    """Returns the space with the scores to try alone, by traces of its first draft, if it has any."""
+    found = USUAL if traces is None else tried(traces, space.rules[0], space.scores)
+    scores = tuple(dict.fromkeys((*always, *found)))
+    progress.note(f"scores to try: {', '.join(scores)}, of {len(space.scores)} that are possible")
+    return replace(space, scores=scores)
 
 
 def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:

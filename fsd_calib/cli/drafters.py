@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsd_calib.calibrate_options import AUTO, DRAFTERS, own_drafters
+from fsd_calib.calibrate_options import DRAFTERS, own_drafters
 from fsd_calib.cli.options import check_found
-from fsd_calib.common_options import LARGE_PAIR
+from fsd_calib.common_options import AUTO, LARGE_PAIR
 from fsd_common.errors import UsageError
 from fsd_decoding.tree_shape import CHAIN
 
