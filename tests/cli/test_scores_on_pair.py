@@ -18,7 +18,8 @@ QUESTION = "Question: Ana has 3 hens, and each lays 5 eggs a week. How many eggs
 SAMPLED = ["--temperature", "0.8", "--rule", "fsd-sd"]
 SCORES: dict[str, list[str]] = {
     "gated-js@0.95": [], "margin": [], "relaxed@4": [], "fly@1": [], "typical": [], "posterior": SAMPLED,
-    "cactus": SAMPLED, "accept-threshold@0.9": SAMPLED, "fly": SAMPLED, "ensemble": SAMPLED,
+    "cactus": SAMPLED, "accept-threshold@0.9": SAMPLED, "fly": SAMPLED,
+    "ensemble": [*SAMPLED, "--min-acc", "0.3"],  # which is kept by nothing that is faster than lossless decoding at 0.6
 }  # fmt: skip
 WAYS = {
     **{score: ["--score", score, *given] for score, given in SCORES.items()},
