@@ -12,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fsd_calib.calibration.auto_scores import USUAL
 from fsd_calib.tasks.base import Problem
 from lib import surfaces
 from lib.common.results import machine_facts, options_of, write_json
 from lib.pool import CONFIDENCE, TARGET, CountingPool, Pool, PooledForecast, Truth, calibrate_on_pool
+from lib.rules.pool import TEMPERATURES, pool_of_texts
 
 WANTED = (0.97, 0.98, 0.99)
 TUNING, CERTIFICATION = {2_400: 600, 754: 189}, (2_400, 754)  # of 3,000 problems and of 943
@@ -42,10 +45,15 @@ class Run:
 
 
 class Arena:
-    """A pool that is split into halves at random for every two runs."""
+    """A pool that is split into halves at random for every two runs.
 
-    def __init__(self, pool: Pool, forecast: PooledForecast, rule: str) -> None:
-        self.pool, self.forecast, self.space = pool, forecast, pool.space(rule)
+    Args:
+        scores: those that are searched; None: all of the pool, among which the oracle chooses anyway.
+    """
+
+    def __init__(self, pool: Pool, forecast: PooledForecast, rule: str, scores: tuple[str, ...] | None = None) -> None:
+        self.pool, self.forecast, self.whole = pool, forecast, pool.space(rule)
+        self.space = self.whole if scores is None else replace(self.whole, scores=scores)
         self._known = min(len(arm.known) for arm in pool.arms.values())
 
     def draw_parts(self, seed: int, certification: int) -> tuple[CountingPool, list[Problem], list[Problem], Truth]:
@@ -66,7 +74,7 @@ class Arena:
     def _halves(self, number: int) -> tuple[Truth, Truth]:
         shuffled = np.random.default_rng([number, 1]).permutation(self._known)
         one, other = (np.sort(shuffled[first::2]) for first in (0, 1))
-        truth = partial(Truth, self.pool, self.forecast, self.space)
+        truth = partial(Truth, self.pool, self.forecast, self.whole)
         return truth(one), truth(other)
 
     def run(self, wanted: float, certification: int, seed: int) -> Run:
@@ -133,7 +141,26 @@ def real_arenas() -> dict[str, Callable[[int], Arena]]:
     """Returns by name the pool of the bundled pair, which is the same for every seed."""
     pool = Pool.read()
     arena = Arena(pool, PooledForecast.read(pool), pool.about["rule"])
-    return {"bundled pair": lambda seed: arena}
+    return {"bundled pair": partial(_same, arena)}
+
+
+def score_arenas(folder: Path) -> dict[str, Callable[[int], Arena]]:
+    """Returns by name pools of many scores at one draft length, of which few are searched: by default, or as given.
+
+    Args:
+        folder: of the texts that `rules.py` stored.
+    """
+    arenas: dict[str, Callable[[int], Arena]] = {}
+    for temperature in TEMPERATURES:
+        pool, forecast, rule, auto = pool_of_texts(folder, temperature)
+        for name, scores in (("js, doubt", USUAL), (f"auto: {', '.join(auto)}", auto)):
+            arena = Arena(pool, forecast, rule, scores)
+            arenas[f"temperature {temperature:g}, {name}"] = partial(_same, arena)
+    return arenas
+
+
+def _same(arena: Arena, seed: int) -> Arena:
+    return arena
 
 
 def synthetic_arenas() -> dict[str, Callable[[int], Arena]]:
@@ -152,10 +179,15 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=int, default=200, help="calibrations per goal; a tenth of them on synthetic pools"
     )
+    parser.add_argument(
+        "--texts", type=Path, help="texts that rules.py stored: what --score auto finds is compared on them, too"
+    )
     options, machine = parser.parse_args(), machine_facts()
     runs, wanted = (2, WANTED[:1]) if options.quick else (options.runs, WANTED)
     print(HEADER)
     rows = report(real_arenas(), CERTIFICATION, wanted, runs)
+    if options.texts is not None:
+        rows += report(score_arenas(options.texts), CERTIFICATION[1:], wanted, max(runs // 4, 1))
     rows += report(synthetic_arenas(), CERTIFICATION[:1], wanted, max(runs // 10, 1))
     write_json({"machine": machine, "confidence": CONFIDENCE, "tuning": TUNING, "rows": rows}, options.out)
 

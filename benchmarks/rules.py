@@ -17,13 +17,10 @@ import torch
 
 from fsd_calib import SpeculativeDecoder, load_task, load_traces
 from fsd_calib.tasks.base import Task
-from fsd_common.digests import facts_digest
 from fsd_common.pages.pictures import png
 from fsd_common.pages.themes import THEMES
 from fsd_common.user_folders import default_cache
 from fsd_data import pair_paths
-from fsd_decoding.engine.engine import ENGINE_VERSION
-from fsd_decoding.models.fingerprint import model_fingerprint
 from lib.common.results import conclude, machine_facts, options_of
 from lib.pool import pool_task
 from lib.rules.compared import Compared
@@ -32,10 +29,9 @@ from lib.rules.curves import draws
 from lib.rules.judges import Panel
 from lib.rules.replayed import from_traces, table
 from lib.rules.shown import chart, tables
-from lib.rules.stored import Stored
+from lib.rules.stored import SEED, Stored, folder_of
 from lib.rules.texts import write
 
-SEED = 81_000  # of the problems; those of the pool are the same
 TEMPERATURES = (0.0, 0.6, 1.0)
 _PROBLEMS, _QUICK, _ROWS = 3_000, 12, 128
 _TIMED, _REPEATS = 6, 12  # problems that rounds are timed on
@@ -86,12 +82,8 @@ def compare(decoder: SpeculativeDecoder, task: Task, folder: Path, quick: bool) 
         quick: whether costs may be rough.
     """
     temperature, panel = decoder.sampling.temperature, Panel.at(decoder.sampling.temperature)
-    facts = {
-        "models": [model_fingerprint(model) for model in (decoder.target, decoder.draft)], "task": task.name,
-        "temperature": temperature, "draft_length": decoder.draft_length, "seed": [SEED, decoder.seed],
-        "judges": panel.judges, "engine": ENGINE_VERSION,
-    }  # fmt: skip
-    stored, numbered = Stored(folder / facts_digest(facts)[:16], panel), list(enumerate(task.problems))
+    stored = Stored(folder_of(folder, decoder, task.name, panel), panel)
+    numbered = list(enumerate(task.problems))
     if missing := [each for each in numbered if each[0] not in stored.numbers]:
         stored.add_all(write(decoder, task, missing, panel, _ROWS))
     timed = task.problems[: 1 if quick else _TIMED]

@@ -285,14 +285,15 @@ class SearchSpace(Drawing):
         Several[Annotated[str, AfterValidator(lambda name: _found("score", name, (AUTO, *SCORES)))]],
         Option(
             f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. auto: those that "
-            "traces of the models speak for. js@50 uses only the target's 50 likeliest tokens and one bucket for the "
-            "rest; numbers of other scores are in docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
+            "traces of the models speak for; with a predictor, js and doubt. js@50 uses only the target's 50 likeliest "
+            "tokens and one bucket for the rest; numbers of other scores are in docs/rules.md. mine:Name is a score of "
+            "your own (docs/extending.md).",
             DECODING,
             words=(AUTO, *SCORES),
             read=several,
             also="divergence",
         ),
-    ] = ("js", "doubt")
+    ] = (AUTO,)
     threshold_policy: Annotated[
         Several[Annotated[Any, AfterValidator(_policy)]],
         Option(
@@ -362,10 +363,6 @@ class SearchSpace(Drawing):
         if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
             what = "a predictor ends drafts too" if self.predictor is not None else "trees are drafted as a whole"
             raise UsageError(f"{named('stop_policy')} is given, and {what}; leave one of the two out")
-        if self.predictor is not None and AUTO in listed(self.score):
-            raise UsageError(
-                f"a predictor is for the scores that it was trained with, and {named('score')} is auto; name scores"
-            )
         if self.predictor is not None and self.moving:
             raise UsageError(
                 f"a predictor ends drafts by the T they are given, and policy {self.moving} judges them by another; "

@@ -13,7 +13,7 @@ from typing import Any
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder
-from fsd_calib.calibration.auto_scores import possible
+from fsd_calib.calibration.auto_scores import USUAL, possible
 from fsd_calib.calibration.design import check_design
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.drafts import drafts_of, models_among, named
@@ -412,7 +412,7 @@ class Calibration:
         given: tuple[str, ...] = listed(self.decoding.score)
         own = next((rule for rule in map(rule_named, rules) if rule.score is not None), None)
         if own is None or own.score is None:
-            return given if self._always is None else self._possible(rules, self._always)
+            return self._possible(rules, given) if AUTO in given else given
         if len(rules) > 1 or ("score" in self.decoding.given and given != (own.score,)):
             raise UsageError(
                 f"rule {own.name!r} bounds a score of its own, {own.score}; search it without other rules and scores"
@@ -421,18 +421,19 @@ class Calibration:
 
     @property
     def _always(self) -> tuple[str, ...] | None:
-        """The scores that are given beside "auto"; None: that is not given."""
+        """The scores that are given beside "auto"; None: all that are searched are tried."""
         given = listed(self.decoding.score)
-        return tuple(name for name in given if name != AUTO) if AUTO in given else None
+        chosen_by_traces = AUTO in given and self.decoding.predictor is None
+        return tuple(name for name in given if name != AUTO) if chosen_by_traces else None
 
     def _possible(self, rules: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
-        """The scores that these rules can have here, and those that are given."""
-        asked = self.decoding
-        lengths = listed(asked.draft_length or DRAFT_LENGTHS)
-        found = possible(
-            rules, asked.sampling.greedy, max(lengths), any(asked.trees), in_vllm=self.config.engine == "vllm"
-        )
-        return (*found, *(name for name in given if name not in found))
+        """The scores that "auto" stands for with these rules, and those that are given beside it."""
+        asked, found = self.decoding, USUAL
+        if asked.predictor is None:  # which is trained for the scores that are tried
+            longest = max(listed(asked.draft_length or DRAFT_LENGTHS))
+            in_vllm = self.config.engine == "vllm"
+            found = possible(rules, asked.sampling.greedy, longest, any(asked.trees), in_vllm)
+        return tuple(dict.fromkeys([*found, *(name for name in given if name != AUTO)]))
 
     @property
     def _addons(self) -> Iterator[Addon]:

@@ -19,8 +19,8 @@ from fsd_collectors.replay.blocks import Array, Traces, blocks
 from fsd_collectors.replay.cases import Case, scores_of_rows
 from fsd_decoding.scores import score_named
 
-USUAL = ("js", "doubt")
-"""What is tried where no traces tell of scores: of drafts that are no models."""
+USUAL: tuple[str, ...] = ("js", "doubt")
+"""What is tried where no traces tell of scores: of drafts that are no models, and with a predictor."""
 
 _KNOWN = (
     "js", "kl_qp", "doubt", "gated-js@0.7", "gated-js@0.9", "margin", "margin@4", "relaxed", "typical",

@@ -244,7 +244,9 @@ def prepare(
         # Drafts that cannot be traced have a constant T.
         shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
         space = replace(space, policies=tuple(shaped))
-        run = RunName(session, goal, space, config, _given(chosen, fixed, session.holdout.sequence))
+        # As it is asked for: with more problems, traces may speak for other scores, and the run still goes on.
+        asked = replace(space, scores=request.space.scores)
+        run = RunName(session, goal, asked, config, _given(request, chosen, session.holdout.sequence))
         trained = frozenset() if chosen is None else chosen.trained()
         extension = None if proposes or taken is not None else extension_of(run, trained)
         if extension is not None:
@@ -359,11 +361,12 @@ def _paces(pace: Pace, served: Paces) -> Paces:
     return Paces(pace.target, pace.lossless, pace.lossless * served.fuzzy / served.lossless)
 
 
-def _given(chosen: Chosen | None, fixed: Sequence[Setting], sequence: EngineSequence | None) -> dict[str, Any]:
+def _given(request: Request, chosen: Chosen | None, sequence: EngineSequence | None) -> dict[str, Any]:
     """What determines the course of some calibrations only."""
     of_predictor = {} if chosen is None else {"predictor": chosen.predictor.fingerprint}
-    of_setting = {"fixed": [setting.values for setting in fixed]} if fixed else {}
-    return of_predictor | of_setting | ({} if sequence is None else {"sequence": asdict(sequence)})
+    of_setting = {"fixed": [setting.values for setting in request.fixed]} if request.fixed else {}
+    of_scores = {} if request.always is None else {"always": request.always}
+    return of_predictor | of_setting | of_scores | ({} if sequence is None else {"sequence": asdict(sequence)})
 
 
 def test_of(session: Session, goal: Goal, attempt: int) -> tuple[Claim, float]:

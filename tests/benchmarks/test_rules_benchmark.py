@@ -26,7 +26,7 @@ from lib.rules.costs import decoding_of
 from lib.rules.curves import Curve, draws
 from lib.rules.judges import Judge, Panel, defaults
 from lib.rules.replayed import REPLACED, from_traces
-from lib.rules.stored import Stored
+from lib.rules.stored import SEED, Stored
 from lib.rules.texts import Text, Texts, write
 from support.paths import BENCHMARKS
 
@@ -41,7 +41,7 @@ def decoder() -> SpeculativeDecoder:
 
 @pytest.fixture(scope="module")
 def task(decoder: SpeculativeDecoder) -> Task:
-    return pool_task(rules.SEED, PROBLEMS, decoder.tokenizer)
+    return pool_task(SEED, PROBLEMS, decoder.tokenizer)
 
 
 def written(decoder: SpeculativeDecoder, task: Task, panel: Panel) -> Mapping[int, Texts]:
@@ -206,7 +206,7 @@ def test_stored_texts_are_read_as_they_were_and_a_run_goes_on(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_traces_say_how_long_rounds_are_where_so_much_is_replaced(tmp_path: Path) -> None:
-    task, (target, draft) = pool_task(rules.SEED, 40), pair_paths()
+    task, (target, draft) = pool_task(SEED, 40), pair_paths()
     traces = collect_traces(
         task, target=target, draft=draft, out=tmp_path / "traces", scores=("js", "margin", "fly@6", "typical")
     )

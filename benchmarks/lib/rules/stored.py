@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,13 +10,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fsd_calib import SpeculativeDecoder
+from fsd_common.digests import facts_digest
 from fsd_common.files import atomic_write
+from fsd_decoding.engine.engine import ENGINE_VERSION
+from fsd_decoding.models.fingerprint import model_fingerprint
 from lib.rules.curves import Columns
 from lib.rules.judges import Panel
 from lib.rules.texts import Text, Texts
 
 _PART = 100  # problems in a file
 _COLUMNS = ("problem", "judge", *Text._fields)
+
+
+SEED = 81_000  # of the problems; those of the pool are the same
+
+
+def folder_of(texts: Path, decoder: SpeculativeDecoder, task: str, panel: Panel) -> Path:
+    """Returns the folder of a task's texts, which is another one for whatever they depend on."""
+    facts = {
+        "models": [model_fingerprint(model) for model in (decoder.target, decoder.draft)], "task": task,
+        "temperature": decoder.sampling.temperature, "draft_length": decoder.draft_length,
+        "seed": [SEED, decoder.seed], "judges": panel.judges, "engine": ENGINE_VERSION,
+    }  # fmt: skip
+    return texts / facts_digest(facts)[:16]
 
 
 class Stored:
@@ -47,7 +65,7 @@ class Stored:
         if waiting:
             self._store(waiting)
 
-    def columns(self, problems: int) -> Sequence[Columns]:
+    def columns(self, problems: float = math.inf) -> Sequence[Columns]:
         """Returns the texts of the first problems by judge, in the order of the panel's, then of problem and T."""
         table = pa.concat_tables(pq.read_table(part) for part in self._parts)
         all_texts = {name: table[name].to_numpy() for name in table.column_names}

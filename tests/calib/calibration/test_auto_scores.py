@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib import NGram, SearchSpace
+from fsd_calib import NGram
 from fsd_calib.calibration.auto_scores import USUAL, possible, tried
-from fsd_common.errors import UsageError
 from fsd_decoding.scores import score_named
 from support.models import tiny_calibration
 from support.traces.memory_traces import MemoryManifest, MemoryTraces
@@ -78,11 +77,6 @@ def test_a_score_that_is_near_the_best_and_keeps_other_tokens_is_tried_too() -> 
 def test_where_the_exact_rule_rejects_nothing_the_usual_scores_are_tried() -> None:
     exact = [[row | {"same_token": True} for row in text(np.random.default_rng(0))]]
     assert tried(MemoryTraces(exact, manifest=MemoryManifest(scores=NAMES)), "fsd-coupled", NAMES) == USUAL
-
-
-def test_a_predictor_needs_scores_by_name() -> None:
-    with pytest.raises(UsageError, match="a predictor is for the scores that it was trained with, and score is auto"):
-        SearchSpace(score="auto", predictor="auto")
 
 
 @pytest.mark.slow
