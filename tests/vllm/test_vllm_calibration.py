@@ -36,13 +36,14 @@ def start(folder: Path, *more: str, options: Sequence[str] = OPTIONS) -> subproc
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
 
 
-def test_a_score_that_looks_at_later_tokens_certifies(tmp_path: Path) -> None:
-    made = start(tmp_path, "--timing", "none", options=[*OPTIONS[:-1], "fly@1"])
+@pytest.mark.parametrize("score", ["fly@1", "auto"])  # of which the first looks at later tokens
+def test_other_scores_certify(score: str, tmp_path: Path) -> None:
+    made = start(tmp_path, "--timing", "none", options=[*OPTIONS[:-1], score])
     output, _ = made.communicate(timeout=600)
     assert made.returncode == 0, output
     found = ThresholdProfile.load(tmp_path / "out")
     assert found.certificate.certified
-    assert found.score == "fly@1"
+    assert found.score == score or score == "auto"
     assert found.tokens_per_round.chosen > found.tokens_per_round.lossless
 
 

@@ -1,4 +1,4 @@
-"""Scores other than scores in vLLM: texts are our own engine's, and sampled tokens have the law they say."""
+"""Scores other than divergences in vLLM: texts are our own engine's, and sampled tokens have the law they say."""
 
 from __future__ import annotations
 
