@@ -20,7 +20,7 @@ import numpy as np
 from fsd_calib.calibration.auto_scores import USUAL
 from fsd_calib.tasks.base import Problem
 from lib import surfaces
-from lib.common.results import machine_facts, options_of, write_json
+from lib.common.results import RESULTS, machine_facts, options_of, write_json
 from lib.pool import CONFIDENCE, TARGET, CountingPool, Pool, PooledForecast, Truth, calibrate_on_pool
 from lib.rules.pool import TEMPERATURES, pool_of_texts
 
@@ -180,16 +180,23 @@ def main() -> None:
         "--runs", type=int, default=200, help="calibrations per goal; a tenth of them on synthetic pools"
     )
     parser.add_argument(
-        "--texts", type=Path, help="texts that rules.py stored: what --score auto finds is compared on them, too"
+        "--texts",
+        type=Path,
+        metavar="FOLDER",
+        help="where rules.py stored texts: compares js and doubt with the scores that traces speak for, and nothing "
+        "else; results then go to regret_scores.json",
     )
+    parser.set_defaults(out=None)
     options, machine = parser.parse_args(), machine_facts()
     runs, wanted = (2, WANTED[:1]) if options.quick else (options.runs, WANTED)
     print(HEADER)
-    rows = report(real_arenas(), CERTIFICATION, wanted, runs)
     if options.texts is not None:
-        rows += report(score_arenas(options.texts), CERTIFICATION[1:], wanted, max(runs // 4, 1))
-    rows += report(synthetic_arenas(), CERTIFICATION[:1], wanted, max(runs // 10, 1))
-    write_json({"machine": machine, "confidence": CONFIDENCE, "tuning": TUNING, "rows": rows}, options.out)
+        rows = report(score_arenas(options.texts), CERTIFICATION[1:], wanted, max(runs // 4, 1))
+    else:
+        rows = report(real_arenas(), CERTIFICATION, wanted, runs)
+        rows += report(synthetic_arenas(), CERTIFICATION[:1], wanted, max(runs // 10, 1))
+    out = options.out or RESULTS / f"regret{'' if options.texts is None else '_scores'}.json"
+    write_json({"machine": machine, "confidence": CONFIDENCE, "tuning": TUNING, "rows": rows}, out)
 
 
 if __name__ == "__main__":

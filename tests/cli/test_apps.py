@@ -115,7 +115,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--score", "kl"], "--score is 'kl'; it must be one of js, ag"),
+        (["--score", "kl"], "--score is 'kl'; it must be one of auto, js, ag"),
         (["--rule", "fuzzy"], "--rule is 'fuzzy'; it must be one of fsd, fsd-sd, fsd-coupled"),
         (["--rule", "sd"], "--rule is 'sd'; it must be one of fsd, fsd-sd, fsd-coupled"),
         (["--compile", "fast"], "--compile is 'fast'; it must be one of auto, off, capture, on"),

@@ -112,7 +112,7 @@ def test_a_calibration_searches_certifies_and_exports_code_of_ones_own(tmp_path:
             {"score": "new_score:Behind@0"},
             "score 'new_score:Behind@0' has k = '0'; it must be a whole number from 1",
         ),
-        ({"score": "poetry"}, "score is 'poetry'; it must be one of js, .*, or your own as module:Name"),
+        ({"score": "poetry"}, "score is 'poetry'; it must be one of auto, js, .*, or your own as module:Name"),
         ({"stop_policy": "poetry"}, "stop_policy is 'poetry'; it must be your own as module:Name"),
     ],
 )
