@@ -98,7 +98,8 @@ def check_sampling(temperature: object, top_k: object = None, top_p: object = No
         if share is not None and not 0.0 < share <= 1.0:  # type: ignore[operator]
             raise UsageError(f"{named(name)} is {share}; it must be in (0, 1], or None")
     for name in TRUNCATIONS:
-        if temperature == 0.0 and given[name] is not None:
+        off = given[name] is None or (name == "top_p" and given[name] == 1.0)  # which leaves nothing out
+        if temperature == 0.0 and not off:
             raise UsageError(
                 f"{named(name)} is {given[name]} at temperature 0, which is greedy; set a temperature above 0"
             )

@@ -41,7 +41,7 @@ class Sampling:
 
     Args:
         temperature: 0 is greedy decoding.
-        top_k, top_p, min_p: as in transformers; None is off.
+        top_k, top_p, min_p: as in transformers; None is off, and so is a top_p of 1.
         repetition_penalty: as in transformers, counting the prompt as well; 1 is off.
         processors: other logits processors of transformers. Each is called for one position at a time, with the ids
             before it (1, length) and its logits (1, V). That is slow, and a drafted position is processed more than
@@ -66,6 +66,8 @@ class Sampling:
             raise UsageError(
                 f"repetition_penalty is {self.repetition_penalty}; it must be a positive number (1 is no penalty)"
             )
+        if self.top_p == 1.0:  # which leaves nothing out
+            object.__setattr__(self, "top_p", None)
         object.__setattr__(self, "_warpers", self._make_warpers())
 
     def changed(self, given: Mapping[str, Any]) -> Sampling:
@@ -87,7 +89,7 @@ class Sampling:
         warpers = LogitsProcessorList([TemperatureLogitsWarper(float(self.temperature))])
         if self.top_k is not None:
             warpers.append(TopKLogitsWarper(int(self.top_k)))
-        if self.top_p is not None and self.top_p < 1.0:
+        if self.top_p is not None:
             warpers.append(NucleusWarper(float(self.top_p)))
         if self.min_p is not None:
             warpers.append(MinPLogitsWarper(self.min_p))
