@@ -158,7 +158,7 @@ def batching(pair: Pair, repeats: int) -> dict[str, Any]:
 
 
 def recording(pair: Pair, batch_size: int, repeats: int) -> dict[str, Any]:
-    """Returns seconds per round of `sd` with all scores recorded and without, prefill excluded."""
+    """Returns seconds per round of `sd` with all divergences recorded and without, prefill excluded."""
     decoder = _decoder(pair, rule="sd")
 
     def timed(prompts: list[list[int]], recorder: Recorder | None = None) -> Run:
@@ -175,7 +175,7 @@ def recording(pair: Pair, batch_size: int, repeats: int) -> dict[str, Any]:
     take_turns(contenders, work[:1], 2)  # warms up
     runs = take_turns(contenders, work, repeats)
     return {
-        "pair": pair.name, "batch": batch_size, "scores": list(DIVERGENCES),
+        "pair": pair.name, "batch": batch_size, "divergences": list(DIVERGENCES),
         "seconds_a_round": {name: 1 / rates(counted).median for name, counted in runs.items()},
         "ratio": speed_up(runs["silent"], runs["recording"]),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decodes problems under a score budget and writes a page that shows T over time: python watch_budget.py"""
+"""Decodes problems under a divergence budget and writes a page that shows T over time: python watch_budget.py"""
 
 from fsd_calib import SpeculativeDecoder, Telemetry, adaptive, load_task
 from fsd_data import pair_paths

@@ -18,7 +18,8 @@ from fsd_common.option import Option
 from fsd_common.settings import Count, Rule, Settings
 
 # The words that options take, known here without importing what they name; a test compares them.
-RULES_WITH_T = ("fsd", "fsd-sd", "fsd-coupled", "ensemble")
+RULES_OVER_SCORES = ("fsd", "fsd-sd", "fsd-coupled")
+RULES_WITH_T = (*RULES_OVER_SCORES, "ensemble")
 RULES_WITHOUT_T = ("sd", "sd-block", "coupled")
 RULES = (*RULES_WITHOUT_T, *RULES_WITH_T)
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")

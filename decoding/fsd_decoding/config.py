@@ -61,8 +61,13 @@ class DecodingConfig:
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
         """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
 
-        None keeps what this configuration has. A T alone replaces a policy, and a policy alone another, or T.
+        None keeps what this configuration has; `divergence` is another name of `score`. A T alone replaces a policy,
+        and a policy alone another, or T.
         """
+        if (score := keywords.pop("divergence", None)) is not None:
+            if keywords.get("score") is not None:
+                raise UsageError("score and divergence mean the same; give one of them")
+            keywords["score"] = score
         names = (*(f.name for f in fields(self)), *SETTINGS)
         given = {name: value for name in names if (value := keywords.pop(name, None)) is not None}
         changes = {name: value for name, value in given.items() if name not in SETTINGS}
@@ -79,6 +84,7 @@ class CallKeywords(TypedDict, total=False):
 
     rule: str | None
     score: str | None
+    divergence: str | None
     threshold: Threshold | Sequence[float] | None
     draft_length: int | Sequence[int] | None
     sampling: Sampling | None

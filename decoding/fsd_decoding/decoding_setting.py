@@ -129,7 +129,7 @@ def _obstacles_to_trees(setting: DecodingSetting) -> Iterator[str]:
         able = ", ".join(name for name, other in RULES.items() if other.judges_trees)
         yield f"and rule {rule.name!r} judges chains alone; use one of {able}"
     if rule.bounds_score and not setting.criterion.scorer.judges_trees:
-        yield f"and score {setting.criterion.score!r} judges chains alone; use a divergence"
+        yield f"and score {setting.criterion.score!r} judges chains alone; use another, such as js or margin"
     if setting.stop_policy is not None:
         yield f"and {type(setting.stop_policy).__name__} ends chains early; leave the stop policy out"
     if moving is not None and not _scales_nodes(moving):

@@ -243,19 +243,20 @@ class FuzzyOver(Rule):
         return Verdict(base.accepted | fuzzy, base.fallback, scores, by_score)
 
 
-class Ensemble(Rule):
+class Ensemble(FuzzyOver):
     """Static ensemble verification (arXiv 2604.07622; transformers' `assistant_ensemble_weight` w): `sd`
     with v = w·p + (1 - w)·q in place of p, so that every drafted position emits a sample of v.
 
-    T = 1 - w, clamped to [0, 1]; T <= 0 is `sd`. With sampling, x is accepted when u <= v(x)/q(x); else a sample of
-    (v - q)+ is emitted, which after normalisation is (p - q)+. Greedily, x = argmax v is accepted; else argmax v is
-    emitted. p and q are taken after the logits processors; at temperature 0 they are the softmax of the logits. The
-    emitted tokens depend on T itself, so a text is known to hold for its own T alone; sampled texts are those of
-    `fsd-sd` with the score "ensemble", which hold for an interval.
+    T = 1 - w, clamped to [0, 1]; T <= 0 is `sd`. With sampling, x is accepted when u <= v(x)/q(x), which the score
+    "ensemble" says; else a sample of (v - q)+ is emitted, which after normalisation is (p - q)+. Greedily, x = argmax v
+    is accepted; else argmax v is emitted, which depends on T itself, so a text is known to hold for its own T alone. p
+    and q are taken after the logits processors; at temperature 0 they are the softmax of the logits.
     """
 
-    name, lossless = "ensemble", "sd"
-    score, bounds_score, replayed_as = "ensemble", True, "fsd-sd"
+    score, replayed_as, judges_trees = "ensemble", "fsd-sd", False
+
+    def __init__(self) -> None:
+        super().__init__("ensemble", Speculative())
 
     def lossless_at(self, threshold: float) -> bool:
         return threshold <= 0
@@ -263,29 +264,24 @@ class Ensemble(Rule):
     def initial_interval(self, threshold: float) -> tuple[float, float]:
         if threshold <= 0.0:
             return -math.inf, math.nextafter(0.0, math.inf)
-        return (1.0, math.inf) if threshold >= 1.0 else (threshold, math.nextafter(threshold, math.inf))
+        return threshold, math.nextafter(threshold, math.inf)
 
     def judge(self, proposal: Proposal) -> Verdict:
+        if not proposal.sampling.greedy:
+            return super().judge(proposal)
         p, q = _probabilities(proposal)
         share = proposal.bounds.clamp(0.0, 1.0).to(p.dtype)  # (B, 1) or (B, L) weight of q in v
-        if proposal.sampling.greedy:
-            mixed = _mixture(p, q, share.unsqueeze(-1)).argmax(-1)
-            choice = torch.where(share > 0, mixed, proposal.target_choice[:, :-1])  # softmax may tie
-            return Verdict(proposal.drafted == choice, choice)
-        p_x, q_x = proposal.of_drafted(p), proposal.of_drafted(q)
-        accepted = accepted_by_chance(_mixture(p_x, q_x, share), q_x, proposal.keys, proposal.positions[:, :-1])
-        if proposal.criterion.within_support:
-            accepted &= p_x > 0
-        return Verdict(accepted, residual(p, q, proposal))
+        mixed = ((1.0 - share).unsqueeze(-1) * p + share.unsqueeze(-1) * q).argmax(-1)
+        exact = proposal.target_choice[:, :-1]
+        choice = torch.where(share > 0, mixed, exact)  # softmax may tie
+        accepted = proposal.drafted == choice
+        score = torch.where(accepted, -math.inf, math.inf)  # narrows no interval
+        return Verdict(accepted, choice, score, proposal.drafted != exact)
 
 
 def _probabilities(proposal: Proposal) -> tuple[Tensor, Tensor]:
     """p and q at the drafted positions, after the logits processors: (B, L, V) each."""
     return torch.softmax(wide(proposal.warped_target[:, :-1]), -1), torch.softmax(wide(proposal.warped_draft), -1)
-
-
-def _mixture(p: Tensor, q: Tensor, share: Tensor) -> Tensor:
-    return (1.0 - share) * p + share * q
 
 
 RULES: Mapping[str, Rule] = {

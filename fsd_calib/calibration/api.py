@@ -413,7 +413,7 @@ class Calibration:
         own = next((rule for rule in map(rule_named, rules) if rule.score is not None), None)
         if own is None or own.score is None:
             return self._possible(rules, given) if AUTO in given else given
-        if len(rules) > 1 or ("score" in self.decoding.given and given != (own.score,)):
+        if len(rules) > 1 or given not in ((own.score,), (AUTO,)):
             raise UsageError(
                 f"rule {own.name!r} bounds a score of its own, {own.score}; search it without other rules and scores"
             )
@@ -422,17 +422,18 @@ class Calibration:
     @property
     def _always(self) -> tuple[str, ...] | None:
         """The scores that are given beside "auto"; None: all that are searched are tried."""
-        given = listed(self.decoding.score)
-        chosen_by_traces = AUTO in given and self.decoding.predictor is None
-        return tuple(name for name in given if name != AUTO) if chosen_by_traces else None
+        given, rules = listed(self.decoding.score), map(rule_named, listed(self.decoding.rule))
+        if AUTO not in given or self.decoding.predictor is not None or any(rule.score for rule in rules):
+            return None
+        return tuple(name for name in given if name != AUTO)
 
     def _possible(self, rules: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
         """The scores that "auto" stands for with these rules, and those that are given beside it."""
         asked, found = self.decoding, USUAL
         if asked.predictor is None:  # which is trained for the scores that are tried
             longest = max(listed(asked.draft_length or DRAFT_LENGTHS))
-            in_vllm = self.config.engine == "vllm"
-            found = possible(rules, asked.sampling.greedy, longest, any(asked.trees), in_vllm)
+            of_vllm = rules if self.config.engine == "vllm" else ()
+            found = possible(asked.sampling.greedy, longest, any(asked.trees), of_vllm)
         return tuple(dict.fromkeys([*found, *(name for name in given if name != AUTO)]))
 
     @property

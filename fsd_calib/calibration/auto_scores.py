@@ -9,8 +9,8 @@ other tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -22,6 +22,12 @@ from fsd_decoding.scores import score_named
 USUAL: tuple[str, ...] = ("js", "doubt")
 """What is tried where no traces tell of scores: of drafts that are no models, and with a predictor."""
 
+
+def usual(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns those of `USUAL` that are possible, or else all that are."""
+    return tuple(name for name in names if name in USUAL) or tuple(names)
+
+
 _KNOWN = (
     "js", "kl_qp", "doubt", "gated-js@0.7", "gated-js@0.9", "margin", "margin@4", "relaxed", "typical",
     "accept-threshold", "accept-threshold@0.9", "fly@1", "fly@2", "fly@4", "cactus", "posterior", "ensemble",
@@ -32,29 +38,23 @@ _ALIKE = 0.8  # share of the tokens that two scores keep alike, at half of the r
 _MOST = 3
 
 
-def possible(rules: Sequence[str], greedy: bool, longest: int, trees: bool, in_vllm: bool) -> tuple[str, ...]:
+def possible(greedy: bool, longest: int, trees: bool, of_vllm: Sequence[str] = ()) -> tuple[str, ...]:
     """Returns the scores that can be tried.
 
     Args:
-        rules: names of the rules that are searched.
         greedy: whether decoding is; the random number of the exact test means nothing then.
         longest: the largest draft length.
         trees: whether trees are drafted.
-        in_vllm: whether vLLM decodes.
+        of_vllm: the rules that are searched, where vLLM decodes.
     """
-    return tuple(
-        name for name in _KNOWN if _is_possible(name, rules, greedy, longest, trees)
-        and not (in_vllm and any(_obstacles_in_vllm(name, rules, greedy)))
-    )  # fmt: skip
+    return tuple(name for name in _KNOWN if _is_possible(name, greedy, longest, trees, of_vllm))
 
 
-def _is_possible(name: str, rules: Sequence[str], greedy: bool, longest: int, trees: bool) -> bool:
+def _is_possible(name: str, greedy: bool, longest: int, trees: bool, of_vllm: Sequence[str]) -> bool:
     score = score_named(name)
-    return score.window < longest and not (greedy and score.reads_noise) and (score.judges_trees or not trees)
-
-
-def _obstacles_in_vllm(name: str, rules: Sequence[str], greedy: bool) -> Iterable[str | None]:
-    return chain([hidden_noise(name, greedy)], (other_law(rule, name, greedy) for rule in rules))
+    if score.window >= longest or (greedy and score.reads_noise) or (trees and not score.judges_trees):
+        return False
+    return not of_vllm or not (hidden_noise(name, greedy) or any(other_law(rule, name, greedy) for rule in of_vllm))
 
 
 def tried(traces: Traces, rule: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -66,13 +66,13 @@ def tried(traces: Traces, rule: str, names: Sequence[str]) -> tuple[str, ...]:
         names: of scores.
     """
     nats, columns = _of_rejected(traces, rule, names)
-    means = {name: mean for name, scores in columns.items() if (mean := _mean(nats, scores)) is not None}
+    excess = _excess({name: _means(nats, scores) for name, scores in columns.items()})
     chosen: list[str] = []
-    for name in sorted(means, key=means.__getitem__):
-        near = means[name] <= _NEAR * min(means.values())
+    for name in sorted(excess, key=excess.__getitem__):
+        near = excess[name] <= _NEAR * min(excess.values())
         if near and len(chosen) < _MOST and all(_alike(columns[name], columns[other]) < _ALIKE for other in chosen):
             chosen.append(name)
-    return tuple(chosen) or USUAL
+    return tuple(chosen) or usual(names)
 
 
 def _of_rejected(traces: Traces, rule: str, names: Sequence[str]) -> tuple[Array, dict[str, Array]]:
@@ -91,13 +91,17 @@ def _of_rejected(traces: Traces, rule: str, names: Sequence[str]) -> tuple[Array
     return np.concatenate(nats), {name: np.concatenate(parts) for name, parts in columns.items()}
 
 
-def _mean(nats: Array, scores: Array) -> float | None:
-    """Returns the mean nats of kept tokens over several shares; None: the score keeps no such shares at any T."""
+def _means(nats: Array, scores: Array) -> list[float]:
+    """Returns the mean nats of kept tokens at each share, rising, up to the largest that the score keeps at any T."""
     order = np.argsort(scores, kind="stable")
     counts = [int(share * len(scores)) for share in _SHARES]
-    if counts[0] == 0 or not np.isfinite(scores[order[: counts[-1]]]).all():
-        return None
-    return float(np.mean([nats[order[:count]].mean() for count in counts]))
+    return [float(nats[order[:n]].mean()) for n in counts if n and np.isfinite(scores[order[n - 1]])]
+
+
+def _excess(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Returns how many times the nats of the best score each one takes, on average over the shares that it keeps."""
+    best = [min(at) for at in zip_longest(*means.values(), fillvalue=np.inf)]
+    return {name: float(np.mean(np.divide(of, best[: len(of)]))) for name, of in means.items() if of}
 
 
 def _alike(one: Array, other: Array) -> float:

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fsd_calib.calibrate_options import Goal, RunConfig
-from fsd_calib.calibration.auto_scores import USUAL, tried
+from fsd_calib.calibration.auto_scores import tried, usual
 from fsd_calib.calibration.baseline import (
     COMPARED,
     COUNTED,
@@ -238,7 +238,11 @@ def prepare(
         if look is not None and first in traces:
             look.refine(traces[first])
         if request.always is not None:
-            space = _with_tried(space, traces.get(first), request.always, session.progress)
+            space = _with_tried(space, next(iter(traces.values()), None), request.always)
+            if taken is None:
+                session.progress.note(
+                    f"scores to try: {', '.join(space.scores)}, of {len(request.space.scores)} that are possible"
+                )
         baseline = measure_baseline(session, _usual(session, space), PILOT)
         check_numerical_floor(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         # Drafts that cannot be traced have a constant T.
@@ -251,6 +255,8 @@ def prepare(
         extension = None if proposes or taken is not None else extension_of(run, trained)
         if extension is not None:
             run, fixed = replace(run, extends=True), extension.settings
+            scores = (*space.scores, *(each.score for each in fixed))  # which traces may not speak for any more
+            space = replace(space, scores=tuple(dict.fromkeys(scores)))
         name = f"proposal for {run.text}" if proposes else run.text if taken is None else taken.name
         if not goal.explore:
             session = session.certifying(name, trained)
@@ -320,12 +326,10 @@ def _replayed(session: Session, space: Space) -> Mapping[str, Any] | None:
     return None if ending is None or ending.replayed is None else dict.fromkeys(space.scores, ending.replayed)
 
 
-def _with_tried(space: Space, traces: Traces | None, always: tuple[str, ...], progress: Progress) -> Space:
-    """Returns the space with the scores to try alone, by traces of its first draft, if it has any."""
-    found = USUAL if traces is None else tried(traces, space.rules[0], space.scores)
-    scores = tuple(dict.fromkeys((*always, *found)))
-    progress.note(f"scores to try: {', '.join(scores)}, of {len(space.scores)} that are possible")
-    return replace(space, scores=scores)
+def _with_tried(space: Space, traces: Traces | None, always: tuple[str, ...]) -> Space:
+    """Returns the space with the scores to try alone: by traces with one draft, if there are any."""
+    found = usual(space.scores) if traces is None else tried(traces, space.rules[0], space.scores)
+    return replace(space, scores=tuple(dict.fromkeys((*always, *found))))
 
 
 def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:

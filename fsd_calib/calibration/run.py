@@ -72,7 +72,7 @@ def study_name(ready: Prepared, objective: Objective) -> str:
     """Returns a name made of everything that the values of a trial depend on, so such processes share the study.
 
     Beside the run's name these are the level of its attempt, on which chances of passing depend, and the costs of a
-    round, on which forecasts and the early stop depend.
+    round, on which forecasts and the early stop depend, and the scores that traces speak for.
     """
     facts = [
         ready.facts.name,
@@ -80,6 +80,7 @@ def study_name(ready: Prepared, objective: Objective) -> str:
         type(objective).__name__,
         objective.description,
         *ready.facts.timings.costs,
+        *ready.space.scores,
     ]
     digest = hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:8]
     words = ", ".join([ready.session.task.name, _pair(ready), _goal(ready.goal, objective)])

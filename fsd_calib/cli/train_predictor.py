@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import OutputOptions, check_found, check_sources, check_words
-from fsd_calib.common_options import RULES_WITH_T, SCORES, Limit
+from fsd_calib.common_options import RULES_OVER_SCORES, SCORES, Limit
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_common.argument_checks import check_count
 from fsd_common.option import Option, several
@@ -45,7 +45,7 @@ def command(
         Option("Kind of model: boosted (LightGBM), logistic, or head (a small neural network).", _MODEL, words=_KINDS),
     ] = "boosted",
     rule: Annotated[
-        str, Option("Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.", _MODEL, words=RULES_WITH_T)
+        str, Option("Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.", _MODEL, words=RULES_OVER_SCORES)
     ] = "fsd-coupled",
     score: Annotated[
         tuple[str, ...],
@@ -70,7 +70,7 @@ def command(
     for option, number in (("--limit", limit), ("--trials", trials)):
         if number is not None:
             check_count(option, number)
-    check_words(("--kind", [kind], _KINDS), ("--rule", [rule], RULES_WITH_T))
+    check_words(("--kind", [kind], _KINDS), ("--rule", [rule], RULES_OVER_SCORES))
     check_found("score", "--score", score, SCORES)
     check_sources({"tokenizer": [tokenizer]})
     from fsd_collectors.store.listing import MANIFEST, content_of

@@ -31,7 +31,7 @@ def own(kind: type) -> dict[str, object]:
 
 def test_keywords_are_the_fields_and_of_their_types() -> None:
     sampling = {name: hint for name, hint in own(Sampling).items() if name != "_warpers"}
-    either: Any = own(DecodingConfig) | sampling | {"score": str}  # another name of `score`
+    either: Any = own(DecodingConfig) | sampling | {"divergence": str}  # another name of `score`
     several = {"threshold": Sequence[float], "draft_length": Sequence[int]}  # of a call, for one prompt each
     expected = {name: hint | several.get(name) | None for name, hint in either.items()}
     assert get_type_hints(DecodingKeywords) == expected
@@ -41,7 +41,7 @@ def test_keywords_are_the_fields_and_of_their_types() -> None:
 
 def test_keywords_and_an_object_decode_the_same_and_keywords_go_first() -> None:
     config = DecodingConfig("fsd", "tv", 0.3, 4, Sampling(0.9), seed=3)
-    flat = decoder(rule="fsd", score="tv", threshold=0.3, draft_length=4, temperature=0.9, seed=3)
+    flat = decoder(rule="fsd", divergence="tv", threshold=0.3, draft_length=4, temperature=0.9, seed=3)
     assert flat.decoding == config
     assert flat.generate(PROMPTS, NEW) == decoder(config).generate(PROMPTS, NEW)
     assert decoder(config, threshold=0.1, top_k=3).decoding == DecodingConfig(

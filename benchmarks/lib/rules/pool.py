@@ -40,8 +40,8 @@ def pool_of_texts(texts: Path, temperature: float) -> tuple[Pool, PooledForecast
     of = {judge: _numbered(columns, numbers) for judge, columns in zip(panel.judges, stored.columns(), strict=True)}
     scored = {judge.score: columns for judge, columns in of.items() if judge.score is not None}
     pool = _pool(of[Judge(panel.base)], scored)
-    greedy, rule = temperature == 0, f"fsd-{panel.base}"
-    names = [name for name in possible([rule], greedy, _LENGTH, trees=False, in_vllm=False) if name in scored]
+    rule = f"fsd-{panel.base}"
+    names = [name for name in possible(temperature == 0, _LENGTH, trees=False) if name in scored]
     with TemporaryDirectory() as folder:
         task = load_task("arithmetic", seed=_SEED, limit=_TRACED, tokenizer=decoder.tokenizer)
         traces = collect_traces(

@@ -288,7 +288,13 @@ def policy_of(
     length = 5 if draft_length is None else draft_length
     check_settings([length], [] if threshold is None else [threshold])
     shown = "none" if threshold is None else repr(float(threshold))
-    return Policy(rule=rule, score=score or "js", threshold=shown, draft_length=length, within_support=within_support)
+    return Policy(
+        rule=rule,
+        score=rule_named(rule).score or score or "js",
+        threshold=shown,
+        draft_length=length,
+        within_support=within_support,
+    )
 
 
 def manifest_of(

@@ -14,6 +14,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.adaptive.budget import MOSTLY, ProfileCheck, Tally, learned_from, state_of
 from fsd_decoding.policies.threshold import NewRequests, RoundOutcome, RoundState, ThresholdPolicy
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.scores import score_named
 
 Measure = Literal["divergence", "substitutions"]
 _LARGEST = {
@@ -110,7 +111,7 @@ class DivergenceBudget(ThresholdPolicy):
             raise UsageError(
                 f"this DivergenceBudget has learned a T for score {self._score!r}; create another one for {score!r}"
             )
-        if self._ceiling is None and _base(score) not in _LARGEST:
+        if not math.isfinite(self._largest(score)):
             raise UsageError(f"score {score!r} has no largest value; set DivergenceBudget(ceiling=...)")
         self._check_within(self._largest(score))
         self._score = score
@@ -194,7 +195,7 @@ class DivergenceBudget(ThresholdPolicy):
         self._before, self._call = (before[0], before[1]), Tally()
 
     def _largest(self, score: str) -> float:
-        return _LARGEST[_base(score)] if self._ceiling is None else self._ceiling
+        return _LARGEST.get(_base(score), score_named(score).largest) if self._ceiling is None else self._ceiling
 
     def _check_within(self, ceiling: float) -> None:
         """Raises UsageError if `start` is above the ceiling, or if no text could spend as much as `per_token`."""

@@ -365,6 +365,8 @@ class ProfileContent(Part):
     """The acceptance rule that `threshold` is for. Without a threshold, decoders run its lossless counterpart."""
     score: str
     """The score that `threshold` is compared with."""
+    divergence: str = Field(default_factory=lambda given: given["score"])
+    """`score`, by another name that readers of profiles may rely on."""
     scores_version: int
     """Version of the definitions of scores. With another one a threshold has another meaning."""
     logits: Literal["raw", "processed"]
@@ -444,6 +446,10 @@ class ProfileContent(Part):
 
     @model_validator(mode="after")
     def _threshold_agrees_with_outcome(self) -> Self:
+        if self.divergence != self.score:
+            raise ValueError(
+                f"divergence is {self.divergence!r}, but score is {self.score!r}; they are one, change both"
+            )
         if self.lossy != (self.threshold is not None):
             raise ValueError(
                 f"lossy is {self.lossy}, but threshold is {self.threshold}; a profile with a threshold is lossy, one "

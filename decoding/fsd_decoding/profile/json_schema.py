@@ -17,7 +17,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _FOLDER = "https://github.com/fsd-calib/fsd-calib/blob/main/decoding/fsd_decoding/schemas"
-_ALWAYS_WRITTEN = ["schema_version", "digest"]  # in files; in Python they have defaults
+_ALWAYS_WRITTEN = ["schema_version", "digest", "divergence"]  # in files; in Python they have defaults
 
 
 def schema_text() -> str:

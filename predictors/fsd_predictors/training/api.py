@@ -96,8 +96,8 @@ def _check(traces: Traces, kind: str, rule: str, scores: Sequence[str]) -> None:
         raise UsageError(f"rule {rule!r} has no threshold; train for fsd-{rule}, which equals {rule} at T < 0")
     if not scores:
         raise UsageError("no scores are given; name at least one")
-    if (own := rule_named(rule).score) not in (None, *scores[:1]):
-        raise UsageError(f"rule {rule!r} bounds a score of its own; train with scores={[own]!r}")
+    if (own := rule_named(rule).score) is not None:
+        raise UsageError(f"rule {rule!r} bounds a score of its own, {own}; predictors are for rules over any score")
     for name in scores:
         check_score(traces, name)
         if score_named(name).window:

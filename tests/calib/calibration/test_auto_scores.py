@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib import NGram
-from fsd_calib.calibration.auto_scores import USUAL, possible, tried
+from fsd_calib import Goal, NGram, SearchSpace
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.auto_scores import USUAL, possible, tried, usual
+from fsd_common.errors import UsageError
 from fsd_decoding.scores import score_named
 from support.models import tiny_calibration
 from support.traces.memory_traces import MemoryManifest, MemoryTraces
@@ -22,12 +24,12 @@ READS_NOISE = {"accept-threshold@0.9", "cactus", "posterior", "ensemble"}
 
 
 def test_what_is_possible_follows_from_rules_lengths_trees_and_the_engine() -> None:
-    sampled = set(possible(["fsd-sd"], greedy=False, longest=8, trees=False, in_vllm=False))
+    sampled = set(possible(greedy=False, longest=8, trees=False))
     assert {"js", "doubt", "margin", "fly@4"} | READS_NOISE <= sampled
-    assert sampled - READS_NOISE == set(possible(["fsd-coupled"], True, 8, False, in_vllm=True))
-    assert "fly@4" not in possible(["fsd-coupled"], True, 4, False, False)
-    assert all(score_named(name).judges_trees for name in possible(["fsd-sd"], False, 8, True, False))
-    of_p_and_q = possible(["fsd-coupled"], False, 8, False, in_vllm=True)
+    assert sampled - READS_NOISE == set(possible(True, 8, False, of_vllm=["fsd-coupled"]))
+    assert "fly@4" not in possible(True, 4, False)
+    assert all(score_named(name).judges_trees for name in possible(False, 8, True))
+    of_p_and_q = possible(False, 8, False, of_vllm=["fsd-coupled"])
     assert {"js", "kl_qp", "doubt"} <= set(of_p_and_q)
     assert not any(score_named(name).reads_token for name in of_p_and_q)
 
@@ -74,6 +76,29 @@ def test_a_score_that_is_near_the_best_and_keeps_other_tokens_is_tried_too() -> 
     assert set(found) == {"margin", "typical"}
 
 
+def test_a_score_that_keeps_few_is_compared_where_it_keeps_any() -> None:
+    """As one that looks at later tokens, or reads a gate: it keeps the third that the target likes most."""
+    rows = text(np.random.default_rng(0), 1200)
+    near = [[row | {"typical": row["margin"] if row["margin"] < 0.3 else math.inf} for row in rows]]
+    found = tried(MemoryTraces(near, manifest=MemoryManifest(scores=NAMES)), "fsd-coupled", ("js", "typical"))
+    assert found == ("typical",)
+
+
+def test_a_rule_with_a_score_of_its_own_has_no_other() -> None:
+    """Whether traces speak for it, and where there are none."""
+    assert usual(("ensemble",)) == ("ensemble",)
+    assert tried(traces(0), "fsd-coupled", ("fly@1",)) == ("fly@1",)
+    for name in ("auto", "ensemble"):
+        space = SearchSpace(rule="ensemble", score=name)
+        calibration = Calibration("arithmetic", "target", "draft", Goal(min_acc=0.9), space)
+        assert calibration._space.scores == ("ensemble",)
+        assert calibration._always is None
+    with pytest.raises(
+        UsageError, match="rule 'ensemble' bounds a score of its own, ensemble; search it without other"
+    ):
+        Calibration("arithmetic", "target", "draft", Goal(min_acc=0.9), SearchSpace(rule="ensemble", score="js"))
+
+
 def test_where_the_exact_rule_rejects_nothing_the_usual_scores_are_tried() -> None:
     exact = [[row | {"same_token": True} for row in text(np.random.default_rng(0))]]
     assert tried(MemoryTraces(exact, manifest=MemoryManifest(scores=NAMES)), "fsd-coupled", NAMES) == USUAL
@@ -85,7 +110,7 @@ def test_a_search_tries_them_and_those_that_are_given(tmp_path: Path) -> None:
         tmp_path / "out", tmp_path / "cache", score=("auto", "tv"), draft_length=(2, 5), trials=4
     )
     tried_scores = {point.setting.score for point in found.curve if point.setting.threshold is not None}
-    assert tried_scores <= {"tv", *possible(["fsd-coupled"], True, 5, False, False)}
+    assert tried_scores <= {"tv", *possible(True, 5, False)}
     again = tiny_calibration.run_surely(
         tmp_path / "out", tmp_path / "cache", score=("auto", "tv"), draft_length=(2, 5), trials=4
     )
