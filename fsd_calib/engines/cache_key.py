@@ -45,7 +45,7 @@ _NOISE = {
 # positions of the bundled pair below a score of 1, twice; in 16 bits it is too much to reuse anything.
 _FIRST_ORDER = {
     "margin": (1e-12, 1e-05), "relaxed": (1e-12, 1.4e-05), "fly": (1e-12, 2.4e-05), "accept-threshold": (1e-12, 5e-06),
-    "typical": (1e-12, 1.3e-05), "posterior": (1e-12, 1e-05),
+    "typical": (1e-12, 1.3e-05), "posterior": (1e-12, 2.1e-05), "ensemble": (1e-12, 8e-05),
 }  # fmt: skip  # as _DTYPES, of which the first two
 
 
