@@ -34,7 +34,7 @@ from lib.rules.texts import write
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 _PROBLEMS, _QUICK, _ROWS = 3_000, 12, 128
-_TIMED, _REPEATS = 6, 12  # problems that rounds are timed on
+_TIMED, _REPEATS = 6, 24  # problems that rounds are timed on
 
 
 def main() -> int:

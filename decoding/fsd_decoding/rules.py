@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -264,11 +266,12 @@ class Ensemble(FuzzyOver):
     def initial_interval(self, threshold: float) -> tuple[float, float]:
         if threshold <= 0.0:
             return -math.inf, math.nextafter(0.0, math.inf)
-        return threshold, math.nextafter(threshold, math.inf)
+        return min(threshold, sys.float_info.max), math.nextafter(threshold, math.inf)
 
     def judge(self, proposal: Proposal) -> Verdict:
         if not proposal.sampling.greedy:
-            return super().judge(proposal)
+            own = replace(proposal.criterion, score=self.score)
+            return super().judge(proposal if own == proposal.criterion else replace(proposal, criterion=own))
         p, q = _probabilities(proposal)
         share = proposal.bounds.clamp(0.0, 1.0).to(p.dtype)  # (B, 1) or (B, L) weight of q in v
         mixed = ((1.0 - share).unsqueeze(-1) * p + share.unsqueeze(-1) * q).argmax(-1)
