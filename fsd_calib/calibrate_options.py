@@ -285,8 +285,8 @@ class SearchSpace(Drawing):
         Several[Annotated[str, AfterValidator(lambda name: _found("score", name, (AUTO, *SCORES)))]],
         Option(
             f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. auto: those that "
-            "traces of the models speak for; with a predictor, and for drafts that are no models, js and doubt. js@50 uses "
-            "only the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
+            "traces of the models speak for; with a predictor, and for drafts that are no models, js and doubt. js@50 "
+            "uses only the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
             "docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
             DECODING,
             words=(AUTO, *SCORES),
