@@ -21,7 +21,7 @@ from support.models.tiny_models import word_tokenizer
 from support.own_code import on_path
 from support.paths import EXAMPLES
 
-OWN = {"score": "new_score:Behind@10", "rule": "new_rule:OneSwap", "stop_policy": "own_endings:Short"}
+OWN = {"score": "new_score:Behind@40", "rule": "new_rule:OneSwap", "stop_policy": "own_endings:Short"}
 WRITTEN = """
 from fsd_collectors.replay.counting import LengthPolicy
 from fsd_decoding.policies.stopping import StopPolicy
