@@ -24,6 +24,7 @@ from fsd_calib.search.storage_url import check_storage, is_url, reason, without_
 from fsd_calib.search.study_storage import first_recorded, open_journal, open_storage
 from fsd_calib.search.trials import SearchResult, freeze, record_recounts, search, setting_attributes
 from fsd_common.progress.base import Silent
+from fsd_decoding.adaptive import Schedule
 from fsd_decoding.profile.setting import Setting
 from lib.common.forked_programs import ForkedProgram
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
@@ -35,6 +36,7 @@ from support.postgres import Postgres, start_postgres
 
 WORKER = ROOT / "tests" / "support" / "calibration" / "search_worker.py"
 PLACES = ["journal", "sqlite"]
+MOVED = Schedule(0.25, 1.0, over=8).identity
 
 
 def place(kind: str, folder: Path) -> str:
@@ -320,7 +322,7 @@ def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.thinned(every=2)
-@pytest.mark.parametrize("other", [replace(SPACE, draft_lengths=(2, 6)), replace(SPACE, policies=(None, "{}"))])
+@pytest.mark.parametrize("other", [replace(SPACE, draft_lengths=(2, 6)), replace(SPACE, policies=(None, MOVED))])
 def test_a_study_of_another_search_is_refused_by_name(other: Space, tmp_path: Path) -> None:
     storage = place("sqlite", tmp_path)
     run_search(storage, world(), trials=1)
