@@ -1,6 +1,6 @@
 """Speed of certified settings compared with an oracle's: `nohup python benchmarks/regret.py &`; takes an hour.
 
-Each run is the search, freezing and certificate of the default command, on a pool of real decodings
+Each run is the search, freezing and certificate of the command, with the scores of a pool of real decodings
 (`lib/pool.py`) or a synthetic one (`lib/surfaces.py`). The tuning part is drawn from one half
 of a pool and the certification part, with replacement, from the other half. The truth is that whole other half, decoded
 at every threshold. Decodings are looked up, and counted as what decoding would have emitted; tokens/s follow from

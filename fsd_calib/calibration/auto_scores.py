@@ -34,6 +34,7 @@ _KNOWN = (
 )  # fmt: skip
 _SHARES = (0.2, 0.4, 0.6, 0.8)  # of the tokens that the exact rule rejects
 _NEAR = 1.1  # times the nats of the best score
+_LEAST = 0.1  # nats, below which means are alike: where decoding samples, likeliest tokens are rejected, too
 _ALIKE = 0.8  # share of the tokens that two scores keep alike, at half of the rejected ones
 _MOST = 3
 
@@ -101,11 +102,13 @@ def _means(nats: Array, scores: Array) -> list[float]:
 def _excess(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Returns how many times the nats of the best score each one takes, on average over the shares that it keeps."""
     best = [min(at) for at in zip_longest(*means.values(), fillvalue=np.inf)]
-    return {name: float(np.mean(np.divide(of, best[: len(of)]))) for name, of in means.items() if of}
+    ratios = {name: np.maximum(of, _LEAST) / np.maximum(best[: len(of)], _LEAST) for name, of in means.items() if of}
+    return {name: float(ratio.mean()) for name, ratio in ratios.items()}
 
 
 def _alike(one: Array, other: Array) -> float:
-    """Returns the share of tokens that two scores keep alike, where each keeps half."""
+    """Returns the share of tokens that two scores keep alike, where each keeps half, or all that it keeps at any T."""
     half = len(one) // 2
-    kept = (set(np.argsort(scores, kind="stable")[:half].tolist()) for scores in (one, other))
-    return len(set.intersection(*kept)) / half
+    orders = ((scores, np.argsort(scores, kind="stable")[:half]) for scores in (one, other))
+    kept = [set(order[np.isfinite(scores[order])].tolist()) for scores, order in orders]
+    return len(set.intersection(*kept)) / min(map(len, kept))
