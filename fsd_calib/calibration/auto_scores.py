@@ -107,8 +107,7 @@ def _excess(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _alike(one: Array, other: Array) -> float:
-    """Returns the share of tokens that two scores keep alike, where each keeps half, or all that it keeps at any T."""
+    """Returns the share of tokens that two scores keep alike, where each keeps half."""
     half = len(one) // 2
-    orders = ((scores, np.argsort(scores, kind="stable")[:half]) for scores in (one, other))
-    kept = [set(order[np.isfinite(scores[order])].tolist()) for scores, order in orders]
-    return len(set.intersection(*kept)) / min(map(len, kept))
+    kept = (set(np.argsort(scores, kind="stable")[:half].tolist()) for scores in (one, other))
+    return len(set.intersection(*kept)) / half

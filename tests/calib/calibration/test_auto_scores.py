@@ -92,15 +92,6 @@ def test_rejected_tokens_that_are_the_targets_likeliest_tell_nothing_apart() -> 
     assert found == ("margin",)
 
 
-def test_scores_that_keep_few_are_alike_by_what_they_keep() -> None:
-    """What neither keeps at any T is nothing that they have in common: here each keeps a third of its own."""
-    rows = text(np.random.default_rng(0), 2400)
-    for n, row in enumerate(rows):
-        row["margin"], row["typical"] = (row["margin"] if n % 3 == third else math.inf for third in (0, 1))
-    found = tried(MemoryTraces([rows], manifest=MemoryManifest(scores=NAMES)), "fsd-coupled", ("margin", "typical"))
-    assert set(found) == {"margin", "typical"}
-
-
 def test_a_rule_with_a_score_of_its_own_has_no_other() -> None:
     """Whether traces speak for it, and where there are none."""
     assert usual(("ensemble",)) == ("ensemble",)
