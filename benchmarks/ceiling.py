@@ -41,7 +41,7 @@ class Amount(NamedTuple):
     tokens: int | None = None
 
 
-BUNDLED, REAL, QUICK = Amount(120), Amount(32, 120, 96), Amount(12)
+BUNDLED, REAL, QUICK = Amount(120), Amount(32, 640, 96), Amount(12)
 
 
 def main() -> int:

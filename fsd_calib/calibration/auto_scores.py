@@ -66,7 +66,7 @@ def tried(traces: Traces, rule: str, names: Sequence[str]) -> tuple[str, ...]:
         rule: whose exact part rejects.
         names: of scores.
     """
-    nats, columns = _of_rejected(traces, rule, names)
+    nats, columns = of_rejected(traces, rule, names)
     excess = _excess({name: _means(nats, scores) for name, scores in columns.items()})
     chosen: list[str] = []
     for name in sorted(excess, key=excess.__getitem__):
@@ -76,8 +76,15 @@ def tried(traces: Traces, rule: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen) or usual(names)
 
 
-def _of_rejected(traces: Traces, rule: str, names: Sequence[str]) -> tuple[Array, dict[str, Array]]:
-    """Returns the nats and the scores of the tokens that the exact rule rejects: (n,) each."""
+def of_rejected(traces: Traces, rule: str, names: Sequence[str]) -> tuple[Array, dict[str, Array]]:
+    """Returns of the tokens that the exact rule rejects the nats by which the target prefers another, and the scores.
+
+    Args:
+        traces, rule, names: see `tried`.
+
+    Returns:
+        (n,) each, in the order of the rows.
+    """
     cases = {name: Case(rule, name, np.array([-np.inf])) for name in names}
     exact = next(iter(cases.values())).exact or "same_token"
     wanted = {exact, "target_top1", "target_probability", *chain(*(case.columns for case in cases.values()))}

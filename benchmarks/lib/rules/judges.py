@@ -63,11 +63,13 @@ class Panel:
         base: the lossless rule that the scores stand on.
         scores: names.
         others: rules that decide by themselves.
+        thresholds: the T of each score whose texts are asked for, rising; None: all that there are.
     """
 
     base: str
     scores: tuple[str, ...]
     others: tuple[Judge, ...] = ()
+    thresholds: tuple[tuple[float, ...], ...] | None = None
 
     @classmethod
     def at(cls, temperature: float) -> Panel:
@@ -86,6 +88,14 @@ class Panel:
     def lossless(self) -> list[Judge]:
         """Those that keep the target's distribution."""
         return [judge for judge in self.judges if judge.score is None and RULES[judge.rule].lossless == judge.rule]
+
+    def following(self, judge: Judge, end: float) -> float | None:
+        """The T of the text after one that holds below `end`; None: there is none."""
+        if judge.score is None or end == math.inf:
+            return None
+        if self.thresholds is None:
+            return end
+        return next((each for each in self.thresholds[self.scores.index(judge.score)] if each >= end), None)
 
     def place(self, judge: Judge) -> tuple[int, int | None]:
         """The judge's rule and score by their places in `Judged`; None: it has no score."""

@@ -32,7 +32,7 @@ def folder_of(texts: Path, decoder: SpeculativeDecoder, task: str, panel: Panel)
         "models": [model_fingerprint(model) for model in (decoder.target, decoder.draft)], "task": task,
         "temperature": decoder.sampling.temperature, "draft_length": decoder.draft_length,
         "seed": [SEED, decoder.seed], "judges": panel.judges, "engine": ENGINE_VERSION,
-    }  # fmt: skip
+    } | ({} if panel.thresholds is None else {"thresholds": panel.thresholds})  # fmt: skip
     return texts / facts_digest(facts)[:16]
 
 

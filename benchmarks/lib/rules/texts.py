@@ -58,13 +58,16 @@ class Writer:
         self._stops = StopStrings(decoder.tokenizer, task.stop) if task.stop else None
 
     def texts(self, problem: Problem, most: int) -> Asking:
-        """Returns all texts of a problem, of at most `most` tokens: of each judge, in the order of T."""
+        """Returns the texts of a problem, of at most `most` tokens: of each judge, in the order of T."""
         root = yield []
-        found = {}
+        found = dict[Judge, list[Text]]()
+        threshold: float | None
         for judge in self._panel.judges:
-            found[judge] = [(yield from self._text(problem, most, root, judge, LOSSLESS))]
-            while judge.score is not None and found[judge][-1].hi < math.inf:
-                found[judge].append((yield from self._text(problem, most, root, judge, found[judge][-1].hi)))
+            found[judge], threshold = [], LOSSLESS
+            while threshold is not None:
+                text = yield from self._text(problem, most, root, judge, threshold)
+                found[judge].append(text)
+                threshold = self._panel.following(judge, text.hi)
         return found
 
     def _text(

@@ -1,0 +1,121 @@
+"""The problems of a task at one temperature, in blocks: what is decoded of them, and where it is stored.
+
+A block is decoded by the target alone, by the draft alone, and by each score at each draft length. Each of these is
+stored when the whole block is finished, since short texts finish first and would stand for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fsd_calib import SpeculativeDecoder, collect_traces
+from fsd_calib.calibration.auto_scores import of_rejected
+from fsd_calib.tasks.base import Problem, Task
+from fsd_collectors.store.reading import Traces
+from lib.rules.curves import Columns
+from lib.rules.judges import Judge, Panel
+from lib.rules.stored import Stored, folder_of
+from lib.rules.texts import write
+
+SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
+"""Of the tokens that the exact rule rejects along the target's own texts; T keeps so many. A last T keeps all."""
+_LOSSLESS = "coupled"  # whose noise is the target's own, so that flips are not of other draws
+RULE = f"fsd-{_LOSSLESS}"
+"""The rule with the scores."""
+_GREEDY = ("js", "margin", "doubt", "fly@2", "relaxed@10", "gated-js@0.9", "typical")
+_SAMPLED = (*_GREEDY, "accept-threshold", "cactus", "posterior@0.4", "ensemble")
+
+
+class Pass(NamedTuple):
+    """What one run over a block decodes. score: None: the lossless rules."""
+
+    draft_length: int
+    score: str | None
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The problems of a task at a temperature.
+
+    Args:
+        decoder: of that temperature.
+        task: with all problems, in the order in which they are taken.
+        folder: where what is decoded is stored.
+        size: problems of a block, all decoded at once.
+    """
+
+    decoder: SpeculativeDecoder
+    task: Task
+    folder: Path
+    size: int
+
+    @property
+    def temperature(self) -> float:
+        return self.decoder.sampling.temperature
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        return _GREEDY if self.temperature == 0.0 else _SAMPLED
+
+    def problems(self, block: int) -> tuple[Problem, ...]:
+        return self.task.problems[block * self.size : (block + 1) * self.size]
+
+    def traces(self, block: int, drafts_alone: bool = False) -> Traces:
+        """Returns traces along the target's texts, or along those of the draft alone; collects them if need be."""
+        task, draft = replace(self.task, problems=self.problems(block)), self.decoder.draft
+        return collect_traces(
+            task, target=draft if drafts_alone else self.decoder.target, draft=draft,
+            out=self.folder / f"{'draft' if drafts_alone else 'target'}-{task.fingerprint[:16]}-{self.temperature:g}",
+            tokenizer=self.decoder.tokenizer, temperature=self.temperature, scores=() if drafts_alone else self.scores,
+            seed=self.decoder.seed, batch_size=self.size,
+        )  # fmt: skip
+
+    @cached_property
+    def thresholds(self) -> dict[str, tuple[float, ...]]:
+        """The T of each score that are decoded, by the traces of the first block, so that they stay as blocks join."""
+        _, scores = of_rejected(self.traces(0), RULE, self.scores)
+        return {name: tuple(_at_shares(values)) for name, values in scores.items()}
+
+    def panel(self, score: str | None) -> Panel:
+        """Those who judge the rounds of a pass: `_LOSSLESS` with a score, or lossless rules."""
+        if score is not None:
+            return Panel(_LOSSLESS, (score,), thresholds=(self.thresholds[score],))
+        return Panel(_LOSSLESS, (), () if self.temperature == 0.0 else (Judge("sd"), Judge("sd-block")))
+
+    def stored(self, block: int, of: Pass) -> Stored:
+        panel, task = self.panel(of.score), replace(self.task, problems=self.problems(block))
+        decoder = self.decoder.with_config(draft_length=of.draft_length)
+        return Stored(folder_of(self.folder, decoder, task.fingerprint, panel), panel)
+
+    def decode(self, block: int, of: Pass) -> None:
+        """Decodes the texts of a block, unless they are stored."""
+        stored, problems = self.stored(block, of), self.problems(block)
+        if not stored.numbers:
+            decoder = self.decoder.with_config(draft_length=of.draft_length)
+            stored.add_all(write(decoder, self.task, list(enumerate(problems)), self.panel(of.score), self.size))
+
+    def texts(self, blocks: Sequence[int], of: Pass) -> list[Columns]:
+        """Returns the texts of blocks by judge, with problems numbered through."""
+        parts = [self.stored(block, of).columns() for block in blocks]
+        starts = np.cumsum([0, *(len(self.problems(block)) for block in blocks)])
+        return [_joined(each, starts) for each in zip(*parts, strict=True)]
+
+
+def _at_shares(scores: np.ndarray) -> Iterator[float]:
+    """Yields the T that keep each share, as far as there are so many that any T keeps."""
+    ordered = np.sort(scores)
+    found = [float(ordered[int(share * len(ordered))]) for share in SHARES if len(ordered)]
+    yield from sorted({each for each in found if math.isfinite(each)})
+    yield math.inf
+
+
+def _joined(parts: Sequence[Columns], starts: np.ndarray) -> Columns:
+    numbered = [part | {"problem": part["problem"] + start} for part, start in zip(parts, starts, strict=False)]
+    return {name: np.concatenate([part[name] for part in numbered]) for name in numbered[0]}
