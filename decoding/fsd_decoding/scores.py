@@ -222,7 +222,11 @@ class Gated(Score):
         self.divergence, self.reads_top = divergence, divergence.reads_top
 
     def of(self, seen: Seen) -> Tensor:
-        return self.divergence.of(seen).masked_fill(seen.target.largest > self.values[0], math.inf)
+        return self.gated(self.divergence.of(seen), seen)
+
+    def gated(self, divergence: Tensor, seen: Seen) -> Tensor:
+        """Returns the score, given D (…)."""
+        return divergence.masked_fill(seen.target.largest > self.values[0], math.inf)
 
 
 class _AmongTop(Score):
@@ -477,13 +481,34 @@ def scores_of(names: Sequence[str], on: Logits, seen: Callable[[Logits], Seen]) 
         on: the logits of those that are defined on either.
         seen: returns what there is to see on raw or on processed logits.
     """
-    seen, plain = cache(seen), [name for name in names if is_divergence(name)]
+    seen, wanted = cache(seen), divergences_in(names)
     found = {}
-    if plain:
+    if wanted:
         at = seen(on)
-        found = unchecked_divergences(plain, at.target_logits, at.draft_logits, at.scans)
-    scores = {name: score_named(name) for name in names}
-    return {name: found[name] if name in found else score.of(seen(score.on or on)) for name, score in scores.items()}
+        found = unchecked_divergences(wanted, at.target_logits, at.draft_logits, at.scans)
+    return scores_over(found, names, on, seen)
+
+
+def divergences_in(names: Sequence[str]) -> list[str]:
+    """Returns the divergences that scores are or gate, each once."""
+    scores = (score_named(name) for name in names)
+    found = (s if isinstance(s, Divergence) else s.divergence for s in scores if isinstance(s, (Divergence, Gated)))
+    return list(dict.fromkeys(divergence.written for divergence in found))
+
+
+def scores_over(
+    divergences: Mapping[str, Tensor], names: Sequence[str], on: Logits, seen: Callable[[Logits], Seen]
+) -> dict[str, Tensor]:
+    """Returns `scores_of`, given the `divergences_in` them, on these logits."""
+    seen = cache(seen)
+
+    def of(score: Score) -> Tensor:
+        if isinstance(score, Divergence):
+            return divergences[score.written]
+        at = seen(score.on or on)
+        return score.gated(divergences[score.divergence.written], at) if isinstance(score, Gated) else score.of(at)
+
+    return {name: of(score_named(name)) for name in names}
 
 
 def window_kept(exact: Tensor, window: int) -> Tensor:

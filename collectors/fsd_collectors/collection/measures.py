@@ -28,7 +28,7 @@ from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.graphs.callers import in_graph
 from fsd_decoding.rules import accepted_by_chance
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.scores import Logits, Seen, is_divergence, score_named
+from fsd_decoding.scores import Logits, Seen, divergences_in, score_named, scores_over
 
 _CHUNK = 1 << 25  # logits (positions x V) of a chunk: bounds the memory of intermediate results
 _CPU_CHUNK = 1 << 17  # on a CPU few enough for the cache, yet enough to outweigh the overhead of some hundred calls
@@ -81,12 +81,11 @@ class Measures:
         if sampling.repetition_penalty != 1.0 or sampling.processors:
             raise UsageError("traces support temperature, top_k, top_p and min_p; leave out penalties and processors")
         self._on, self.sampling, self.log_probs = on, sampling, log_probs
-        self._divergences = [name for name in scores if is_divergence(name)]
-        self._others = [score_named(name) for name in scores if not is_divergence(name)]
         decision = ("drafted", "target_choice", "same_argmax", "same_token", "sd_accepts", "sd_probability")
         shape = (f"{model}_{name}" for model in ("target", "draft") for name in _SHAPE)
         likeliest = (name for name in LIKELIEST for _ in range(log_probs))
-        self.scored = (*self._divergences, *(score.written for score in self._others))
+        self._divergences = divergences_in(scores)
+        self.scored = tuple(score_named(name).written for name in scores)
         self.columns = (*decision, *self.scored, *shape, *likeliest)
 
     def __call__(self, at: Positions) -> Tensor:
@@ -138,8 +137,8 @@ class Measures:
         self, at: Positions, processed: tuple[Tensor, Tensor] | None, raw: DistributionPair
     ) -> Iterator[Tensor]:
         on = DistributionPair(*map(log_softmax, processed)) if self._on == "processed" and processed else raw
-        yield from divergences_of_pair(self._divergences, on).values()
-        yield from (score.of(self._seen(at, processed, score.on or self._on)) for score in self._others)
+        divergences = divergences_of_pair(self._divergences, on)
+        yield from scores_over(divergences, self.scored, self._on, partial(self._seen, at, processed)).values()
 
     def _seen(self, at: Positions, processed: tuple[Tensor, Tensor] | None, on: Logits) -> Seen:
         target, draft = at.target_logits, at.draft_logits
