@@ -24,7 +24,7 @@ from lib.rules.judges import Judge, Panel
 from lib.rules.stored import Stored, folder_of
 from lib.rules.texts import write
 
-SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
+SHARES = (0.05, 0.15, 0.3, 0.5, 0.75)
 """Of the tokens that the exact rule rejects along the target's own texts; T keeps so many. A last T keeps all."""
 _LOSSLESS = "coupled"  # whose noise is the target's own, so that flips are not of other draws
 RULE = f"fsd-{_LOSSLESS}"
