@@ -8,78 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
-import torch
 from scipy.stats import chi2
 
 from fsd_calib.calibration.baseline import TRACED
 from fsd_calib.calibration.draft_forecasts import LOSSLESS
 from fsd_calib.calibration.plan import FirstEstimate, Paces, PlannedStep, expected_share, stages_of
-from fsd_calib.calibration.prepare import PILOT, USUAL_LENGTH, Request, check_best_case, efforts, test_of
+from fsd_calib.calibration.prepare import PILOT, USUAL_LENGTH, WATCHED, Request, check_best_case, efforts, test_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
-from fsd_calib.engines.own import OwnEngine, seconds_of_costs, synchronize
-from fsd_calib.measuring.evaluator import EnoughError
+from fsd_calib.engines.own import OwnEngine, seconds_of_costs
+from fsd_calib.measuring.look import Look
 from fsd_collectors.store.reading import Traces
 from fsd_common.formatting import clock, duration, percent
-from fsd_decoding.observers.round_record import RoundRecord
 
 _SECONDS, _ALONE = 20.0, 8.0  # for all rounds, and for those with one row
 _TRIED = 3  # of these, from which the number of rows follows that there is time for
 _FOLLOW = 10  # rounds for which there should be time then
 _INTERVAL = (0.1, 0.9)  # quantiles of the mean length of a text
-
-
-@dataclass
-class Look:
-    """An observer of rounds that ends them when it has seen enough.
-
-    Attributes:
-        until: when that is, by the clock.
-        most: rounds after the first, with all rows, that suffice.
-        first: seconds of the first round with its prefill.
-        seconds: of the rounds after it that had as many rows.
-        drafting: the seconds of these in which the draft ran.
-        tokens: emitted, in `row_rounds` rounds of one row.
-    """
-
-    device: torch.device
-    until: float
-    most: float = float("inf")
-    rows: int = 0
-    first: float = 0.0
-    seconds: list[float] = field(default_factory=list)
-    drafting: list[float] = field(default_factory=list)
-    tokens: int = 0
-    row_rounds: int = 0
-    last: float = field(default_factory=time.perf_counter)
-
-    def __call__(self, record: RoundRecord) -> None:
-        synchronize(self.device)
-        now, rows = time.perf_counter(), int(record.active.sum())
-        if not self.rows:
-            self.rows, self.first = rows, now - self.last
-        elif rows == self.rows:
-            self.seconds.append(now - self.last)
-            self.drafting.append(record.draft_seconds)
-        self.tokens += int((record.accepted + 1)[record.active].sum())
-        self.row_rounds += rows
-        self.last = now
-        if (self.seconds and now > self.until) or len(self.seconds) >= self.most:  # a first round is mostly prefill
-            raise EnoughError
-
-    @property
-    def round(self) -> float:
-        """Seconds of a round."""
-        return median(self.seconds) if self.seconds else self.first
-
-    @property
-    def prefill(self) -> float:
-        """Seconds of a row's prefill."""
-        return max(self.first - self.round, 0.0) / self.rows
 
 
 Lengths = tuple[float, float, float]
@@ -167,10 +115,10 @@ class FirstLook:
 
     def _pilot(self, length: float) -> float:
         """Seconds of what follows traces until the plan: the pilot, the pace of decoding and the costs of a round."""
-        paces, tuning, serve = self._paces(length), len(self.session.tuning.problems), self.request.goal.serve_batch
-        piloted, timed = min(PILOT, tuning), min(2 * self.session.batch_size, tuning)
-        decoded = piloted * (paces.lossless + paces.fuzzy) + timed * (paces.target + paces.lossless)
-        return decoded + seconds_of_costs(self.seen.fixed + serve * self.seen.row)
+        paces, serve, rows = self._paces(length), self.request.goal.serve_batch, self.session.batch_size
+        piloted = min(PILOT, len(self.session.tuning.problems)) * (paces.lossless + paces.fuzzy)
+        watched = 2 * (rows * self.seen.prefill + WATCHED)
+        return piloted + watched + seconds_of_costs(self.seen.fixed + serve * self.seen.row)
 
     def _paces(self, length: float, processes: int = 1) -> Paces:
         return self.seen.paces(length, self.session.batch_size, processes)

@@ -17,7 +17,9 @@ from fsd_decoding.profile.fields import COMPILE, Rounds
 Clock = Callable[[], float]
 
 _TIMED = 2  # batches that are timed before graphs, and after them; with them, as many as both
+_BATCHES = 1 + 4 * _TIMED
 _PLAUSIBLE = 0.3  # share of the time that graphs may save at best
+_CALLS = 0.02  # seconds of a round that they may save at best: of Python, not of the models' arithmetic
 _LEAST_CAPTURED, _LEAST_TRACED = 0.2, 8.0  # seconds per shape: by the device, or by PyTorch's tracing on the host
 
 
@@ -28,14 +30,22 @@ class PlannedWork:
     Args:
         seconds: time it takes all processes together where rounds are called directly.
         shapes: how many shapes of rounds occur in it, each of which every process captures once, all at the same time.
+        batch, round: seconds of what is timed to find out, and of a round in it.
     """
 
     seconds: float
     shapes: int
+    batch: float
+    round: float
 
     def repays(self, saved: float, capture: float) -> bool:
         """Whether saving a share of the time is more than capturing every shape takes, in seconds of one shape."""
         return self.seconds * saved > self.shapes * capture
+
+    def may_repay(self, least: float) -> bool:
+        """Whether a plausible gain would be more than the captures and finding out take, at least `least` a shape."""
+        plausible = min(_PLAUSIBLE, _CALLS / self.round)
+        return self.seconds * plausible > self.shapes * least + _BATCHES * self.batch
 
 
 def what_pays(
@@ -51,7 +61,7 @@ def what_pays(
         decoder: calls rounds directly, and does so afterwards.
         decode: decodes a batch with it.
     """
-    if not planned.repays(_PLAUSIBLE, _least(decoder)):
+    if not planned.may_repay(_least(decoder)):
         return "off"
     capture, saved = _measure(decoder, partial(seconds_of, decode, clock))
     pays = planned.repays(saved, capture)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.auto_scores import tried, usual
@@ -48,6 +51,7 @@ from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.common_options import PHASES
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.measuring.look import Look
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast
 from fsd_calib.search.space import Space, logit
@@ -75,6 +79,7 @@ _FEW_ROWS = 1.8  # times as long a decoding takes in a search: what is not reuse
 _CANDIDATES = 6  # frozen at most
 _LIKELY = 1  # of them, the median in benchmarks/results/regret.json; a front's points are all tested
 USUAL_LENGTH = 5  # tokens drafted when a batch is timed
+WATCHED = 10.0  # seconds of its rounds
 _NEW_LENGTH = 6  # another, which the rule has not had before: its first batch shows what making graphs takes
 _OTHER_SHAPES = 9  # of rounds, beside one for each L: target, lossless rule; at --serve-batch three costs, four timed
 
@@ -267,7 +272,7 @@ def prepare(
         timings = None if taken is None else taken.timings
         facts = begin_or_resume(
             None if proposes else folder, name, run.asked, session.holdout,
-            lambda: timings or _timings(session, goal, space, config, fixed), session.progress,
+            lambda: timings or _timings(session, goal, space, config, fixed, baseline), session.progress,
             None if extension is None else extension.before[-1].place,
             None if taken is None else (taken.problems, taken.seeds),
         )  # fmt: skip
@@ -295,7 +300,7 @@ def prepare(
     pilot = _pilot(session, baseline, fuzzy, claim, designs)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
-    pace = facts.pace_of(session.processes) or _pace(session, space)
+    pace = facts.pace_of(session.processes) or _pace(session, space, baseline)
     graphs = pace.capture * _shapes(space, config)
     share = expected_share(claim, level, goes_on)
     planned = partial(efforts, session, _paces(pace, served), goal, fixed, share, graphs=graphs)
@@ -392,22 +397,26 @@ def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[di
 
 
 def _timings(
-    session: Session, goal: Goal, space: Space, config: RunConfig, fixed: tuple[Setting, ...]
+    session: Session, goal: Goal, space: Space, config: RunConfig, fixed: tuple[Setting, ...], baseline: Baseline
 ) -> Timings:  # fmt: skip
-    pace, way = _pace(session, space), config.compile
+    pace, way = _pace(session, space, baseline), config.compile
     if way == "auto":
-        way = _what_pays(session, goal, space, config, fixed, pace.lossless)
+        rounds = baseline.lossless.rounds / baseline.lossless.correct.size
+        way = _what_pays(session, goal, space, config, fixed, pace.lossless, rounds)
         if way != "off":
             session.call_rounds(way)
-            pace = _pace(session, space)
+            pace = _pace(session, space, baseline)
     with session.threads_for(goal.serve_batch):
         costs = tuple(_costs(session.with_draft(each.draft), goal, each.tree) for each in space.compared)
         prefill = session.engine.prefill(_costed(session), goal.serve_batch, costs[0])
     return Timings(costs, pace, way, prefill)
 
 
-def _pace(session: Session, space: Space) -> Pace:
+def _pace(session: Session, space: Space, baseline: Baseline) -> Pace:
     """The pace of decoding, measured in this process, with rounds called as the session calls them."""
+    if isinstance(session.engine, OwnEngine) and not session.engine.compile:
+        watched = partial(_watched, session)
+        return Pace(watched(baseline.lossless), watched(baseline.alone), session.processes)
     alone = partial(_decode_some, session, session.setting("target"))
     lossless = partial(_decode_some, session, session.setting(LOSSLESS, _NEW_LENGTH, space.drafts[0]))
     with session.as_one_worker():
@@ -420,17 +429,33 @@ def _pace(session: Session, space: Space) -> Pace:
     return Pace(seconds / problems, of_target / problems, session.processes, max(first - seconds, 0.0))
 
 
+def _watched(session: Session, measured: Measurement) -> float:
+    """The mean seconds of a decoding, by how many rounds it takes, and how long some with a whole batch take.
+
+    Whole texts would take as long as all that a plan decodes.
+    """
+    look = Look(torch.device(session.engine.device), time.perf_counter() + WATCHED)
+    with session.progress.step("timing rounds", 0), session.as_one_worker():
+        session.decode.look(measured.setting, _some(session), session.batch_size, look)
+    rounds = measured.rounds / measured.correct.size
+    return (look.prefill + rounds * look.round / look.rows) / session.processes
+
+
 def _what_pays(
-    session: Session, goal: Goal, space: Space, config: RunConfig, fixed: tuple[Setting, ...], each: float
+    session: Session, goal: Goal, space: Space, config: RunConfig, fixed: tuple[Setting, ...], each: float,
+    rounds: float,
 ) -> Rounds:  # fmt: skip
-    """See `what_pays`, for a calibration whose decodings take `each` seconds."""
+    """See `what_pays`, for a calibration whose decodings take `each` seconds, in so many rounds."""
     usual = _usual(session, space)
     engine = session.engine_of(usual)
     if not isinstance(engine, OwnEngine):
         return "off"
     share = expected_share(*test_of(session, goal, session.holdout.next_attempt))
     steps = efforts(session, Paces(each, each, each), goal, fixed, share)
-    planned = PlannedWork(sum(step.seconds for step in steps), _shapes(space, config))
+    batch = each * session.processes * len(_some(session))
+    planned = PlannedWork(
+        sum(step.seconds for step in steps), _shapes(space, config), batch, each * session.batch_size / rounds
+    )
     with session.as_one_worker():
         return what_pays(engine.decoder, partial(_decode_some, session, usual), planned, session.progress)
 

@@ -201,6 +201,17 @@ class CachedDecoder:
         request = DecodingRequest(setting, self._seeds[0], prompts, batch_size)
         return self._engines[setting.draft].emitted(request)
 
+    def look(self, setting: Setting, problems: Sequence[Problem], batch_size: int, observer: Observer) -> None:
+        """Decodes the problems anew until `observer` raises `EnoughError`; nothing is cached.
+
+        Args:
+            setting: of our own engine.
+        """
+        prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
+        request = DecodingRequest(setting, self._seeds[0], prompts, batch_size)
+        with suppress(EnoughError):
+            self._engines[setting.draft].decode(request, observer=observer)  # type: ignore[call-arg]
+
     def watched(self, setting: Setting, problems: Sequence[Problem], observer: Observer) -> int:
         """Decodes problems all at once, in this process, under the first seed, until `observer` raises `EnoughError`;
         those that the cache holds are left out. What is finished is cached; returns how many that are.

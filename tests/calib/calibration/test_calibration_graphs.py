@@ -33,7 +33,7 @@ from support.calibration.untimed import undated
 from support.models import tiny_calibration
 from support.models.tiny_pair import saved, tiny_decoder
 
-LONG = PlannedWork(seconds=10_000.0, shapes=20)
+LONG = PlannedWork(seconds=10_000.0, shapes=20, batch=1.0, round=0.01)
 
 
 class Notes(Silent):
@@ -89,7 +89,14 @@ def test_graphs_are_kept_where_they_save_more_than_capturing_takes(captured: flo
 
 def test_a_short_calibration_tries_no_graphs() -> None:
     """The fastest graphs could not repay their capture."""
-    way, machine, notes = tried(PlannedWork(seconds=100.0, shapes=20), 0.1, 1.0)
+    way, machine, notes = tried(PlannedWork(seconds=100.0, shapes=20, batch=1.0, round=0.01), 0.1, 1.0)
+    assert (way, machine.batches, notes) == ("off", 0, [])
+
+
+def test_long_rounds_try_no_graphs_however_long_the_calibration() -> None:
+    """What they could save is a matter of milliseconds a round, and finding out takes an hour."""
+    two_days = PlannedWork(seconds=50 * 3600.0, shapes=20, batch=400.0, round=3.0)
+    way, machine, notes = tried(two_days, 0.1, 1.0)
     assert (way, machine.batches, notes) == ("off", 0, [])
 
 

@@ -48,7 +48,7 @@ def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_lossless: float, spread: fl
 def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patches the measured costs of a round, for every draft."""
 
-    def timings(session: Session, goal: Goal, space: Space, config: RunConfig, _: object) -> Timings:
+    def timings(session: Session, goal: Goal, space: Space, config: RunConfig, *_: object) -> Timings:
         way = "off" if config.compile == "auto" else config.compile
         return Timings((_COSTS,) * len(space.compared), Pace(0.01, 0.01, session.processes), way)
 
