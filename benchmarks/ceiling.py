@@ -1,8 +1,9 @@
 """The ceiling of a plan compared with decoding: `python benchmarks/ceiling.py [--quick] [--pair MODEL …]`.
 
 A plan says how many times as fast as the best lossless setting accepting every drafted token is, by replay and the
-costs of a round. Here both decode the same problems in turn, which no trace was read of: some minutes with the bundled
-pair, an hour with a real one, of whose texts only the beginnings are decoded.
+costs of a round. Here both decode the same problems, which no trace was read of: with the bundled pair in turn, which
+takes some minutes. With a real one that would take a night, so the texts are decoded together and their rounds counted,
+and what a round takes is timed on a few of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from fsd_calib import Goal, RunConfig, SpeculativeDecoder, load_task
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.engines.own import undisturbed_clock
+from fsd_calib.engines.own import RoundClock, undisturbed_clock
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.split import parts_of
 from fsd_common.progress.chosen import Lines
@@ -34,21 +35,21 @@ _GOAL = Goal(min_acc=0.98, explore=True)
 
 
 class Amount(NamedTuple):
-    """How much is read and decoded. limit, tokens: problems of the plan and new tokens of a text; None: all."""
+    """How many problems are decoded. timed: those whose rounds are timed; None: whole texts of all are."""
 
     decoded: int
-    limit: int | None = None
-    tokens: int | None = None
+    timed: int | None = None
 
 
-BUNDLED, REAL, QUICK = Amount(120), Amount(32, 640, 96), Amount(12)
+BUNDLED, REAL, QUICK, QUICK_REAL = Amount(120), Amount(64, 6), Amount(12), Amount(12, 2)
+_TIMED_TOKENS = 48  # of each timed text
 
 
 def main() -> int:
     options, machine = _parser().parse_args(), machine_facts()
     pair = None if options.pair is None else RealPair.of(options.pair, options.problems)
-    amount = QUICK if options.quick else BUNDLED if pair is None else REAL
-    config = RunConfig(progress=Lines(), compile="off", limit=amount.limit, max_new_tokens=amount.tokens)
+    amount = (QUICK, QUICK_REAL)[pair is not None] if options.quick else (BUNDLED, REAL)[pair is not None]
+    config = RunConfig(progress=Lines(), compile="off")
     name, (target, draft) = "arithmetic", map(str, pair_paths())
     if pair is not None:
         (target, draft), config = pair.models, config.changed(dtype=pair.dtype, data=pair.problems)
@@ -58,10 +59,13 @@ def main() -> int:
     assert ceiling is not None
     decoder = SpeculativeDecoder.from_pretrained(target, draft, dtype=config.dtype)
     data = None if pair is None else pair.problems
-    task = load_task(name, 0, amount.limit, data, tokenizer=decoder.tokenizer, max_new_tokens=amount.tokens)
+    task = load_task(name, 0, None, data, tokenizer=decoder.tokenizer)
     problems = parts_of(task).certification[: 1 + amount.decoded]
-    free = Setting("fsd-coupled", "js", ceiling.draft_length, math.inf)
-    decoded = speeds(decoder, task, problems, (ceiling.lossless, free))
+    settings = (ceiling.lossless, free := Setting("fsd-coupled", "js", ceiling.draft_length, math.inf))
+    if amount.timed is None:
+        decoded = speeds(decoder, task, problems, settings)
+    else:
+        decoded = counted(decoder, task, problems, settings, amount.timed)
     gain = ratio(decoded[free], decoded[ceiling.lossless])
     off = abs(ceiling.gain / gain.value - 1)
     found = {"lossless": ceiling.lossless, "free": str(free), "ceiling": ceiling.gain, "decoded": gain} | {
@@ -102,6 +106,34 @@ def speeds(
             )  # fmt: skip
             taken[setting].append((result.emitted, clock() - began))
     return {setting: np.array(rows[1:]) for setting, rows in taken.items()}
+
+
+def counted(
+    decoder: SpeculativeDecoder, task: Task, problems: Sequence[Problem], settings: Sequence[Setting], timed: int
+) -> dict[Setting, Any]:
+    """Returns tokens of every problem, and the seconds of its rounds and prompt one row at a time: (problems, 2)."""
+    prompts, ids = [problem.prompt for problem in problems], [problem.id for problem in problems]
+    clock = undisturbed_clock(decoder.device)
+    watches, prefills = {setting: RoundClock(decoder.device, clock) for setting in settings}, list[float]()
+    for place in range(1 + timed):  # the first warms up
+        for setting in settings if place % 2 else reversed(settings):
+            watches[setting].restart()
+            decoder.generate(
+                prompts[place : place + 1], _TIMED_TOKENS, ids=ids[place : place + 1], rule=setting.rule,
+                threshold=setting.threshold, draft_length=setting.draft_length, observer=watches[setting],
+            )  # fmt: skip
+        began = clock()
+        decoder.generate(prompts[place : place + 1], 1, ids=ids[place : place + 1], rule="coupled", draft_length=1)
+        prefills.append(clock() - began)
+    found = {}
+    for setting in settings:
+        results = decoder.generate(
+            prompts, task.max_new_tokens, ids=ids, stop=task.stop, rule=setting.rule, threshold=setting.threshold,
+            draft_length=setting.draft_length,
+        )  # fmt: skip
+        each, prefill = float(np.median(watches[setting].seconds)), float(np.median(prefills))
+        found[setting] = np.array([(result.emitted, prefill + result.rounds * each) for result in results])
+    return found
 
 
 def ratio(free: Any, lossless: Any) -> Gain:
