@@ -1,8 +1,12 @@
-"""EAGLE heads from a folder or hub id, in the key layouts of EAGLE and SpecForge; other layouts are refused by name.
+"""EAGLE heads from a folder or hub id, in the layouts of EAGLE, SpecForge, speculators 0.9 and ModelOpt.
 
 A head is `config.json` beside `model.safetensors` or `pytorch_model.bin`. Facts about the layouts were read in
-SafeAILab/EAGLE (`eagle/model/cnets.py`, `cnets1.py`) and sgl-project/SpecForge
-(`specforge/modeling/draft/llama3_eagle.py`).
+
+- SafeAILab/EAGLE: `eagle/model/cnets.py`, `cnets1.py`;
+- sgl-project/SpecForge: `specforge/modeling/draft/llama3_eagle.py`, `specforge/algorithms/model_providers.py`;
+- vllm-project/speculators: `src/speculators/models/eagle3`, `scripts/train.py`;
+- NVIDIA/Model-Optimizer: `modelopt/torch/export/plugins/hf_spec_export.py`, `modelopt/torch/speculative/plugins`;
+- vLLM 0.32: `vllm/model_executor/models/llama_eagle3.py`, `vllm/transformers_utils/configs/speculators`.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +30,15 @@ from fsd_common.errors import UsageError, in_one_line
 from fsd_common.files import atomic_write, check_regular, read_regular
 from fsd_common.packed_ids import unpack_ids
 from fsd_common.strict_json import parse
-from fsd_decoding.drafters.eagle_head import Eagle1Head, Eagle3Head, EagleHead, Rotation
+from fsd_decoding.drafters.eagle_head import NORMS, Eagle1Head, Eagle3Head, EagleHead, Rotation
 from fsd_decoding.hub import SMALL_FILES, fetch_files
 from fsd_decoding.models.forward import unknown_rope_type
 from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.models.slot_cache import FULL, SLIDING
 
 LAYERS = "target_hidden_states"
 """Entry of `config.json`: which of the target's hidden states are read, as indices into transformers'."""
-
+_THEIR_LAYERS = "eagle_aux_hidden_state_layer_ids"  # what other trainers call it, see `_layers`
 TRAINING = "training.json"
 """The file, beside the head, of how it was trained."""
 KEYS = "keys"
@@ -47,7 +52,7 @@ class Checkpoint:
 
     Args:
         name: the folder or hub id, for messages.
-        values: the entries of `config.json`.
+        values: the entries of `config.json`, see `_flat`.
         weights: tensors by name, on the CPU.
         revision: commit on the hub; None: of a folder.
         trained_on: keys of the problems that it learnt from; empty where the files do not say.
@@ -79,7 +84,8 @@ class Checkpoint:
         fetched = fetch_files("EAGLE head", name, (*SMALL_FILES, _SAFE, _PICKLED), revision)
         folder = fetched or Path(source)
         commit = None if fetched is None else fetched.name
-        return cls(name, _values(folder, name), _weights(folder, name), commit, _trained_on(folder, name))
+        found = cls(name, _values(folder, name), _weights(folder, name), commit, _trained_on(folder, name))
+        return replace(found, values=_flat(found))
 
     def error(self, what: str) -> UsageError:
         """Returns a `UsageError` about this head: what is wrong with it, and the way out."""
@@ -87,7 +93,7 @@ class Checkpoint:
 
 
 def files_of(head: Eagle3Head) -> dict[str, bytes]:
-    """Returns the files of a head in EAGLE-3's layout, by name; `Eagle` loads the folder that holds them.
+    """Returns the files of a head in EAGLE's own layout, by name; `Eagle` loads the folder that holds them.
 
     The ids of its tokens are stored as EAGLE does: `d2t` holds their distances from the head's own numbers, and `t2d`
     says of each of the target's tokens whether it is among them.
@@ -125,6 +131,37 @@ def _values(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"EAGLE head {name!r}: {_CONFIG} is not a JSON object; give the folder of a head")
     return values
+
+
+def _flat(found: Checkpoint) -> dict[str, Any]:
+    """Returns the entries of a configuration, those of a layer that it holds, and of engines, beside the others.
+
+    Raises:
+        UsageError: such an entry is no object, or the head is one of speculators that is not supported.
+    """
+    values, engines = found.values, found.values.get("eagle_config") or {}
+    if not isinstance(engines, dict):
+        raise found.error(f"eagle_config is {engines!r:.40} in its {_CONFIG}; it must be an object, or be left out")
+    if (kind := values.get("speculators_model_type")) is None:
+        return values | {norm: engines[norm] for norm in NORMS if norm in engines}
+    layer, residual = values.get("transformer_layer_config"), values.get("norm_before_residual")
+    if kind != "eagle3":
+        raise found.error(
+            f"speculators_model_type is {kind!r:.40} in its {_CONFIG}, and only 'eagle3' is supported; give another "
+            "head"
+        )
+    if not isinstance(layer, dict) or layer.get("model_type") != "llama":
+        raise found.error(
+            f"transformer_layer_config is {layer!r:.60} in its {_CONFIG}, and only an object with 'llama' as its "
+            "model_type is supported; give another head"
+        )
+    if residual not in (False, True):
+        raise found.error(
+            f"norm_before_residual is {residual!r:.40} in its {_CONFIG}, and must be true or false: where it is "
+            "missing, speculators takes false and vLLM true; add what it was trained with"
+        )
+    of_head = (*NORMS, LAYERS, _THEIR_LAYERS, "target_hidden_size")
+    return layer | {entry: values[entry] for entry in of_head if values.get(entry) is not None}
 
 
 def _trained_on(folder: Path, name: str) -> frozenset[int]:
@@ -178,21 +215,12 @@ def _is_plain(name: Any, value: Any) -> bool:
     return isinstance(name, str) and dense and not value.is_quantized and not value.is_meta
 
 
+_OWN_LAYER = "midlayer."
+"""What keys of the layer begin with in EAGLE's heads of EAGLE-3, and SpecForge's."""
 _FIRST_LAYER = "layers.0."
-_FOREIGN = {  # whose layout it is, by the beginning of a key that only it has
-    "verifier_": "speculators",
-    "medusa_head": "Medusa",
-    "layers.0.input_layernorm": "ModelOpt, or another head whose layer has a norm before attention",
-    "layers.1.": "a head of several layers",
-    "fc_norm": "SpecForge with fc_norm",
-}
+"""The same in other heads, those of EAGLE-1 among them."""
+_FOREIGN = {"medusa_head": "Medusa", "layers.1.": "a head of several layers"}  # by the beginning of a key of theirs
 _ANOTHER = "give the head that was trained for this target"
-_OTHER_WAYS = {  # entries of config.json that change what a head computes, and the only value that is supported
-    "norm_output": True,
-    "norm_before_fc": False,
-    "norm_before_residual": False,
-    "fc_norm": False,
-}
 
 
 @dataclass(frozen=True)
@@ -234,23 +262,20 @@ class Eagle:
 
 
 def is_eagle3(found: Checkpoint) -> bool:
-    """Whether a head is of EAGLE-3, by the name of its layer."""
-    return any(key.startswith("midlayer.") for key in found.weights)
+    """Whether a head is of EAGLE-3, by the names of its layer."""
+    return _layer_of(found) == _OWN_LAYER or f"{_FIRST_LAYER}hidden_norm.weight" in found.weights
+
+
+def _layer_of(found: Checkpoint) -> str:
+    """What the keys of the layer begin with."""
+    return _OWN_LAYER if any(key.startswith(_OWN_LAYER) for key in found.weights) else _FIRST_LAYER
 
 
 def _refuse_foreign(found: Checkpoint) -> None:
     """Refuses, by a UsageError, layouts that are known and not supported."""
     for part, whose in _FOREIGN.items():
         if key := next((key for key in found.weights if key.startswith(part)), None):
-            raise found.error(f"it holds {key!r}, as {whose} does, which is not supported; give one in EAGLE's layout")
-    if "speculators_model_type" in found.values:
-        raise found.error("its layout is that of speculators, which is not supported; give one in EAGLE's layout")
-    for entry, supported in _OTHER_WAYS.items():
-        if found.values.get(entry, supported) != supported:
-            raise found.error(
-                f"{entry} is {found.values[entry]!r:.40} in its config.json, and only {supported} is supported; give "
-                "another head"
-            )
+            raise found.error(f"it holds {key!r}, as {whose} does, which is not supported; give a head of one layer")
 
 
 def _check_hidden(found: Checkpoint, target: Any) -> None:
@@ -265,28 +290,30 @@ def _check_hidden(found: Checkpoint, target: Any) -> None:
 
 def _eagle1(found: Checkpoint, target: Any) -> EagleHead:
     """EAGLE-1 and EAGLE-2: `fc`, one layer, and perhaps a copy of the target's embeddings."""
-    weights = {key.removeprefix(_FIRST_LAYER): value for key, value in found.weights.items()}
-    weights.pop("embed_tokens.weight", None)
+    weights = {key: weight for key, weight in found.weights.items() if key != "embed_tokens.weight"}
     with told(found), torch.device("meta"):
         head = Eagle1Head(llama_config(found), target, bias="fc.bias" in weights)
-    _fill(found, head, weights)
+    own = head.state_dict()
+    _fill(found, head, weights, {name if name.startswith("fc.") else _FIRST_LAYER + name: name for name in own})
     return head
 
 
 def _eagle3(found: Checkpoint, target: Any) -> EagleHead:
-    """EAGLE-3, of EAGLE and SpecForge alike."""
+    """EAGLE-3, in all layouts; where a head has no embeddings or no output, they are the target's."""
     vocabulary, weights = vocabulary_size(target), dict(found.weights)
-    output = weights.get("lm_head.weight")
-    if output is not None and output.dim() != 2:
+    if "lm_head.weight" not in weights:
+        weights["lm_head.weight"] = target.get_output_embeddings().weight.detach()
+    output = weights["lm_head.weight"]
+    if output.dim() != 2:
         raise found.error(f"'lm_head.weight' is of {tuple(output.shape)}, and must have two dimensions; fetch it anew")
-    known = _known(found, weights, 0 if output is None else len(output), vocabulary)
+    known = _known(found, weights, len(output), vocabulary)
     order = known.argsort()
-    if output is not None:
-        weights["lm_head.weight"] = output[order]
+    weights |= {"lm_head.weight": output[order.to(output.device)], "known": known[order]}
     embeddings = None if "embed_tokens.weight" in weights else target.get_input_embeddings()
+    layer = _layer_of(found)
     with told(found), torch.device("meta"):
         head = Eagle3Head(llama_config(found), _layers(found, target), len(known), embeddings, vocabulary)
-    _fill(found, head, weights | {"known": known[order]})
+    _fill(found, head, weights, {name.replace(_OWN_LAYER, layer): name for name in head.state_dict()})
     return head
 
 
@@ -310,22 +337,19 @@ def _known(found: Checkpoint, weights: dict[str, Tensor], drafted: int, vocabula
 
 
 def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
-    """Which hidden states are read: those that config.json says, or what goes into layers 2, L/2 and L - 3."""
-    count, said = target.config.get_text_config().num_hidden_layers, found.values.get(LAYERS)
-    if said is not None:
-        if not isinstance(said, list) or not said or not all(type(n) is int and 0 <= n < count for n in said):
-            raise found.error(
-                f"{LAYERS} is {said!r:.60} in its config.json; it must list numbers from 0 to {count - 1}"
-            )
-        return tuple(said)
-    engines = found.values.get("eagle_config") or {}
-    if not isinstance(engines, dict):
-        raise found.error(f"eagle_config is {engines!r:.40} in its config.json; it must be an object, or be left out")
-    if ambiguous := engines.get("eagle_aux_hidden_state_layer_ids"):
-        raise found.error(
-            f"its config.json names layers {ambiguous!r:.60}, and engines differ in whether that is what goes into a "
-            f'layer or comes out; add "{LAYERS}", indices into transformers\' hidden_states'
-        )
+    """Which hidden states are read, as indices into transformers', of which n is what goes into layer n.
+
+    Our own entry lists them in the order of `fc`. Others list layers of the target, whose states come in its order:
+    speculators says how many layers a state is behind; SpecForge and ModelOpt say, in `eagle_config`, which layer it
+    comes out of, counted from 0. Heads that say nothing read what goes into layers 2, L/2 and L - 3.
+    """
+    count = target.config.get_text_config().num_hidden_layers
+    if (said := found.values.get(LAYERS)) is not None:
+        return _listed(found, LAYERS, said, count - 1)
+    if said := found.values.get(_THEIR_LAYERS):
+        return tuple(sorted(_listed(found, _THEIR_LAYERS, said, count - 1)))
+    if said := (found.values.get("eagle_config") or {}).get(_THEIR_LAYERS):
+        return tuple(layer + 1 for layer in sorted(_listed(found, _THEIR_LAYERS, said, count - 2)))
     if count < 6:
         raise found.error(
             f"the target has {count} layers, and a head that does not name others reads what goes into layers 2, L/2 "
@@ -334,9 +358,23 @@ def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
     return 2, count // 2, count - 3
 
 
+def _listed(found: Checkpoint, entry: str, said: Any, last: int) -> tuple[int, ...]:
+    """What an entry lists; the state after all layers is none that is read, as transformers has it behind a norm only.
+
+    Raises:
+        UsageError: it does not list numbers from 0 to the last that there may be.
+    """
+    if not isinstance(said, list) or not said or not all(type(n) is int and 0 <= n <= last for n in said):
+        raise found.error(
+            f"{entry} is {said!r:.60} in its config.json; it must list numbers from 0 to {last} for this target; "
+            f"{_ANOTHER}"
+        )
+    return tuple(said)
+
+
 def llama_config(found: Checkpoint) -> LlamaConfig:
-    """The sizes of the head's layer and its rotary encoding, from config.json."""
-    others = ("architectures", "model_type", LAYERS)
+    """The sizes of the head's layer, its rotary encoding, its window and its norms, from config.json."""
+    others = ("architectures", "model_type", "eagle_config", LAYERS, _THEIR_LAYERS)
     if unknown := unknown_rope_type(found.values):
         raise found.error(unknown)
     activation = found.values.get("hidden_act", "silu")
@@ -344,6 +382,15 @@ def llama_config(found: Checkpoint) -> LlamaConfig:
         raise found.error(
             f"hidden_act is {activation!r:.40} in its config.json; it must be one of transformers' activations, such "
             "as 'silu'"
+        )
+    for norm in NORMS:
+        if found.values.get(norm) not in (None, False, True):
+            raise found.error(f"{norm} is {found.values[norm]!r:.40} in its config.json; it must be true or false")
+    kinds, window = found.values.get("layer_types") or [FULL], found.values.get("sliding_window")
+    if kinds != [FULL] and not (kinds == [SLIDING] and type(window) is int and window > 0):
+        raise found.error(
+            f"layer_types is {kinds!r:.60} and sliding_window {window!r:.40} in its config.json; they must be "
+            f"[{FULL!r}], or [{SLIDING!r}] and the number of positions that are seen"
         )
     return LlamaConfig(**{key: value for key, value in found.values.items() if key not in others})
 
@@ -362,27 +409,31 @@ def told(found: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor]) -> None:
+def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
     """Gives a head without memory, of the meta device, its weights.
 
     Sizes in config.json may be anything, so nothing is allocated before shapes are compared.
 
+    Args:
+        names: what the head calls its weights, by what the head's layout calls them.
+
     Raises:
         UsageError: a key is missing or left over, or of another shape or kind, or its numbers are not finite.
     """
-    wanted = head.state_dict()
-    for key in sorted(wanted.keys() | weights.keys()):
+    empty = head.state_dict()
+    for key in sorted(names.keys() | weights.keys()):
         if key not in weights:
-            raise found.error(f"{key!r} is missing; fetch it anew, or give one in EAGLE's layout")
-        if key not in wanted:
-            raise found.error(f"it holds {key!r}, which EAGLE's layout does not have; give one in that layout")
-        if wanted[key].shape != weights[key].shape:
+            raise found.error(f"{key!r} is missing, which its config.json calls for; fetch it anew")
+        if key not in names:
+            raise found.error(f"it holds {key!r}, which nothing in its config.json calls for; give another head")
+        wanted = empty[names[key]]
+        if wanted.shape != weights[key].shape:
             raise found.error(
-                f"{key!r} is of {tuple(weights[key].shape)}, and {tuple(wanted[key].shape)} follows from its "
+                f"{key!r} is of {tuple(weights[key].shape)}, and {tuple(wanted.shape)} follows from its "
                 f"config.json and the target; {_ANOTHER}"
             )
-        if wanted[key].is_floating_point() != weights[key].is_floating_point():
+        if wanted.is_floating_point() != weights[key].is_floating_point():
             raise found.error(f"{key!r} is of {str(weights[key].dtype).removeprefix('torch.')}; fetch it anew")
         if not weights[key].float().isfinite().all():
             raise found.error(f"{key!r} has numbers that are not finite; fetch it anew")
-    head.load_state_dict(dict(weights), assign=True)
+    head.load_state_dict({names[key]: weight for key, weight in weights.items()}, assign=True)

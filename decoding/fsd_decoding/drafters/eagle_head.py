@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from fsd_common.digests import facts_digest
 from fsd_decoding.drafters.base import Frontier
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner
-from fsd_decoding.models.slot_cache import Branches, SlotCache, attend, fold_mask
+from fsd_decoding.models.slot_cache import SLIDING, Branches, SlotCache, attend, fold_mask
 from fsd_decoding.models.weights_digest import known_weights_digest
 from fsd_decoding.tensors import readable
 
@@ -62,6 +62,13 @@ _COMPUTED_WITH = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_parameters",
     "max_position_embeddings",
 )  # fmt: skip
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""Entries of a configuration that change where an EAGLE-3 head has norms; see `Eagle3Head`."""
+
+
+def _says(config: LlamaConfig, norm: str) -> bool:
+    """Whether a configuration has one of `NORMS`."""
+    return bool(getattr(config, norm, False))
 
 
 class Keys(Protocol):
@@ -153,7 +160,16 @@ class EagleHead(nn.Module, ABC):
     def fingerprint(self) -> str:
         """A digest of everything that q depends on beside the target and the dtype."""
         computed = [str(getattr(self.config, name)) for name in _COMPUTED_WITH]
+        # Heads without these keep the fingerprint that profiles have of them.
+        computed += [name for name in NORMS if _says(self.config, name)]
+        computed += [] if self.window is None else [f"window of {self.window}"]
         return facts_digest([type(self).__name__, self.target_layers, *computed, known_weights_digest(self)])
+
+    @property
+    def window(self) -> int | None:
+        """Number of positions that its attention sees, a token's own among them; None: all."""
+        kinds = getattr(self.config, "layer_types", None)
+        return self.config.sliding_window if kinds and kinds[0] == SLIDING else None
 
     def __repr__(self) -> str:
         """Tells heads apart, in cache keys and traces."""
@@ -224,7 +240,7 @@ class Eagle3Layer(nn.Module):
     """The layer of an EAGLE-3 head: attention over the token's embedding beside the feature.
 
     Args:
-        config: sizes, and whether there are biases.
+        config: sizes, whether there are biases, and `norm_before_residual`.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -233,12 +249,14 @@ class Eagle3Layer(nn.Module):
         self.input_layernorm, self.hidden_norm = LlamaRMSNorm(size, eps), LlamaRMSNorm(size, eps)
         self.self_attn, self.mlp = Attention(config, 2 * size), GatedMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
+        self._adds_to_normed = _says(config, "norm_before_residual")
 
     def forward(
         self, embedded: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys
     ) -> Tensor:
-        both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(features)], -1)
-        hidden = features + self.self_attn(both, rotation, mask, cache)
+        normed = self.hidden_norm(features)
+        both = torch.cat([self.input_layernorm(embedded), normed], -1)
+        hidden = (normed if self._adds_to_normed else features) + self.self_attn(both, rotation, mask, cache)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -246,10 +264,16 @@ class Eagle3Layer(nn.Module):
 class Eagle3Head(EagleHead):
     """A head of EAGLE-3 (arXiv 2503.01840): features from three of the target's layers, and a vocabulary of its own.
 
-    Its tokens are in the order of the target's ids, so one that knows all has the target's own.
+    Its tokens are in the order of the target's ids, so one that knows all has the target's own. Entries of its
+    configuration, which are off in the paper, change its norms:
+
+    - `norm_before_residual`: the layer adds to the normed features instead of the features;
+    - `norm_before_fc`: the target's states side by side have a norm before they are fused;
+    - `fc_norm`: each of the target's states has one of its own there;
+    - `norm_output`: the head's own states are what the last norm makes of them.
 
     Args:
-        config: sizes, and the rotary encoding; `vocab_size` is that of the embeddings.
+        config: sizes, the rotary encoding, and the norms; `vocab_size` is that of the embeddings.
         layers: which hidden states of the target are read.
         draft_vocabulary: number of tokens that the head can draft.
         embeddings: the target's, where the checkpoint has none of its own; None: it has.
@@ -262,10 +286,13 @@ class Eagle3Head(EagleHead):
         self, config: LlamaConfig, layers: tuple[int, ...], draft_vocabulary: int, embeddings: Any, vocabulary: int
     ) -> None:
         super().__init__()
-        size = config.hidden_size
+        size, eps = config.hidden_size, config.rms_norm_eps
         self.config, self.target_layers, self.vocabulary = config, layers, vocabulary
+        self.input_norm = LlamaRMSNorm(len(layers) * size, eps) if _says(config, "norm_before_fc") else nn.Identity()
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(size, eps) for _ in layers if _says(config, "fc_norm"))
         self.fc = nn.Linear(len(layers) * size, size, bias=False)
-        self.midlayer, self.norm = Eagle3Layer(config), LlamaRMSNorm(size, config.rms_norm_eps)
+        self.midlayer, self.norm = Eagle3Layer(config), LlamaRMSNorm(size, eps)
+        self._outputs_normed = _says(config, "norm_output")
         self.lm_head = nn.Linear(size, draft_vocabulary, bias=False)
         if embeddings is None:
             self.embed_tokens = nn.Embedding(config.vocab_size, size)
@@ -273,6 +300,10 @@ class Eagle3Head(EagleHead):
         self.register_buffer("known", torch.arange(draft_vocabulary))  # the target's ids of the head's tokens
 
     def fuse(self, states: Tensor) -> Tensor:
+        states = self.input_norm(states)
+        if self.fc_norm:
+            parts = zip(self.fc_norm, states.chunk(len(self.fc_norm), -1), strict=True)
+            states = torch.cat([norm(part) for norm, part in parts], -1)
         fused: Tensor = self.fc(states)
         return fused
 
@@ -282,7 +313,7 @@ class Eagle3Head(EagleHead):
         embed = self._shared[0] if self._shared[0] is not None else self.embed_tokens
         embedded = embed(tokens).detach().to(features)  # training leaves embeddings as they are
         out: Tensor = self.midlayer(embedded, features, rotation, mask, cache)
-        return out
+        return self.norm(out) if self._outputs_normed else out
 
     def logits(self, states: Tensor) -> Tensor:
         own = self.known_logits(states)
@@ -293,7 +324,7 @@ class Eagle3Head(EagleHead):
 
     def known_logits(self, states: Tensor) -> Tensor:
         """Returns logits (…, K) over the tokens that the head knows, in the order of `known`."""
-        logits: Tensor = self.lm_head(self.norm(states))
+        logits: Tensor = self.lm_head(states if self._outputs_normed else self.norm(states))
         return logits
 
 
@@ -400,6 +431,9 @@ class EagleDrafter:
         self._cache.aim(rows, slots, kv_length)
         seen = self._slots[:kv_length]
         visible = seen <= slots.unsqueeze(-1) if branches is None else branches.visible(seen)
+        if window := self._head.window:
+            places = seen if branches is None else branches.positions(seen).unsqueeze(1)
+            visible = visible & (places > positions.unsqueeze(-1) - window)
         mask = torch.where(visible, self._visible, self._hidden).unsqueeze(1)
         states: Tensor = self._head(tokens, features, self._rotation(positions), mask, self._cache)
         return states

@@ -1,4 +1,4 @@
-"""EAGLE heads from files: the layouts of EAGLE and SpecForge, and every other one refused in one line."""
+"""EAGLE heads from files: EAGLE's own layout, and what is refused of it in one line."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def replaced(**tensors: Tensor) -> Callable[[dict[str, Tensor]], object]:
 
 OFFSETS = torch.zeros(KNOWN, dtype=torch.int64)
 CHANGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
-    "no fusion": (without("fc.weight"), "'fc.weight' is missing; fetch it anew"),
-    "a bias": (replaced(fc__bias=torch.zeros(32)), "it holds 'fc.bias', which EAGLE's layout does not have"),
+    "no fusion": (without("fc.weight"), "'fc.weight' is missing, which its config.json calls for; fetch it anew"),
+    "a bias": (replaced(fc__bias=torch.zeros(32)), "it holds 'fc.bias', which nothing in its config.json calls for"),
     "an odd shape": (replaced(fc__weight=torch.zeros(32, 64)), "'fc.weight' is of (32, 64), and (32, 96) follows"),
     "ids outside": (replaced(d2t=OFFSETS + 21), "'d2t' names token 40, and the target's last is 39; give"),
     "ids below": (replaced(d2t=OFFSETS - 1), "'d2t' names token -1, and the target's last is 39; give"),
@@ -138,21 +138,16 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "too few ids": (replaced(d2t=OFFSETS[:7]), "'d2t' is of (7,), and 'lm_head.weight' has 20 rows"),
     "an output of no size": (replaced(lm_head__weight=torch.tensor(1.0)), "'lm_head.weight' is of (), and must have"),
     "no ids": (without("d2t"), "it drafts 20 tokens of the target's 40, and has no 'd2t'"),
-    "speculators": (replaced(verifier_norm__weight=OFFSETS), "it holds 'verifier_norm.weight', as speculators does"),
     "Medusa": (replaced(medusa_head__0__weight=OFFSETS), "it holds 'medusa_head.0.weight', as Medusa does"),
-    "a norm": (replaced(fc_norm__weight=OFFSETS), "it holds 'fc_norm.weight', as SpecForge with fc_norm does"),
+    "a norm": (replaced(fc_norm__weight=OFFSETS), "it holds 'fc_norm.weight', which nothing in its config.json calls"),
 }
 NO_LAYER = "no Llama layer can be made of its config.json:"
 ONE_OF = "in its config.json; it must be one of default, "
 ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
-    "speculators": ({"speculators_model_type": "eagle3"}, "its layout is that of speculators, which is not supported"),
-    "residual": ({"norm_before_residual": True}, "norm_before_residual is True in its config.json, and only"),
     "another size": ({"hidden_size": 64}, "it is for hidden states of 64 components, and the target's have 32"),
     "another target": ({"target_hidden_size": 48}, "it is for hidden states of 48 components, and the target's have"),
     "layers beyond": ({LAYERS_ENTRY: [1, 2, 8]}, f"{LAYERS_ENTRY} is [1, 2, 8] in its config.json; it must list"),
     "no list": ({LAYERS_ENTRY: 3}, f"{LAYERS_ENTRY} is 3 in its config.json; it must list numbers from 0 to 7"),
-    "ambiguous": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
-                  "its config.json names layers [2, 4, 5], and engines differ in whether"),
     "no activation": ({"hidden_act": "none"}, "hidden_act is 'none' in its config.json; it must be"),
     "activations": ({"hidden_act": ["silu"]}, "hidden_act is ['silu'] in its config.json; it must be"),
     "a list of engines": ({"eagle_config": [1]}, "eagle_config is [1] in its config.json; it must be an object"),
