@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm.entrypoints.llm import LLM
 from vllm.sampling_params import SamplingParams
 
-from fsd_calib import load_task
+from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.vllm_plugin.telemetry.steps import Step
 from fsd_data import pair_paths
 from fsd_decoding.divergence import divergence
+from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.loading import load_model
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from support.calibration.profiles import profile
@@ -31,6 +32,7 @@ from support.models.draft_heads import (
     save_mimo,
     trained_head,
 )
+from support.models.head_formats import MODELOPT, SPECFORGE, SPECULATORS, Format
 from support.vllm_engine import worker
 
 _alive: list[LLM] = []  # an engine that is deleted takes what all engines of a process share with it
@@ -59,10 +61,16 @@ class Seen:
 
 
 class Served:
-    """An engine of vLLM that follows a profile of a target and a head, in this process."""
+    """An engine of vLLM that follows a profile of a target and a head, in this process.
 
-    def __init__(self, target: Path, head: DraftHead, folder: Path | None, place: Path) -> None:
-        self.head = head
+    Args:
+        target: its folder.
+        method: what vLLM calls heads of this kind.
+        folder: the head's; None: it is in the target's.
+        place: where the profile is written to.
+    """
+
+    def __init__(self, target: Path, method: str, folder: Path | None, place: Path) -> None:
         draft = folder or target
         served = load_model(str(target), "cpu", torch.float32)
         facts = {"vocab_size": served.config.vocab_size, "fingerprint": model_fingerprint(served)}
@@ -72,7 +80,7 @@ class Served:
         }  # fmt: skip
         profile(changes).save(place / "profile.json")
         spec = {
-            "method": head.method,
+            "method": method,
             "num_speculative_tokens": LENGTH,
             "model": None if folder is None else str(folder),
         }
@@ -124,8 +132,8 @@ def texts(outputs: Sequence[Any]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=HEADS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Any]:
-    """An engine with a head, and the outputs of vLLM's own engine, without drafts and plugin, of its target."""
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, DraftHead, Any]:
+    """An engine with a head, the head, and what vLLM's own engine, without drafts and plugin, makes of its target."""
     kind, options = HEADS[request.param]
     place = tmp_path_factory.mktemp(request.param)
     bundled = Path(pair_paths()[0])
@@ -133,23 +141,26 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         head: Any = trained_head(kind, mimo_target(64, 979, seed=1), problems(), seed=2)
         target, folder = save_mimo(head, bundled, place / "model"), None
     else:
-        loaded = AutoModelForCausalLM.from_pretrained(bundled, dtype=torch.float32).eval().requires_grad_(False)
-        head = trained_head(kind, loaded, problems(), seed=2, **options)
+        head = trained_head(kind, bundled_target(), problems(), seed=2, **options)
         target, folder = bundled, save_head(head, place / "head")
     own = generate(engine(target, None, {}), {})
-    return Served(target, head, folder, place), own
+    return Served(target, head.method, folder, place), head, own
+
+
+def bundled_target() -> Any:
+    return AutoModelForCausalLM.from_pretrained(pair_paths()[0], dtype=torch.float32).eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("options", [{"fsd": "off"}, {"fsd_threshold": -1.0}])
-def test_exact_requests_get_vllms_own_texts(served: tuple[Served, Any], options: Mapping[str, Any]) -> None:
-    engine, own = served
+def test_exact_requests_get_vllms_own_texts(served: tuple[Served, DraftHead, Any], options: Mapping[str, Any]) -> None:
+    engine, _, own = served
     outputs, seen = engine.generate(options)
     assert texts(outputs) == texts(own)
     assert not seen.steps  # nothing is judged
 
 
-def test_a_large_threshold_accepts_every_draft(served: tuple[Served, Any]) -> None:
-    engine, own = served
+def test_a_large_threshold_accepts_every_draft(served: tuple[Served, DraftHead, Any]) -> None:
+    engine, _, own = served
     outputs, seen = engine.generate({"fsd_threshold": 1.0})  # js is at most ln 2
     assert texts(outputs) != texts(own)
     assert seen.steps
@@ -161,13 +172,13 @@ def test_a_large_threshold_accepts_every_draft(served: tuple[Served, Any]) -> No
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.7])
-def test_judged_by_the_logits_of_the_head(served: tuple[Served, Any], quantile: float) -> None:
+def test_judged_by_the_logits_of_the_head(served: tuple[Served, DraftHead, Any], quantile: float) -> None:
     """Kept logits, D and decisions are those of the head and the target in plain PyTorch, at every decided token."""
-    engine, _ = served
+    engine, head, _ = served
     _, every = engine.generate({"fsd_threshold": 1.0})
     threshold = torch.cat([torch.tensor(step.scores) for step in every.steps]).quantile(quantile).item()
     outputs, seen = engine.generate({"fsd_threshold": threshold})
-    decided = sorted(decisions(engine.head, outputs, seen))
+    decided = sorted(decisions(head, outputs, seen))
     assert {True, False} == {accepted for _, _, accepted, _ in decided}
     for expected, found, accepted, exact in decided:
         assert found == pytest.approx(expected, abs=2e-4)
@@ -180,20 +191,82 @@ def decisions(head: DraftHead, outputs: Sequence[Any], seen: Seen) -> Iterator[t
 
     Of every drafted token that was accepted or is its round's first rejected one; checks its kept logits, too.
     """
+    for known, emitted, begins, step, kept in rounds(outputs, seen):
+        accepted = len(emitted) - 1
+        for place, logits in enumerate(kept[: accepted + 1]):
+            draft = head.drafts(known, [*emitted[:place], 0])[-1]
+            torch.testing.assert_close(logits, draft, atol=2e-3, rtol=1e-3)
+            with torch.inference_mode():
+                target = head.target(torch.tensor([[*known, *emitted[:place]]])).logits[0, -1]
+            exact = int(target.argmax()) == int(draft.argmax())
+            yield float(divergence("js", target, draft)), float(step.scores[begins + place]), place < accepted, exact
+
+
+def rounds(outputs: Sequence[Any], seen: Seen) -> Iterator[tuple[list[int], list[int], int, Step, Tensor]]:
+    """Yields the judged rounds: the text before, the tokens emitted, and the logits (n, V) of the drafted ones.
+
+    With the step that a round is part of, and where its drafted tokens begin there.
+    """
     tokens = {output.request_id: [*output.prompt_token_ids, output.outputs[0].token_ids[0]] for output in outputs}
     for step, kept in zip(seen.steps, seen.kept, strict=True):
         begins = step.layout.counts.cumsum() - step.layout.counts
-        for row, (name, count) in enumerate(zip(step.ids, step.layout.counts.tolist(), strict=True)):
+        for row, (name, begin, count) in enumerate(
+            zip(step.ids, begins.tolist(), step.layout.counts.tolist(), strict=True)
+        ):
             known = tokens[name.split("-")[0]]
-            accepted = int(step.accepted[row])
-            emitted = step.sampled[row, : accepted + 1].tolist()
-            for place in range(min(accepted + 1, count)):
-                here = int(begins[row]) + place
-                draft = head.drafts(known, [*emitted[:place], 0])[-1]
-                torch.testing.assert_close(kept[here], draft, atol=2e-3, rtol=1e-3)
-                with torch.inference_mode():
-                    target = head.target(torch.tensor([[*known, *emitted[:place]]])).logits[0, -1]
-                found = float(step.scores[here])
-                exact = int(target.argmax()) == int(draft.argmax())
-                yield float(divergence("js", target, draft)), found, place < accepted, exact
+            emitted = step.sampled[row, : int(step.accepted[row]) + 1].tolist()
+            yield [*known], emitted, begin, step, kept[begin : begin + count]
             known += emitted
+
+
+# --- heads as their trainers save them ---------------------------------------------------------------
+
+IDS, SOME = "eagle_aux_hidden_state_layer_ids", torch.arange(3, 979, 2)
+SAVED: Mapping[str, tuple[Format, Mapping[str, Any]]] = {
+    "speculators": (SPECULATORS, {"known": SOME, "norm_before_fc": True, "norm_output": True, IDS: [9, 1, 5]}),
+    "speculators-residual": (SPECULATORS, {"norm_before_residual": True, "fc_norm": True, "attention_bias": True}),
+    "speculators-window": (
+        SPECULATORS,
+        {"layer_types": ["sliding_attention"], "sliding_window": 7, "use_sliding_window": True},
+    ),
+    "specforge": (
+        SPECFORGE,
+        {"known": SOME, "fc_norm": True, "norm_output": True, "without": ("embed_tokens.weight",)},
+    ),
+    # vLLM takes ModelOpt's numbers of layers, of which it reads what comes out, for the layers that states go into.
+    "modelopt": (
+        MODELOPT,
+        {
+            "known": SOME, "without": ("embed_tokens.weight", "t2d"), "target_hidden_states": [1, 6, 10],
+            "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_vllm_drafts_what_our_engine_does(name: str, tmp_path: Path) -> None:
+    """Of the same file: every draft's logits, and so every token, after the texts that vLLM went on from."""
+    of, changes = SAVED[name]
+    target = bundled_target()
+    folder = of.saved(target, **changes).write(tmp_path / "head")
+    outputs, seen = Served(Path(pair_paths()[0]), "eagle3", folder, tmp_path).generate({"fsd_threshold": 1.0})
+    drafted = {tuple(known): (emitted, kept) for known, emitted, _, _, kept in rounds(outputs, seen) if len(kept)}
+    ours: dict[tuple[int, ...], Tensor] = {}
+
+    def observe(record: Any) -> None:
+        proposal = record.proposal
+        for row, request in enumerate(record.requests):
+            if request is not None:
+                text = proposal.tokens[row, : int(proposal.positions[row, 0])].tolist()
+                ours[tuple(text)] = proposal.draft_logits[row].clone()
+
+    decoder = SpeculativeDecoder(
+        target, Eagle(folder), AutoTokenizer.from_pretrained(pair_paths()[0]), rule="fsd-coupled", threshold=1.0,
+        draft_length=LENGTH,
+    )  # fmt: skip
+    decoder.generate([[*text] for text in drafted], LENGTH, batch_size=len(drafted), observer=observe)
+    assert len(drafted) > 6
+    for text, (emitted, kept) in drafted.items():
+        torch.testing.assert_close(kept, ours[text][: len(kept)], atol=2e-3, rtol=1e-3)
+        assert ours[text].argmax(-1).tolist()[: len(kept)] == emitted[: len(kept)]

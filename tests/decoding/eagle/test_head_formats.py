@@ -107,8 +107,8 @@ def test_a_head_that_is_saved_again_is_the_same(target: Any, tmp_path: Path) -> 
 
 def test_heads_of_the_same_weights_are_told_apart_by_what_they_compute(target: Any, tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [
-        {}, {"norm_before_residual": True}, {"norm_output": True}, {IDS: [1, 4, 5]}, dict(SLIDING),
-        SLIDING | {"sliding_window": 5},
+        {}, {"norm_before_residual": True}, {"norm_output": True}, {IDS: [1, 4, 5]}, {**SLIDING},
+        {**SLIDING, "sliding_window": 5},
     ]  # fmt: skip
     heads = [SPECULATORS.saved(target, **each) for each in changes]
     assert all(torch.equal(head.weights[key], heads[0].weights[key]) for head in heads for key in heads[0].weights)

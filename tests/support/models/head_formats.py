@@ -73,13 +73,14 @@ class Format:
 
     layer = "layers.0."
 
-    def saved(self, target: Any, *, known: Tensor | None = None, **changes: Any) -> SavedHead:
-        """Returns a random head. known: target's ids of the tokens that it can draft; None: all.
+    def saved(self, target: Any, **changes: Any) -> SavedHead:
+        """Returns a random head.
 
-        changes: of `config.json`, and of a layer's entries where these are inside another; `without` names keys that
-        are left out, as the format allows.
+        Args:
+            changes: of `config.json`, and of a layer's entries where these are inside another; `known` are the target's
+                ids of the tokens that it can draft, by default all, and `without` keys of weights that are left out.
         """
-        without = changes.pop("without", ())
+        known, without = changes.pop("known", None), changes.pop("without", ())
         config = self.config(target, target.config.vocab_size if known is None else len(known), changes)
         weights = _weights(self.meaning(config, target.config.num_hidden_layers), target, known)
         return SavedHead(config, {key: weight for key, weight in weights.items() if key not in without})
@@ -131,8 +132,8 @@ class SpecForge(Format):
     def config(self, target: Any, drafted: int, changes: Mapping[str, Any]) -> dict[str, Any]:
         return _sizes(target) | {
             "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": drafted,
-            "rope_theta": 500.0, "rope_scaling": None, "sliding_window": None, "use_sliding_window": False,
-        } | changes  # fmt: skip
+            "rope_theta": 500.0, "rope_scaling": None, "sliding_window": None, "use_sliding_window": False, **changes,
+        }  # fmt: skip
 
     def meaning(self, config: Mapping[str, Any], layers: int) -> Meaning:
         captured = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
@@ -270,11 +271,13 @@ def _layer(
     behind = residual + projected("self_attn.o_proj", attended.transpose(0, 1).reshape(len(tokens), -1))
     inner = normed("post_attention_layernorm", behind)
     gate = torch.nn.functional.silu(projected("mlp.gate_proj", inner))
-    return behind + projected("mlp.down_proj", gate * projected("mlp.up_proj", inner))
+    out: Tensor = behind + projected("mlp.down_proj", gate * projected("mlp.up_proj", inner))
+    return out
 
 
 def _norm(states: Tensor, weight: Tensor, meaning: Meaning) -> Tensor:
-    return states / (states.square().mean(-1, keepdim=True) + meaning.config["rms_norm_eps"]).sqrt() * weight
+    size: Tensor = states.square().mean(-1, keepdim=True) + meaning.config["rms_norm_eps"]
+    return states / size.sqrt() * weight
 
 
 def _turned(states: Tensor, theta: float) -> Tensor:
