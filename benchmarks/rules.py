@@ -1,4 +1,4 @@
-"""Lossy rules beside each other: `nohup python benchmarks/rules.py &`; takes an hour and a half on one core.
+"""Lossy rules beside each other: `nohup python benchmarks/rules.py &`; takes three hours on one core.
 
 On the same problems, noise and draft length, and at every T at once: the most tokens/s of every score where it keeps a
 retention, over the lossless rule of its temperature, and what the values of engines' knobs keep. Every text is really
