@@ -10,7 +10,7 @@
 set -eu
 cd "$(dirname "$0")"
 torch="torch>=2.11"
-vllm_versions=">=0.32,<0.33"
+vllm_versions=">=0.32,<0.34"
 
 fail() {
     echo "install.sh: $*" >&2

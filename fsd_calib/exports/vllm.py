@@ -17,15 +17,15 @@ _OR_PLUGIN = "or follow it by our plugin, as fsd-profile vllm prints"
 
 
 def _fly(score: Score, threshold: float) -> dict[str, Any]:
+    from fsd_calib.vllm_plugin.own_rules import fly_options
     from fsd_decoding.scores import Fly
 
     assert isinstance(score, Fly)
+    options = fly_options(score, threshold)
     return {
-        "rejection_sample_method": "fly",
-        "fly_entropy_threshold": number(max(score.most - threshold, 0.0)),
-        "fly_window_size": score.window,
-        "fly_entropy_top_k": int(score.values[1]),
-    }
+        "rejection_sample_method": "fly", **options,
+        "fly_entropy_threshold": number(options["fly_entropy_threshold"]),
+    }  # fmt: skip
 
 
 class Vllm(Engine):
@@ -79,7 +79,7 @@ class Vllm(Engine):
         if block:
             speculation["rejection_sample_method"] = "block"
             notes = ("Blocks are verified by the V2 model runner alone; the V1 runner ignores the option.",)
-        return Flags(f"{command_of(profile, speculation, runner=2 if block else 1)}\n{requests}", versions, notes)
+        return Flags(f"{command_of(profile, speculation, second_runner=block)}\n{requests}", versions, notes)
 
 
 def _by_plugin(profile: ThresholdProfile) -> bool:

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import check_profile
@@ -19,6 +19,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> str:
     """Returns a command for a shell that serves a profile's models with vLLM, at its threshold, L and sampling.
 
+    Drafts are sampled, which greedy requests do not notice: the V2 model runner keeps their logits only then.
     The defaults of the target's generation_config.json are left out (--generation-config vllm), so a request that sets
     no sampling is decoded as calibrated. Revisions of models are not set: the engine compares fingerprints when it
     starts.
@@ -33,7 +34,8 @@ def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> st
     settings: dict[str, Any] = {"profile": str(Path(file).absolute())}
     if profile.edited:  # which is followed only where the settings say so
         settings["allow_edited"] = True
-    return command_of(profile, {"method": "draft_model"}, additional={KEY: settings})
+    drafting = {"method": "draft_model", "draft_sample_method": "probabilistic"}
+    return command_of(profile, drafting, additional={KEY: settings})
 
 
 def command_of(
@@ -41,20 +43,20 @@ def command_of(
     speculation: Mapping[str, Any],
     *,
     additional: Mapping[str, Any] | None = None,
-    runner: Literal[1, 2] = 1,
+    second_runner: bool = False,
 ) -> str:
     """Returns a command for a shell that serves a profile's models, dtype, draft length, sampling and chat template.
 
     Args:
         speculation: what else --speculative-config says.
         additional: the entries of --additional-config.
-        runner: vLLM's model runner.
+        second_runner: whether vLLM's V2 model runner alone can do it; otherwise vLLM chooses.
     """
     drafting = {"model": profile.draft.id, "num_speculative_tokens": profile.followed.draft_length, **speculation}
     if profile.sampling.temperature > 0:
         drafting["draft_sample_method"] = "probabilistic"
     lines = [
-        f"VLLM_USE_V2_MODEL_RUNNER={runner - 1} vllm serve {shlex.quote(profile.target.id)}",
+        f"{'VLLM_USE_V2_MODEL_RUNNER=1 ' if second_runner else ''}vllm serve {shlex.quote(profile.target.id)}",
         f"--dtype {shlex.quote(profile.dtype)}",
         f"--speculative-config {_quoted(drafting)}",
         "--generation-config vllm --override-generation-config "

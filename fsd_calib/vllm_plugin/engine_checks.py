@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from fsd_calib.vllm_plugin import RULES
+from fsd_calib.vllm_plugin import RULES, own_rules
 from fsd_calib.vllm_plugin.judge import policy_of
 from fsd_calib.vllm_plugin.settings import Followed, hidden_noise, other_law
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.scores import Gated, score_named
+from fsd_decoding.scores import Fly, Gated, score_named
 
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
@@ -34,32 +34,37 @@ def check_profile(profile: ThresholdProfile) -> None:
     policy_of(profile)
 
 
-def check_engine(config: Any, profile: ThresholdProfile, untested_v2_runner: bool = False) -> None:
-    """Raises UsageError with the first reason why the engine cannot follow the profile.
-
-    Args:
-        untested_v2_runner: whether vLLM's V2 model runner may follow it, which no GPU has tested.
-    """
+def check_engine(config: Any, profile: ThresholdProfile) -> None:
+    """Raises UsageError with the first reason why the engine cannot follow the profile."""
     check_profile(profile)
-    for reason in _obstacles(config, profile, untested_v2_runner):
+    for reason in _obstacles(config, profile):
         raise UsageError(reason)
+    if own_rules.own_rule(config) is not None:
+        for reason in own_rules.obstacles(config, profile):
+            raise UsageError(reason)
+    elif config.use_v2_model_runner:
+        for reason in _of_runner_v2(config, profile):
+            raise UsageError(reason)
 
 
 def check_measurable(config: Any, first: Followed) -> None:
     """Raises UsageError with the first reason why a calibration cannot measure settings in the engine."""
-    for reason in _obstacles(config, first, untested_v2_runner=False):
+    for reason in _obstacles(config, first):
         raise UsageError(reason)
+    if config.use_v2_model_runner:
+        raise UsageError(
+            "calibrations measure in vLLM's V1 model runner, and something in the engine's arguments needs the V2 one; "
+            "leave that out"
+        )
 
 
 def _is_greedy(followed: Followed) -> bool:
     return followed.sampling.temperature == 0
 
 
-def _obstacles(config: Any, followed: Followed, untested_v2_runner: bool) -> Iterator[str]:
+def _obstacles(config: Any, followed: Followed) -> Iterator[str]:
     yield from _of_speculation(config.speculative_config, followed)
     yield from _of_engine(config, followed)
-    if config.use_v2_model_runner:
-        yield from _of_runner_v2(config, followed, untested_v2_runner)
 
 
 def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
@@ -115,11 +120,6 @@ def _of_speculation(spec: Any, followed: Followed) -> Iterator[str]:
     for name, on in unsupported.items():
         if on:
             yield f'"{name}" in --speculative-config cannot be combined with fsd; leave it out'
-    if spec.rejection_sample_method != "standard":
-        yield (
-            f'"rejection_sample_method" is {spec.rejection_sample_method!r} in --speculative-config, another law than '
-            "fsd's; leave it out"
-        )
     if followed.sampling.temperature > 0 and spec.draft_sample_method != "probabilistic":
         yield (
             f'the profile samples (temperature {followed.sampling.temperature:g}), but "draft_sample_method" is '
@@ -181,33 +181,36 @@ def _of_engine(config: Any, followed: Followed) -> Iterator[str]:
             f"--logprobs-mode is {config.model_config.logprobs_mode}, whose values fsd would change; use "
             "raw_logprobs or raw_logits"
         )
+    if getattr(config, "watermark_config", None) is not None:
+        yield "--watermark-config cannot be combined with fsd; leave it out"
     if followed.sampling.temperature > 0 and (fault := sampling_fault(config)):
         yield fault
 
 
-def _of_runner_v2(config: Any, followed: Followed, untested_v2_runner: bool) -> Iterator[str]:
-    if not untested_v2_runner:
-        yield (
-            "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner, "
-            'or "untested_v2_runner": true in fsd of --additional-config to try it'
-        )
+def _of_runner_v2(config: Any, followed: Followed) -> Iterator[str]:
     if config.speculative_config.draft_sample_method != "probabilistic":
         yield (
             "vLLM's V2 model runner keeps the drafts' logits only if \"draft_sample_method\" is 'probabilistic'; set "
             "that in --speculative-config, also to decode greedily"
         )
     if followed.threshold is not None and (hidden := hidden_noise(followed.score, _is_greedy(followed), False)):
-        yield f"the profile samples, and its {hidden}; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner"
+        own = " or vLLM's own FLy: fsd-profile export --to vllm" if isinstance(score_named(followed.score), Fly) else ""
+        yield f"the profile samples, and its {hidden}; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner{own}"
     if config.parallel_config.enable_batch_sharded_sampling:
         yield "--enable-batch-sharded-sampling cannot be combined with fsd; leave it out"
-    if getattr(config, "watermark_config", None) is not None:
-        yield "--watermark-config cannot be combined with fsd; leave it out"
 
 
 def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
     """Yields warnings of settings that the profile's certificate is not for."""
-    if (doubt := profile.engine_doubt("vllm")) is not None:
+    if own_rules.own_rule(config) == "fly":
+        yield f"vLLM's own FLy decodes, and the profile is of {profile.engine_name}: its certificate is not for that"
+    elif (doubt := profile.engine_doubt("vllm")) is not None:
         yield doubt
+    if own_rules.own_rule(config) is None and config.use_v2_model_runner:
+        yield (
+            "vLLM's V2 model runner decodes, in which no GPU has followed a profile yet, and calibrations measure in "
+            "the V1 one; VLLM_USE_V2_MODEL_RUNNER=0 chooses that"
+        )
     spec, length = config.speculative_config, profile.followed.draft_length
     if spec.num_speculative_tokens != length:
         yield (

@@ -182,21 +182,21 @@ class JudgedTokens:
         self, layout: Layout, scores: Tensor, fuzzy: Tensor, measured: Tensor | None = None,
         at: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.layout, self.scores, self.fuzzy, self._measured, self._at = layout, scores, fuzzy, measured, at
+        self.layout, self.scores, self.fuzzy, self._measured, self.at = layout, scores, fuzzy, measured, at
         self._most_likely: Tensor | None = None
 
     def spread(self, total: int) -> Tensor:
         """Returns `fuzzy` of all drafted tokens of the step: (total,)."""
-        if self._at is None:
+        if self.at is None:
             return self.fuzzy
-        return self.fuzzy.new_zeros(total).index_put_((self._at,), self.fuzzy)
+        return self.fuzzy.new_zeros(total).index_put_((self.at,), self.fuzzy)
 
     def accept(self, logits: Tensor, drafted: Tensor) -> None:
         self.accepted(accept_certainly(logits, drafted, self.spread(len(logits))))
 
     def accepted(self, most_likely: Tensor) -> None:
         """Notes which of all drafted tokens are the target's argmax: (tokens,) bool."""
-        self._most_likely = most_likely if self._at is None else most_likely[self._at]
+        self._most_likely = most_likely if self.at is None else most_likely[self.at]
 
     @property
     def facts(self) -> Sequence[Tensor]:

@@ -6,7 +6,7 @@ distribution is the bonus token's. So row i of a request verifies the token that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -29,9 +29,21 @@ class StateDraftLogits(OneTensor):
 
     def __init__(self, kept: Tensor, index_of: Mapping[str, int]) -> None:
         self.kept, self._index_of = kept, index_of
+        self._drafted: dict[str, int] = {}  # by request: draft steps of its last step, whose logits are there
+
+    def drafted(self, requests: Sequence[str], count: int) -> None:
+        """Notes that a step made so many draft steps for these requests."""
+        self._drafted |= dict.fromkeys(requests, count)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """Forgets requests that have finished, or begin anew: what is kept at their indices is not of them."""
+        for request in requests:
+            self._drafted.pop(request, None)
 
     def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int | None]:
-        return [self._index_of[request] if count else None for request, count in zip(requests, counts, strict=True)]
+        """See `KeptLogits`. vLLM pads the first step of a request with places for drafts that it never made."""
+        return [self._index_of[request] if 0 < count <= self._drafted.get(request, 0) else None
+                for request, count in zip(requests, counts, strict=True)]  # fmt: skip
 
 
 class StepRows:
@@ -64,13 +76,14 @@ class ChunkedDecisions:
     """Makes the tokens of a step certain that are accepted by their scores, in chunks of its rows.
 
     Args:
-        judged: the step's drafted tokens, all of them.
+        judged: the step's drafted tokens, those whose logits are known.
         rows: of the step.
     """
 
     def __init__(self, judged: JudgedTokens | Pending, rows: StepRows, device: torch.device) -> None:
         self._judged, self._total, self._of_tokens = judged, rows.total, rows.on(device)
-        self._fuzzy = rows.spread(judged.fuzzy) if isinstance(judged, JudgedTokens) else None
+        self._of_judged = self._of_tokens if judged.at is None else self._of_tokens[judged.at]
+        self._fuzzy = rows.spread(judged.spread(len(rows.of_tokens))) if isinstance(judged, JudgedTokens) else None
         self._found: list[tuple[Tensor, ...]] = []  # by chunk: the most likely tokens; of `Sight.judge`
         self._end = 0  # rows that are in chunks
 
@@ -82,7 +95,7 @@ class ChunkedDecisions:
             self._found.append((most_likely,))
             return certain
         assert isinstance(self._judged, Pending)
-        bounds = self._judged.bounds.spread(self._total, self._of_tokens).part(begin, self._end)
+        bounds = self._judged.bounds.spread(self._total, self._of_judged).part(begin, self._end)
         decided = Sight(logits, _next_inputs(verified)).judge(self._judged.score, bounds)
         certain, most_likely = with_certain(logits, verified, decided[-1], own)
         self._found.append((most_likely, *decided))
@@ -94,7 +107,7 @@ class ChunkedDecisions:
         judged = self._judged
         if isinstance(judged, Pending):
             scores, compared, fuzzy = decided
-            judged = judged.decided(scores, compared, fuzzy, self._of_tokens)
+            judged = judged.decided(scores, compared, fuzzy, self._of_judged)
         judged.accepted(most_likely[self._of_tokens])
         return judged
 

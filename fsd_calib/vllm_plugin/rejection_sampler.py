@@ -116,6 +116,11 @@ class Serving:
         yield
         self._drafts.end(self._runner.input_batch.req_ids)
 
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """vLLM warms this runner up without requests, so there is nothing to keep from being counted."""
+        yield
+
     def admit(self, requests: Iterable[Any]) -> None:
         """Notes requests that the scheduler sends for the first time, or again with other parameters."""
         requests = list(requests)

@@ -41,16 +41,16 @@ class ServingV2:
         config = runner.vllm_config
         settings = ServeSettings(**config.additional_config[KEY])
         profile = ThresholdProfile.from_content(settings.content)
-        drafts = StateDraftLogits(_draft_logits(runner), runner.req_states.req_id_to_index)
+        self._drafts = StateDraftLogits(_draft_logits(runner), runner.req_states.req_id_to_index)
         self._runner = runner
         self._known: dict[str, Any] = {}
         policy = policy_of(profile)
-        self._judge = Judge(drafts, profile.score, policy)
+        self._judge = Judge(self._drafts, profile.score, policy)
         self._phases = phases_of(policy, config, runner.device)
         self._requests = RunningRequests(
-            self._known, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len,
-            noise_is_seen=False,
-        )  # fmt: skip
+            self._known, profile, self._warn, config.model_config.max_model_len, noise_is_seen=False
+        )
+        self._task, self._heard = profile.task, True
         self._telemetry = Telemetry(profile, settings, config)
         self._raw: JudgedTokens | Pending | None = None
         self._verified: Judged | None = None
@@ -60,15 +60,25 @@ class ServingV2:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step needs nothing around it."""
+        """Notes which requests the step drafts for: in some it drafts for none (0.33's `skip_drafts`)."""
+        state = self._runner.execute_model_state
         yield
+        if state is not None:
+            self._drafts.drafted(state.input_batch.req_ids, state.num_spec_tokens_to_schedule)
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Keeps the requests that vLLM makes up to warm up from being counted and warned of."""
+        self._heard = False
+        yield
+        self._heard = True
 
     def admit(self, requests: Iterable[Any]) -> None:
         """Notes requests that the scheduler sends for the first time, again with other parameters, or to be resumed."""
         requests = list(requests)
         for request in requests:
             self._known[request.req_id] = request
-            self._requests.forget([request.req_id])
+        self._forget([request.req_id for request in requests])
         if self._phases is not None:
             self._phases.begin({request.req_id: request.prefill_token_ids for request in requests})
 
@@ -80,11 +90,23 @@ class ServingV2:
         ended = list(finished)
         if ended:
             self._telemetry.log.finish(ended)
-            self._requests.forget(ended)
+            self._forget(ended)
         if self._phases is not None:
             self._phases.forget(ended)
         for request in ended:
             self._known.pop(request, None)
+
+    def _forget(self, requests: Sequence[str]) -> None:
+        self._requests.forget(requests)
+        self._drafts.forget(requests)
+
+    def _warn(self, departures: tuple[str, ...]) -> None:
+        if self._heard:
+            warn_of(self._task, departures)
+
+    @property
+    def _listens(self) -> bool:
+        return self._heard and self._telemetry.listens
 
     def judged(self, logits: Tensor, batch: Any) -> JudgedTokens | Pending | None:
         """Returns the judged drafts of a step, by logits (rows, V) that a grammar has not yet masked."""
@@ -103,13 +125,13 @@ class ServingV2:
         """vLLM's `sample`, whose step is logged: every one, so that the tokens of all texts are known."""
         self._verified = None
         result = original(hidden_states, batch, grammar_output)
-        if not self._telemetry.listens and self._phases is None:
+        if not self._listens and self._phases is None:
             return result
         ids, emits = list(batch.req_ids), np.ones(len(batch.req_ids), bool)
         sampled = padded(result[0].sampled_token_ids, result[0].num_sampled)
         if self._phases is not None:
             self._phases.advance(ids, sampled, emits)
-        if self._telemetry.listens:
+        if self._listens:
             lengths, counts = batch.seq_lens[: len(ids)], StepRows(batch.cu_num_logits_np).counts
             emitted = Emitted(sampled, lengths, counts, emits)
             self._telemetry.log.add(ids, self._requests.of(ids), self._verified, emitted)

@@ -11,6 +11,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import sampling_fault
+from fsd_calib.vllm_plugin.own_rules import followed_threshold, own_rule
 from fsd_calib.vllm_plugin.settings import hidden_noise, requested_threshold
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -41,6 +42,8 @@ def _check(config: Any, params: SamplingParams) -> None:
     except UsageError as error:
         raise VLLMValidationError(str(error)) from error
     greedy = params.temperature == 0
+    if obstacle := _to_own_rule(config, params):
+        raise VLLMValidationError(obstacle)
     if not greedy and (obstacle := _to_sampling(config, exact)):
         raise VLLMValidationError(obstacle)
     if not exact and (obstacle := _to_score(config, greedy)):
@@ -50,17 +53,30 @@ def _check(config: Any, params: SamplingParams) -> None:
 def _to_score(config: Any, greedy: bool) -> str | None:
     """Returns why a request cannot be decoded by the profile's score; None: it can."""
     content = config.additional_config[KEY].get("content")
-    if not content:  # an engine of a calibration, whose requests are its own
+    if not content or own_rule(config) is not None:  # of a calibration's engine the requests are its own
         return None
-    hidden = hidden_noise(_score_of(content), greedy, not config.use_v2_model_runner)
+    hidden = hidden_noise(_profile_of(content).score, greedy, not config.use_v2_model_runner)
     way_out = "a temperature above 0" if greedy else "temperature 0"
     return hidden and f'{hidden}; send {way_out}, or "vllm_xargs": {{"fsd": "off"}}'
 
 
+def _to_own_rule(config: Any, params: SamplingParams) -> str | None:
+    """Returns why a rule of vLLM's own cannot decode a request as it asks; None: it can, or none decides."""
+    if (own := own_rule(config)) is None:
+        return None
+    followed = followed_threshold(_profile_of(config.additional_config[KEY]["content"]))
+    asked = requested_threshold(params.extra_args, followed)
+    if asked == followed or max(asked, followed) < 0:
+        return None
+    return (
+        f"vllm_xargs asks for T = {asked:g}, and the server decodes every request by vLLM's own {own!r}; leave it out"
+    )
+
+
 @functools.lru_cache(maxsize=8)
-def _score_of(content: str) -> str:
-    """The name of the score of the profile with this content."""
-    return ThresholdProfile.from_content(content).score
+def _profile_of(content: str) -> ThresholdProfile:
+    """The profile with this content."""
+    return ThresholdProfile.from_content(content)
 
 
 def _to_sampling(config: Any, exact: bool) -> str | None:

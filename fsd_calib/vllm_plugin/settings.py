@@ -28,7 +28,6 @@ class ServeSettings:
         allow_edited: follow a profile that was changed after its calibration, too.
         records: folder for traces of what is served; None: none are written.
         record_texts: number of texts after which recording ends.
-        untested_v2_runner: follow the profile in vLLM's V2 model runner, too, which no GPU has tested.
         content: the profile as it was read when the engine was configured, which its workers follow. Not for users.
         counters: folder by which workers pass their counters on. Not for users.
         engines: number of data-parallel engines, each with records of its own. Not for users.
@@ -38,7 +37,6 @@ class ServeSettings:
     allow_edited: bool = False
     records: str | None = None
     record_texts: int = 1000
-    untested_v2_runner: bool = False
     content: str = ""
     counters: str = ""
     engines: int = 1
@@ -54,7 +52,6 @@ class ServeSettings:
         if not isinstance(given.get("profile"), str):
             raise UsageError(f"fsd has the profile {given.get('profile')!r:.60}; it must be a path, as in {_EXAMPLE}")
         _check("allow_edited", given, bool, "true or false")
-        _check("untested_v2_runner", given, bool, "true or false")
         _check("records", given, str, "the path of a folder")
         _check("record_texts", given, int, "a whole number of at least 1")
         if given.get("record_texts", 1) < 1:
@@ -137,7 +134,9 @@ def hidden_noise(name: str, greedy: bool, noise_is_seen: bool = True) -> str | N
     if greedy and score.reads_noise:
         return f"score {name!r} reads the random number of the exact test, which vLLM draws in sampled requests alone"
     if not greedy and not noise_is_seen and (score.reads_noise or score.window):
-        return f"score {name!r} needs the random number of the exact test, which vLLM's V2 model runner keeps to itself"
+        return (
+            f"score {name!r} needs the random number of the exact test, which vLLM's V2 model runner draws in a kernel"
+        )
     return None
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
-from fsd_calib.vllm_plugin import KEY, engine_checks, model_checks, supported_vllm
+from fsd_calib.vllm_plugin import KEY, engine_checks, model_checks, own_rules, supported_vllm
 from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting, ServeSettings
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.following import following, warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -37,18 +38,30 @@ def follow(config: Any) -> None:
         return
     settings = ServeSettings.of(given)
     profile = ThresholdProfile.load(settings.profile, allow_edited=settings.allow_edited)
-    engine_checks.check_engine(config, profile, settings.untested_v2_runner)
+    engine_checks.check_engine(config, profile)
+    own = own_rules.own_rule(config)
+    if own is not None and settings.records is not None:
+        raise UsageError(
+            f'fsd has records, and "rejection_sample_method" {own!r} leaves the plugin no step to record; leave one out'
+        )
     doubts = [*filter(None, [profile.digest_doubt(), warning_of(profile)]), *engine_checks.doubts(config, profile)]
     doubts += model_checks.check_models(config, profile)
     engines = config.parallel_config.data_parallel_size
-    own = settings.passed_on(profile.model_dump_json(), export_counters(profile), engines)
-    config.additional_config = {**config.additional_config, KEY: own}
+    counters = export_counters(profile) if own is None else ""
+    passed_on = settings.passed_on(profile.model_dump_json(), counters, engines)
+    config.additional_config = {**config.additional_config, KEY: passed_on}
     _choose_worker(config)
     request_checks.install()
-    by_request = " (unless a request sets fsd_threshold)" if profile.threshold is None else ""
-    logger.info("fsd: %s%s", following(profile), by_request)
+    logger.info("fsd: %s%s", following(profile), _by(own, profile))
     for doubt in doubts:
         logger.warning("fsd: %s", doubt)
+
+
+def _by(own: str | None, profile: ThresholdProfile) -> str:
+    """What is to be known of requests and counters, if anything is."""
+    if own is not None:
+        return f"; vLLM's own {own!r} decides, for all requests alike, and FSD is off: it counts nothing"
+    return " (unless a request sets fsd_threshold)" if profile.threshold is None else ""
 
 
 def _choose_worker(config: Any) -> None:

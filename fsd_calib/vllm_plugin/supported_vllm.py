@@ -1,17 +1,25 @@
-"""The versions of vLLM that the plugin supports, and the names in it that the plugin relies on."""
+"""The versions of vLLM that the plugin supports, and the names in it that the plugin relies on.
+
+A name may be written with the parameters that the plugin counts on, without `self`: all of them, or the first, if "..."
+follows. What is declared here is looked up when an engine starts, and tests read it in the sources of every supported
+version, of which some have no build that a CPU could run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from importlib import import_module
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
 from fsd_common.errors import UsageError
 
-SUPPORTED: Final = ">=0.32,<0.33"
+SUPPORTED: Final = ">=0.32,<0.34"
+MINORS: Final = ("0.32", "0.33")
+"""Those in it."""
 
 _COMMON: Mapping[str, Sequence[str]] = {
     "vllm.config": [
@@ -33,10 +41,10 @@ _COMMON: Mapping[str, Sequence[str]] = {
         "VllmConfig.additional_config", "VllmConfig.lora_config", "VllmConfig.use_v2_model_runner",
         "VllmConfig.weight_transfer_config",
     ],
-    "vllm.engine.arg_utils": ["EngineArgs.create_engine_config"],
+    "vllm.engine.arg_utils": ["EngineArgs.create_engine_config(usage_context, ...)"],
     "vllm.exceptions": ["VLLMValidationError"],
-    "vllm.v1.engine.input_processor": ["InputProcessor._validate_params"],
-    "vllm.platforms": ["current_platform.register_triton_kernel_overrides"],
+    "vllm.v1.engine.input_processor": ["InputProcessor._validate_params(params, ...)"],
+    "vllm.platforms.interface": ["Platform.register_triton_kernel_overrides()"],
     "vllm.sampling_params": [
         "SamplingParams.all_stop_token_ids", "SamplingParams.allowed_token_ids", "SamplingParams.bad_words",
         "SamplingParams.extra_args", "SamplingParams.frequency_penalty", "SamplingParams.ignore_eos",
@@ -45,7 +53,7 @@ _COMMON: Mapping[str, Sequence[str]] = {
         "SamplingParams.stop_token_ids", "SamplingParams.structured_outputs", "SamplingParams.temperature",
         "SamplingParams.thinking_token_budget", "SamplingParams.top_k", "SamplingParams.top_p",
     ],
-    "vllm.tokenizers": ["cached_tokenizer_from_config"],
+    "vllm.tokenizers": ["cached_tokenizer_from_config(model_config, ...)"],
     "vllm.v1.core.sched.output": [
         "CachedRequestData.all_token_ids", "NewRequestData.prefill_token_ids",
         "NewRequestData.prompt_embeds", "NewRequestData.prompt_token_ids", "NewRequestData.req_id",
@@ -54,20 +62,25 @@ _COMMON: Mapping[str, Sequence[str]] = {
     ],
     "vllm.v1.worker.cpu_worker": ["CPUWorker"],
     "vllm.v1.worker.gpu_worker": [
-        "Worker.load_model", "Worker.execute_model", "Worker.sample_tokens", "Worker.shutdown", "Worker.reload_weights",
-        "Worker.sleep",
+        "Worker.load_model", "Worker.execute_model(scheduler_output)", "Worker.sample_tokens(grammar_output)",
+        "Worker.compile_or_warm_up_model()", "Worker.shutdown()", "Worker.reload_weights", "Worker.sleep(level)",
     ],
 }  # fmt: skip
 RUNNER_V1: Mapping[str, Sequence[str]] = {
     "vllm.v1.outputs": ["SamplerOutput.sampled_token_ids"],
     "vllm.v1.sample.metadata": ["SamplingMetadata.all_greedy", "SamplingMetadata.generators"],
     "vllm.v1.sample.rejection_sampler": [
-        "RejectionSampler.forward", "RejectionSampler.apply_logits_processors", "apply_sampling_constraints",
-        "expand_batch_to_tokens", "generate_uniform_probs",
+        "RejectionSampler.__init__(sampler, spec_config, device)",
+        "RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)",
+        "RejectionSampler.apply_logits_processors(logits, sampling_metadata, metadata)",
+        "apply_sampling_constraints(logits, cu_num_draft_tokens, sampling_metadata)",
+        "expand_batch_to_tokens(x, cu_num_tokens, num_tokens, ...)",
+        "generate_uniform_probs(num_tokens, num_draft_tokens, generators, device)",
     ],
     "vllm.v1.spec_decode.llm_base_proposer": [
-        "SpecDecodeBaseProposer._sample_draft_tokens", "SpecDecodeBaseProposer._sample_from_logits",
-        "SpecDecodeBaseProposer.propose", "SpecDecodeBaseProposer._greedy_sample",
+        "SpecDecodeBaseProposer._sample_draft_tokens(hidden_states, sampling_metadata)",
+        "SpecDecodeBaseProposer._sample_from_logits(logits, sampling_metadata)",
+        "SpecDecodeBaseProposer.propose", "SpecDecodeBaseProposer._greedy_sample(hidden_states)",
     ],
     "vllm.v1.spec_decode.draft_model": ["DraftModelProposer"],
     "vllm.v1.spec_decode.eagle": ["EagleProposer"],
@@ -81,8 +94,8 @@ RUNNER_V1: Mapping[str, Sequence[str]] = {
         "CachedRequestState.sampling_params",
     ],
     "vllm.v1.worker.gpu_model_runner": [
-        "GPUModelRunner.sample_tokens", "GPUModelRunner._sample", "GPUModelRunner._get_positions",
-        "ExecuteModelState.logits",
+        "GPUModelRunner.sample_tokens(grammar_output)", "GPUModelRunner._sample(logits, spec_decode_metadata)",
+        "GPUModelRunner._get_positions(num_tokens)", "ExecuteModelState.logits",
         "ExecuteModelState.spec_decode_metadata",
     ],
 }  # fmt: skip
@@ -93,15 +106,16 @@ CALIBRATION: Mapping[str, Sequence[str]] = {
     "vllm.entrypoints.llm": ["LLM"],
     "vllm.outputs": ["RequestOutput"],
     "vllm.v1.engine.llm_engine": [
-        "LLMEngine.abort_request", "LLMEngine.add_request", "LLMEngine.collective_rpc", "LLMEngine.step",
+        "LLMEngine.abort_request(request_ids, ...)", "LLMEngine.add_request(request_id, prompt, params, ...)",
+        "LLMEngine.collective_rpc(method, timeout, args, ...)", "LLMEngine.step()",
     ],
     "vllm.v1.outputs": ["SamplerOutput.sampled_token_ids", "DraftTokenIds.req_ids"],
     "vllm.v1.core.sched.output": [
         *_COMMON["vllm.v1.core.sched.output"], "SchedulerOutput.num_spec_tokens_to_schedule",
     ],
-    "vllm.v1.worker.gpu_worker": [*_COMMON["vllm.v1.worker.gpu_worker"], "Worker.take_draft_token_ids"],
+    "vllm.v1.worker.gpu_worker": [*_COMMON["vllm.v1.worker.gpu_worker"], "Worker.take_draft_token_ids()"],
     "vllm.v1.worker.gpu_model_runner": [
-        *RUNNER_V1["vllm.v1.worker.gpu_model_runner"], "GPUModelRunner._input_fits_in_drafter",
+        *RUNNER_V1["vllm.v1.worker.gpu_model_runner"], "GPUModelRunner._input_fits_in_drafter(common_attn_metadata)",
     ],
 }  # fmt: skip
 """What a calibration needs beside."""
@@ -112,27 +126,75 @@ RUNNER_V2: Mapping[str, Sequence[str]] = {
         "InputBatch.num_draft_tokens", "InputBatch.positions", "InputBatch.req_ids", "InputBatch.seq_lens",
     ],
     "vllm.v1.worker.gpu.sample.output": ["SamplerOutput.num_sampled", "SamplerOutput.sampled_token_ids"],
-    "vllm.v1.worker.gpu.model_runner": ["GPUModelRunner.sample", "GPUModelRunner.sample_tokens"],
-    "vllm.v1.worker.gpu.sample.sampler": ["Sampler.apply_sampling_params"],
-    "vllm.v1.worker.gpu.spec_decode.rejection_sampler": ["RejectionSampler.__call__", "RejectionSampler._verify"],
+    "vllm.v1.worker.gpu.model_runner": [
+        "ExecuteModelState.input_batch", "ExecuteModelState.num_spec_tokens_to_schedule",
+        "GPUModelRunner.sample(hidden_states, input_batch, grammar_output)",
+        "GPUModelRunner.sample_tokens(grammar_output)",
+    ],
+    "vllm.v1.worker.gpu.sample.sampler": ["Sampler.apply_sampling_params(logits, ...)"],
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler": [
+        "RejectionSampler.__call__(logits, input_batch, draft_logits, invalid_drafts)",
+        "RejectionSampler._verify(logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, "
+        "idx_mapping_np, expanded_idx_mapping, expanded_local_pos, seq_lens_upper_bound_np, verify_draft_sampled)",
+    ],
     "vllm.v1.worker.gpu.spec_decode.speculator": ["DraftModelSpeculator.draft_logits_spec"],
     "vllm.v1.worker.gpu.states": ["RequestState"],
-    "vllm.v1.worker.gpu.structured_outputs": ["StructuredOutputsWorker.apply_grammar_bitmask"],
+    "vllm.v1.worker.gpu.structured_outputs": [
+        "StructuredOutputsWorker.apply_grammar_bitmask(logits, input_batch, ...)",
+    ],
 }  # fmt: skip
 
-OF_RUNNER_V1: Sequence[str] = [
-    "device", "discard_request_mask.np", "drafter._enable_probabilistic_draft_probs",
-    "drafter.model.compute_logits", "execute_model_state",
-    "input_batch.num_prompt_tokens", "input_batch.req_ids", "rejection_sampler", "requests", "sampler", "seq_lens",
-    "speculative_config", "vllm_config",
-]  # fmt: skip
-"""What the plugin uses of a loaded V1 runner, which only an instance has."""
+_V1, _V2 = "vllm.v1.worker.gpu_model_runner.GPUModelRunner", "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
+_PROPOSER = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer"
 
-OF_RUNNER_V2: Sequence[str] = [
-    "device", "rejection_sampler", "req_states.prompt_len.np", "req_states.req_id_to_index", "speculator",
-    "structured_outputs_worker", "vllm_config", "vocab_size",
-]  # fmt: skip
+OF_RUNNER_V1: Mapping[str, str] = {
+    **dict.fromkeys(
+        ["device", "discard_request_mask", "drafter", "execute_model_state", "input_batch", "rejection_sampler",
+         "requests", "sampler", "seq_lens", "speculative_config", "vllm_config"], _V1,
+    ),
+    **dict.fromkeys(["drafter._enable_probabilistic_draft_probs", "drafter.model"], _PROPOSER),
+    "discard_request_mask.np": "vllm.v1.utils.CpuGpuBuffer",
+    "drafter.model.compute_logits": "vllm.model_executor.models.interfaces_base.VllmModelForTextGeneration",
+    **dict.fromkeys(
+        ["input_batch.num_prompt_tokens", "input_batch.req_ids"], "vllm.v1.worker.gpu_input_batch.InputBatch"
+    ),
+}  # fmt: skip
+"""What the plugin uses of a loaded V1 runner, which only an instance has, and the class whose attribute each is."""
+
+OF_RUNNER_V2: Mapping[str, str] = {
+    **dict.fromkeys(
+        ["device", "execute_model_state", "rejection_sampler", "req_states", "speculator", "structured_outputs_worker",
+         "vllm_config", "vocab_size"], _V2,
+    ),
+    **dict.fromkeys(["req_states.prompt_len", "req_states.req_id_to_index"], "vllm.v1.worker.gpu.states.RequestState"),
+    "req_states.prompt_len.np": "vllm.v1.worker.gpu.buffer_utils.UvaBackedTensor",
+}  # fmt: skip
 """What it uses of a loaded V2 runner."""
+
+DECLARED: Sequence[Mapping[str, Sequence[str]]] = (_COMMON, RUNNER_V1, CALIBRATION, RUNNER_V2)
+"""All names, by module."""
+
+
+class Hook(NamedTuple):
+    """A name in a module, as declared above."""
+
+    path: str  # dots between names
+    parameters: tuple[str, ...] | None  # None: the plugin counts on none
+    open: bool  # whether others may follow
+
+    @classmethod
+    def of(cls, written: str) -> Hook:
+        """Returns the name that is written."""
+        path, bracket, listed = written.removesuffix(")").partition("(")
+        names = [name for name in listed.split(", ") if name]
+        return cls(path, tuple(name for name in names if name != "...") if bracket else None, "..." in names)
+
+    def takes(self, parameters: Sequence[str]) -> bool:
+        """Whether a function of these parameters is what the plugin counts on."""
+        if self.parameters is None:
+            return True
+        given = [name for name in parameters if name not in ("self", "cls")]
+        return tuple(given[: len(self.parameters)] if self.open else given) == self.parameters
 
 
 def check_vllm(version: str, runner: Mapping[str, Sequence[str]] = RUNNER_V1) -> None:
@@ -146,15 +208,16 @@ def check_vllm(version: str, runner: Mapping[str, Sequence[str]] = RUNNER_V1) ->
             f"vLLM is version {version}; fsd profiles are followed in versions {SUPPORTED}: install one of these, or "
             "another fsd-calib"
         )
-    missing = [f"{module}.{name}" for module, names in {**_COMMON, **runner}.items() for name in names
-               if not _exists(module, name)]  # fmt: skip
-    if missing:
-        raise UsageError(
-            f"vLLM {version} has no {missing[0]}, which following a profile needs; install another vLLM {SUPPORTED}"
-        )
+    for module, names in {**_COMMON, **runner}.items():
+        for hook in map(Hook.of, names):
+            if fault := _fault(module, hook):
+                raise UsageError(
+                    f"vLLM {version} has no {module}.{fault}, which following a profile needs; install another vLLM "
+                    f"{SUPPORTED}"
+                )
 
 
-def check_runner(runner: object, names: Sequence[str] = OF_RUNNER_V1) -> None:
+def check_runner(runner: object, names: Iterable[str] = OF_RUNNER_V1) -> None:
     """Checks that a loaded model runner has what the plugin uses of it.
 
     Raises:
@@ -168,18 +231,28 @@ def check_runner(runner: object, names: Sequence[str] = OF_RUNNER_V1) -> None:
             )
 
 
-def _exists(module: str, name: str) -> bool:
+def _fault(module: str, hook: Hook) -> str | None:
+    """Returns what a module lacks of a name, as a message names it; None: it has it."""
     try:
-        return _has(import_module(module), name)
+        owner = import_module(module)
     except ImportError:
-        return False
+        return hook.path
+    if not _has(owner, hook.path):
+        return hook.path
+    if hook.parameters is None or hook.takes(list(inspect.signature(_attribute(owner, hook.path)).parameters)):
+        return None
+    return f"{hook.path}({', '.join([*hook.parameters, *['...'] * hook.open])})"
 
 
-def _has(owner: object, name: str) -> bool:
+def _attribute(owner: object, path: str) -> Any:
+    return reduce(getattr, path.split("."), owner)
+
+
+def _has(owner: object, path: str) -> bool:
     """Whether an object has an attribute, or is a dataclass with a field of that name, with dots between names."""
-    *path, last = name.split(".")
+    above, _, last = path.rpartition(".")
     try:
-        holder = reduce(getattr, path, owner)
+        holder = _attribute(owner, above) if above else owner
     except AttributeError:
         return False
     return hasattr(holder, last) or last in getattr(holder, "__dataclass_fields__", ())

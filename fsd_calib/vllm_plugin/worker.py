@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.calibrating import CalibratingServing
+from fsd_calib.vllm_plugin.own_rules import own_rule
 from fsd_calib.vllm_plugin.rejection_sampler import Serving, follow_profile
 from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting
 from fsd_common.errors import UsageError
@@ -22,7 +24,10 @@ _RELOADED = "the engine follows an fsd profile of its models, so their weights c
 
 
 class _FollowsProfile:
-    """Lets `Serving` act before and after the steps of a worker. Where the worker does not sample, it does nothing."""
+    """Lets `Serving` act before and after the steps of a worker.
+
+    Where the worker does not sample, or a rule of vLLM's own decides, it only keeps the weights.
+    """
 
     serving: Serving | ServingV2 | None = None
 
@@ -33,6 +38,8 @@ class _FollowsProfile:
         worker.load_model(**keywords)
         runner, config = self.model_runner, self.vllm_config  # type: ignore[attr-defined]
         first = config.additional_config[KEY].get(CALIBRATION)
+        if own_rule(config) is not None:
+            return
         if config.use_v2_model_runner:
             from fsd_calib.vllm_plugin.rejection_sampler_v2 import ServingV2
 
@@ -41,6 +48,11 @@ class _FollowsProfile:
             self.serving = follow_profile(runner)
         elif hasattr(runner, "drafter"):
             self.serving = CalibratingServing(runner, MeasuredSetting.model_validate_json(first))
+
+    def compile_or_warm_up_model(self) -> Any:
+        worker: Any = super()
+        with nullcontext() if self.serving is None else self.serving.unheard():
+            return worker.compile_or_warm_up_model()
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:

@@ -3,8 +3,8 @@
 Its kernels are taken from the unpacked wheel and run by Triton's interpreter, without the rest of vLLM, whose CPU build
 has no 0.33. Prints `vllm_rounds.json`, which tests compare our rules with:
 
-    pip download --no-deps vllm==0.33.0 && unzip -q vllm-0.33.0-*.whl 'vllm/v1/*' -d unpacked
-    python tests/support/record_vllm.py unpacked > tests/support/vllm_rounds.json
+    python tests/support/vllm_sources.py
+    python tests/support/record_vllm.py .vllm-wheels/0.33 > tests/support/vllm_rounds.json
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _run(folder: Path, *by: str) -> dict[str, list[dict[str, Any]]]:
         moved = Phase(START, END, *MARKERS) if by else Schedule(start=START, end=END, over=OVER)
         changes |= {"threshold": START, "policy": PolicyInfo.of(str(moved.identity)).model_dump()}
     llm = engine(
-        saved(folder, changes), {"untested_v2_runner": True},
+        saved(folder, changes),
         max_num_seqs=PROMPTS,
         speculative_config={"num_speculative_tokens": LENGTH, "draft_sample_method": "probabilistic"},
     )  # fmt: skip

@@ -24,7 +24,9 @@ def configured(changes: dict[str, Any]) -> SpeculativeConfig:
     """What vLLM makes of the command for a profile of the bundled pair."""
     words = shlex.split(export_profile(bundled_profile(changes), "vllm").replace("\\\n", ""), comments=True)
     speculation = json.loads(words[words.index("--speculative-config") + 1])
-    config = EngineArgs(words[3], dtype="float32", speculative_config=speculation).create_engine_config()
+    config = EngineArgs(
+        words[words.index("serve") + 1], dtype="float32", speculative_config=speculation
+    ).create_engine_config()
     assert config.speculative_config is not None
     return config.speculative_config
 

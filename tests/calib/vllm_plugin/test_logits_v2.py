@@ -51,7 +51,9 @@ def test_divergences_are_of_each_requests_own_state(counts: list[int], seed: int
     rows = StepRows(begins(counts))
     drafted, greedy = torch.zeros(sum(counts), dtype=torch.int32), [True] * len(ids)
     step = Verification(ids, rows.counts, logits, torch.tensor(rows.of_tokens), drafted, greedy)
-    judged = Judge(StateDraftLogits(kept, dict(zip(ids, states, strict=True))), "js", None)(step, [0.2] * len(ids))
+    drafts = StateDraftLogits(kept, dict(zip(ids, states, strict=True)))
+    drafts.drafted(ids, LENGTH)
+    judged = Judge(drafts, "js", None)(step, [0.2] * len(ids))
     if not any(counts):
         assert judged is None
         return

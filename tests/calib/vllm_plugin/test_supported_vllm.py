@@ -29,7 +29,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_methods_and_fields_are_found() -> None:
-    supported_vllm.check_vllm("0.32.0", {"stub_of_vllm": ["Batch.count", "Batch.rows"]})
+    supported_vllm.check_vllm("0.32.0", {"stub_of_vllm": ["Batch.count()", "Batch.rows"]})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ def test_methods_and_fields_are_found() -> None:
         ({"stub_of_vllm": ["Batch.count", "Batch.columns"]}, "stub_of_vllm.Batch.columns"),
         ({"stub_of_vllm": ["Runner.sample"]}, "stub_of_vllm.Runner.sample"),
         ({"stub_of_nothing": ["Batch"]}, "stub_of_nothing.Batch"),
+        ({"stub_of_vllm": ["Batch.count(rows)"]}, "stub_of_vllm.Batch.count(rows)"),
     ],
     ids=str,
 )
@@ -48,7 +49,7 @@ def test_a_name_that_vllm_lacks_is_named_in_one_line(runner: dict[str, list[str]
     assert f"has no {missing}," in line
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.33.0"])
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0"])
 def test_other_versions_are_refused(version: str) -> None:
     with pytest.raises(UsageError, match=f"vLLM is version {version}"):
         supported_vllm.check_vllm(version, {})

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 
-def expand(x: Any, cumulated: Any, count: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    """Does what `expand_batch_to_tokens` of vLLM's rejection sampler is for: (B,) -> (count,)."""
+def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+    """Does what `expand_batch_to_tokens` of vLLM's rejection sampler is for: (B,) -> (num_tokens,)."""
     replaced = torch.where(x == replace_from, torch.as_tensor(replace_to, dtype=x.dtype), x)
-    return replaced.repeat_interleave(torch.diff(cumulated, prepend=cumulated.new_zeros(1)), output_size=count)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    return replaced.repeat_interleave(counts, output_size=num_tokens)
 
 
 def register() -> None:
