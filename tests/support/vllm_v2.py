@@ -1,12 +1,13 @@
-"""An engine of vLLM with its V2 model runner on a CPU, whose Triton kernels are interpreted: a program.
+"""An engine of vLLM on a CPU with one of its model runners, V1 or V2: a program.
 
-vLLM refuses that runner where it finds no Triton for the device, so it is told of one before it is imported. Prints
-what the engine did as one line of JSON: of each case of `CASES`, the `Served` of each prompt. With a score and a T, the
-profile has these, and the case is its own.
+The Triton kernels of V2 are interpreted. vLLM refuses that runner where it finds no Triton for the device, so it is
+told of one before it is imported. Prints what the engine did as one line of JSON: of each case of `CASES`, the `Served`
+of each prompt, and the `Trouble` of the engine. With a score and a T, the profile has these, and there is one case, as
+with one of `ENGINES`; where that is tight, those of `AGAIN` follow.
 
-    python vllm_v2.py FOLDER [phase | SCORE T]
+    python vllm_v2.py RUNNER FOLDER [phase | ENGINE | SCORE T]
 
-With `phase` T is START inside a phase and END outside, and there is one case.
+With `phase` T is START inside a phase and END outside.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 PROMPTS, LENGTH, TOKENS, OVER = 6, 4, 24, 20
+BLOCK = 32
 START, END = 0.1, 0.02  # T of the first token, and after OVER tokens
 MARKERS = ",", "."
 GRAMMAR = "[0-9]{4,40}"
@@ -35,6 +38,18 @@ CASES: dict[str, dict[str, Any]] = {
     "grammar": {"extra_args": {"fsd_threshold": 100.0}, "grammar": GRAMMAR},
     "logprobs": {"logprobs": 1},
 }
+ENGINES: dict[str, dict[str, Any]] = {
+    "synchronous": {"async_scheduling": False},
+    # Prompts are read in chunks and cached, and requests are preempted, since too few blocks are there for all.
+    "tight": {
+        "max_num_batched_tokens": 64, "enable_prefix_caching": True, "block_size": BLOCK, "max_model_len": 4 * BLOCK,
+        "num_gpu_blocks_override": 11,
+    },
+    "skipping": {},
+}  # fmt: skip
+"""Ways to run an engine; in the last, each third step drafts nothing."""
+AGAIN = ("again", "cached")
+"""Cases of the last prompt alone, of which the second finds all but one of its tokens cached."""
 
 
 @dataclass
@@ -45,7 +60,16 @@ class Served:
     tokens: list[int]
     text: str
     logprobs: list[float]
-    rounds: list[tuple[int, list[int], list[list[float]]]]  # accepted, emitted, facts (3, n) of `Step`
+    rounds: list[tuple[int, int, list[int], list[list[float]]]]  # where it begins in the text, accepted, emitted, facts
+    # (3, n) of `Step`
+
+
+@dataclass
+class Trouble:
+    """What befell an engine's requests."""
+
+    preemptions: int
+    placeholders: int  # steps of requests that verified tokens which nobody had drafted
 
 
 def interpret_kernels() -> None:
@@ -70,6 +94,13 @@ def _with_boolean_mask(call: Callable[..., Any], place: int) -> Callable[..., An
     return mended
 
 
+def _verify_in_chunks() -> None:
+    """Lets V2 verify three requests at a time."""
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    rejection_sampler.MAX_CHUNK_BYTES = 3 * (LENGTH + 1) * 4 * 979
+
+
 def _know_log1p() -> None:
     """Gives the kernels that sample the one function of Triton's device libraries that they call."""
     from triton import language
@@ -78,48 +109,71 @@ def _know_log1p() -> None:
     rejection_sampler_utils.tldevice = SimpleNamespace(log1p=lambda x: language.log(1.0 + x))
 
 
-def _run(folder: Path, *by: str) -> dict[str, list[dict[str, Any]]]:
+def _skip_drafts() -> None:
+    """Lets each third step draft nothing, as vLLM 0.33 does where it knows that no request could use the drafts."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original, steps = Scheduler._update_after_schedule, count()
+
+    def update(self: Any, scheduled: Any) -> None:
+        if next(steps) % 3 == 2:
+            scheduled.num_spec_tokens_to_schedule = 0
+        original(self, scheduled)
+
+    Scheduler._update_after_schedule = update
+
+
+def _run(second: bool, folder: Path, *by: str) -> dict[str, Any]:
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
     from fsd_decoding.adaptive import Phase, Schedule
     from fsd_decoding.profile.parts import PolicyInfo
-    from support.vllm_engine import Recorded, arithmetic, engine, saved
+    from support.vllm_engine import Recorded, arithmetic, engine, metric, saved
 
-    _know_log1p()
-    rejection_sampler.MAX_CHUNK_BYTES = 3 * (LENGTH + 1) * 4 * 979  # three requests a chunk
-    prompts = [problem.prompt for problem in arithmetic(PROMPTS).problems]
+    if second:
+        _know_log1p()
+        _verify_in_chunks()
+    if by == ("skipping",):
+        _skip_drafts()
+    prompts = [problem.prompt for problem in arithmetic(PROMPTS + 3).problems[3:]]  # the last has BLOCK + 1 tokens
     changes: dict[str, Any] = {"draft_length": LENGTH}
     if len(by) == 2:
         changes |= {"score": by[0], "threshold": float(by[1])}
     else:
-        moved = Phase(START, END, *MARKERS) if by else Schedule(start=START, end=END, over=OVER)
+        moved = Phase(START, END, *MARKERS) if by == ("phase",) else Schedule(start=START, end=END, over=OVER)
         changes |= {"threshold": START, "policy": PolicyInfo.of(str(moved.identity)).model_dump()}
     llm = engine(
         saved(folder, changes),
-        max_num_seqs=PROMPTS,
+        max_num_seqs=PROMPTS, disable_log_stats=False, **(ENGINES.get(by[0], {}) if by else {}),
         speculative_config={"num_speculative_tokens": LENGTH, "draft_sample_method": "probabilistic"},
     )  # fmt: skip
-    found = {}
-    for name, case in {"calibrated": {}}.items() if by else CASES.items():
+    found: dict[str, Any] = {}
+    placeholders = 0
+    cases = CASES if not by else {name: {} for name in ("calibrated", *AGAIN * (by == ("tight",)))}
+    for name, case in cases.items():
+        if "temperature" in case and not second:
+            continue  # V1 has uninitialised temperatures on a CPU
         options = dict(case)
         if grammar := options.pop("grammar", None):
             options["structured_outputs"] = StructuredOutputsParams(regex=grammar)
         wanted = SamplingParams(**{"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": not grammar, **options})
         seen = Recorded(llm)
-        outputs = llm.generate(prompts, wanted, use_tqdm=False)
+        outputs = llm.generate(prompts[-1:] if name in AGAIN else prompts, wanted, use_tqdm=False)
         found[name] = [asdict(_served(output, seen)) for output in outputs]
-    return found
+        placeholders += sum(int(((step.drafted > 0) & (step.layout.counts == 0)).sum()) for step in seen.steps)
+    return {"served": found, "trouble": asdict(Trouble(int(metric(llm, "vllm:num_preemptions")), placeholders))}
 
 
 def _served(output: Any, seen: Any) -> Served:
     one = output.outputs[0]
     logprobs = [found[token].logprob for token, found in zip(one.token_ids, one.logprobs or [], strict=False)]
     judged = [each for each in seen.of(output.request_id) if each.facts.size]
-    rounds = [(each.accepted, each.emitted, each.facts.tolist()) for each in judged]
-    return Served(list(output.prompt_token_ids), list(one.token_ids), one.text, logprobs, rounds)
+    prompt = list(output.prompt_token_ids)
+    rounds = [(each.begins - len(prompt), each.accepted, each.emitted, each.facts.tolist()) for each in judged]
+    return Served(prompt, list(one.token_ids), one.text, logprobs, rounds)
 
 
 if __name__ == "__main__":
-    interpret_kernels()
-    print(json.dumps(_run(Path(sys.argv[1]), *sys.argv[2:])))
+    if runs_second := sys.argv[1] == "2":
+        interpret_kernels()
+    print(json.dumps(_run(runs_second, Path(sys.argv[2]), *sys.argv[3:])))

@@ -15,7 +15,7 @@ from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 from vllm.v1.spec_decode.medusa import MedusaProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
-from fsd_calib.vllm_plugin.engine_checks import check_engine
+from fsd_calib.vllm_plugin.engine_checks import check_engine, check_measurable, doubts
 from fsd_calib.vllm_plugin.rejection_sampler import _check_drafter
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
@@ -91,18 +91,34 @@ def test_a_worker_knows_vllms_common_proposers(proposer: type) -> None:
     _check_drafter(object.__new__(proposer))
 
 
-def test_the_v2_runner_has_to_be_asked_for(accepted: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def second_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's V2 model runner runs."""
     disable_envs_cache()  # an engine that was started earlier in this process has filled it
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    with pytest.raises(UsageError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
-        check_engine(accepted, PROFILE)
+
+
+@pytest.mark.usefixtures("second_runner")
+def test_the_v2_runner_is_refused_what_it_cannot_give(accepted: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="\"draft_sample_method\" is 'probabilistic'"):
-        check_engine(accepted, PROFILE, untested_v2_runner=True)
+        check_engine(accepted, PROFILE)
     monkeypatch.setattr(accepted.speculative_config, "draft_sample_method", "probabilistic")
-    check_engine(accepted, PROFILE, untested_v2_runner=True)
+    check_engine(accepted, PROFILE)
+    (said,) = (doubt for doubt in doubts(accepted, PROFILE) if "V2 model runner" in doubt)
+    assert "no GPU has followed a profile yet" in said
+    monkeypatch.setattr(accepted.device_config, "device_type", "cuda")  # a CPU refuses to sample at all
+    sampled = profile({"rule": "fsd-sd", "score": "fly@1@2", "logits": "processed", "sampling.temperature": 0.6})
+    with pytest.raises(UsageError, match=r"draws in a kernel; set VLLM_USE_V2_MODEL_RUNNER=0 .* or vLLM's own FLy: "):
+        check_engine(accepted, sampled)
     monkeypatch.setattr(accepted.parallel_config, "enable_batch_sharded_sampling", True)
     with pytest.raises(UsageError, match="--enable-batch-sharded-sampling"):
-        check_engine(accepted, PROFILE, untested_v2_runner=True)
+        check_engine(accepted, PROFILE)
+
+
+@pytest.mark.usefixtures("second_runner")
+def test_calibrations_do_not_measure_in_the_v2_runner(accepted: VllmConfig) -> None:
+    with pytest.raises(UsageError, match="calibrations measure in vLLM's V1 model runner"):
+        check_measurable(accepted, PROFILE)
 
 
 def test_drafters_of_another_vocabulary_are_refused(accepted: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A profile in vLLM's V2 model runner, run on a CPU with interpreted kernels. No GPU has run it."""
+"""A profile in vLLM's V2 model runner, run on a CPU with interpreted kernels, beside V1. No GPU has run V2."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
-from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 from vllm.version import __version__ as vllm_version
 
 from fsd_calib.vllm_plugin.supported_vllm import RUNNER_V2, check_vllm
@@ -26,24 +25,38 @@ from fsd_decoding.text import token_bytes
 from support import vllm_v2
 from support.phases import inside_before
 from support.vllm_engine import DRAFT, TARGET, logits, tokenizer
-from support.vllm_v2 import CASES, END, GRAMMAR, MARKERS, OVER, START, Served
+from support.vllm_v2 import AGAIN, CASES, END, GRAMMAR, MARKERS, OVER, START, Served, Trouble
 
 ALL = [name for name in CASES if name.startswith("all")]
+GREEDY = [name for name, case in CASES.items() if "temperature" not in case]
 
 
-def run(folder: Path, *by: str) -> dict[str, list[Served]]:
-    """Returns what the engine did, by case."""
+class Ran(NamedTuple):
+    """What an engine did, by case, and what befell it."""
+
+    served: dict[str, list[Served]]
+    trouble: Trouble
+
+
+def run(runner: int, folder: Path, *by: str) -> Ran:
+    """Returns what the engine with a model runner, 1 or 2, did; see `vllm_v2.py`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, vllm_v2.__file__, str(folder), *by], env=environment,
+    done = subprocess.run([sys.executable, vllm_v2.__file__, str(runner), str(folder), *by], env=environment,
                           capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
-    return {name: [Served(**each) for each in served] for name, served in found.items()}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    served = {name: [Served(**each) for each in of_case] for name, of_case in found["served"].items()}
+    return Ran(served, Trouble(**found["trouble"]))
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Served]]:
-    return run(tmp_path_factory.mktemp("v2"))
+    return run(2, tmp_path_factory.mktemp("v2")).served
+
+
+@pytest.fixture(scope="module")
+def ran_in_v1(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Served]]:
+    return run(1, tmp_path_factory.mktemp("v1")).served
 
 
 def threshold(name: str, place: int) -> float:
@@ -54,25 +67,76 @@ def threshold(name: str, place: int) -> float:
 
 def decisions(served: Served) -> Iterator[tuple[int, int, bool, Sequence[float]]]:
     """Yields (place in the completion, token, accepted, facts) of the drafted tokens that a text's rounds decided."""
-    place = 1  # the first token came with the prompt
-    for accepted, emitted, facts in served.rounds:
+    for place, accepted, emitted, facts in served.rounds:
         for i in range(min(accepted + 1, len(facts[0]))):
             yield place + i, emitted[i], i < accepted, [fact[i] for fact in facts]
-        place += len(emitted)
+
+
+def check_decisions(served: Sequence[Served], name: str) -> set[tuple[bool, bool]]:
+    """Compares decisions with logits without caches in fp64; returns which there were: accepted, target's argmax."""
+    outcomes = set()
+    for each in served:
+        every = [*each.prompt, *each.tokens]
+        target, draft = logits("target", every), logits("draft", every)
+        exact = divergence("js", target, draft).tolist()
+        for place, token, accepted, facts in decisions(each):
+            at = len(each.prompt) + place - 1
+            if place >= len(each.tokens):
+                continue  # behind the text's end, so not in it
+            assert token == each.tokens[place]
+            assert facts[0] == pytest.approx(exact[at], abs=1e-4)
+            bound, argmax = threshold(name, place), int(target[at].argmax())
+            outcomes.add((accepted, token == argmax))
+            if abs(exact[at] - bound) > 1e-4:
+                assert bool(facts[1]) == (exact[at] <= bound)
+            assert facts[1] or token == argmax
+    return outcomes
+
+
+def assert_alike(first: Sequence[Served], second: Sequence[Served]) -> None:
+    """Two runners wrote the same texts in the same rounds."""
+    for one, other in zip(first, second, strict=True):
+        assert one.tokens == other.tokens
+        assert [each[:3] for each in one.rounds] == [each[:3] for each in other.rounds]
 
 
 def test_all_hooked_names_are_there() -> None:
     check_vllm(vllm_version, RUNNER_V2)
 
 
-def test_hooked_functions_take_what_is_given_to_them() -> None:
-    verify = list(inspect.signature(RejectionSampler._verify).parameters)
-    assert (verify[1], verify[-1]) == ("logits", "verify_draft_sampled")
+def test_the_tokens_to_verify_are_given_last() -> None:
     assert re.search(r"self\._verify\([^=]*verify_draft_sampled\[lo:hi\],\s*\)", inspect.getsource(RejectionSampler))
-    assert list(inspect.signature(RejectionSampler.__call__).parameters)[1:3] == ["logits", "input_batch"]
-    assert list(inspect.signature(Sampler.apply_sampling_params).parameters)[1] == "logits"
-    grammar = inspect.signature(StructuredOutputsWorker.apply_grammar_bitmask).parameters
-    assert list(grammar)[1:3] == ["logits", "input_batch"]
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_decisions_are_those_of_v1(ran: dict[str, list[Served]], ran_in_v1: dict[str, list[Served]], name: str) -> None:
+    assert_alike(ran_in_v1[name], ran[name])
+    assert [each.logprobs for each in ran[name]] == [pytest.approx(each.logprobs, abs=1e-3) for each in ran_in_v1[name]]
+
+
+@pytest.mark.slow
+def test_decisions_are_those_of_v1_in_synchronous_steps(tmp_path: Path) -> None:
+    first, second = (run(runner, tmp_path, "synchronous").served["calibrated"] for runner in (1, 2))
+    assert_alike(first, second)
+
+
+@pytest.mark.slow
+def test_decisions_are_those_of_v1_with_chunks_and_cached_prefixes_and_preempted_requests(tmp_path: Path) -> None:
+    first, second = (run(runner, tmp_path, "tight") for runner in (1, 2))
+    for name in ("calibrated", *AGAIN):
+        assert_alike(first.served[name], second.served[name])
+        check_decisions(second.served[name], "calibrated")
+    assert first.trouble == second.trouble
+    assert second.trouble.preemptions > 0 < second.trouble.placeholders
+
+
+@pytest.mark.slow
+def test_steps_that_draft_nothing_are_followed(tmp_path: Path) -> None:
+    served = run(2, tmp_path, "skipping").served["calibrated"]
+    assert {(True, False), (False, True)} <= check_decisions(served, "calibrated")
+    for each in served:
+        places = [(place, place + len(emitted)) for place, _, emitted, _ in each.rounds]
+        assert any(end < begin for (_, end), (begin, _) in pairwise(places))  # tokens of steps without drafts
 
 
 @pytest.mark.parametrize("name", ["off", "negative"])
@@ -87,33 +151,19 @@ def test_exact_requests_get_the_targets_own_texts(ran: dict[str, list[Served]], 
 def test_a_large_threshold_accepts_every_draft(ran: dict[str, list[Served]], name: str) -> None:
     rounds = [each for served in ran[name] for each in served.rounds]
     assert len(rounds) >= 5 * len(ran[name])
-    assert {(accepted, len(facts[0])) for accepted, _, facts in rounds} == {(vllm_v2.LENGTH, vllm_v2.LENGTH)}
+    assert {(accepted, len(facts[0])) for _, accepted, _, facts in rounds} == {(vllm_v2.LENGTH, vllm_v2.LENGTH)}
 
 
 @pytest.mark.parametrize("name", ["calibrated", "strict"])
 def test_decisions_equal_those_from_uncached_logits_in_fp64(ran: dict[str, list[Served]], name: str) -> None:
-    outcomes = set()
-    for served in ran[name]:
-        every = [*served.prompt, *served.tokens]
-        target, draft = logits("target", every), logits("draft", every)
-        exact = divergence("js", target, draft).tolist()
-        for place, token, accepted, facts in decisions(served):
-            at = len(served.prompt) + place - 1
-            if place >= len(served.tokens):
-                continue  # behind the text's end, so not in it
-            assert facts[0] == pytest.approx(exact[at], abs=1e-4)
-            bound, argmax = threshold(name, place), int(target[at].argmax())
-            outcomes.add((accepted, token == argmax))
-            if abs(exact[at] - bound) > 1e-4:
-                assert bool(facts[1]) == (exact[at] <= bound)
-            assert facts[1] or token == argmax
+    outcomes = check_decisions(ran[name], name)
     assert (False, True) in outcomes
     assert name == "strict" or (True, False) in outcomes
 
 
 def test_each_token_is_judged_by_the_t_of_its_phase(tmp_path: Path) -> None:
     texts, judged = token_bytes(tokenizer()), set()
-    for served in run(tmp_path, "phase")["calibrated"]:
+    for served in run(2, tmp_path, "phase").served["calibrated"]:
         every = [*served.prompt, *served.tokens]
         inside = inside_before(every, texts, MARKERS)
         for place, token, accepted, (found, fuzzy, argmax) in decisions(served):
@@ -134,21 +184,16 @@ def test_sampled_requests_accept_what_is_near_enough(ran: dict[str, list[Served]
 
 
 def test_a_grammar_is_kept_and_scores_are_of_unmasked_logits(ran: dict[str, list[Served]]) -> None:
-    """vLLM drafts nothing in some steps of such requests, so rounds are looked for in the text, in order."""
+    """In some steps of such requests vLLM drafts nothing."""
     accepted = 0
     for served in ran["grammar"]:
         assert re.fullmatch(GRAMMAR, served.text)
         every = [*served.prompt, *served.tokens]
         exact = divergence("js", logits("target", every), logits("draft", every))[len(served.prompt) - 1 : -1].tolist()
-        place = 1
-        for kept, emitted, facts in served.rounds:
+        for place, kept, _, facts in served.rounds:
             accepted += kept
-            seen = facts[0][: kept + 1]
-            left = {p: len(served.tokens) - p for p in range(place, len(served.tokens))}  # the last round may be cut
-            here = [p for p, n in left.items() if served.tokens[p : p + len(emitted)] == emitted[:n]
-                    and exact[p : p + len(seen)] == pytest.approx(seen[:n], abs=1e-4)]  # fmt: skip
-            assert here
-            place = here[0] + len(emitted)
+            seen = facts[0][: kept + 1][: len(served.tokens) - place]  # the last round may be cut
+            assert exact[place : place + len(seen)] == pytest.approx(seen, abs=1e-4)
     assert accepted > 10
 
 
@@ -163,7 +208,7 @@ def test_logprobs_are_the_targets(ran: dict[str, list[Served]]) -> None:
 @pytest.mark.parametrize("score", ["fly@1", "typical"])
 def test_texts_by_scores_of_processed_logits_are_those_of_our_engine(score: str, tmp_path: Path) -> None:
     """Behind the first token of a text, which comes with the prompt."""
-    (served,) = run(tmp_path, score, "0.6").values()
+    (served,) = run(2, tmp_path, score, "0.6").served.values()
     ours = SpeculativeDecoder.from_pretrained(
         TARGET, DRAFT, rule="fsd-coupled", draft_length=vllm_v2.LENGTH, device="cpu", dtype="float32"
     )
@@ -171,5 +216,5 @@ def test_texts_by_scores_of_processed_logits_are_those_of_our_engine(score: str,
     prompts = [[*each.prompt, each.tokens[0]] for each in served]
     expected = ours.generate(prompts, vllm_v2.TOKENS - 1, score=score, threshold=0.6)
     assert [each.tokens[1:] for each in served] == [result.tokens for result in expected]
-    assert any(facts[1][i] and not facts[2][i] for each in served for accepted, _, facts in each.rounds
+    assert any(facts[1][i] and not facts[2][i] for each in served for _, accepted, _, facts in each.rounds
                for i in range(accepted))  # fmt: skip

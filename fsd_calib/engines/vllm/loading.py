@@ -163,7 +163,7 @@ def _load(role: str, source: str, dtype: str | None) -> Any:
 _CPU_CACHE = 1 << 30  # bytes of KV cache on a CPU, where vLLM would take most of the memory
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop runs in this process, and ends with it
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # no GPU has tested the plugin in the other one
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # settings that change between calls are followed in this one alone
 }
 _alive: list[Any] = []  # an engine that is deleted takes what all engines of a process share with it
 

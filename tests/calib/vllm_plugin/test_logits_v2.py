@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.judge import Judge, JudgedTokens, Verification
-from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
+from fsd_calib.vllm_plugin.logits_v2 import ChunkedDecisions, StateDraftLogits, StepRows, padded, with_certain
 from fsd_decoding.divergence import divergence
 
 VOCABULARY, LENGTH = 7, 4
@@ -65,6 +65,47 @@ def test_divergences_are_of_each_requests_own_state(counts: list[int], seed: int
     assert isinstance(judged, JudgedTokens)
     assert judged.scores.tolist() == pytest.approx(expected, abs=1e-6)
     assert judged.fuzzy.tolist() == [found <= 0.2 for found in judged.scores.tolist()]
+
+
+@given(COUNTS, st.lists(st.integers(0, LENGTH), min_size=5, max_size=5), SEEDS)
+def test_drafts_that_were_never_made_are_left_to_vllm(counts: list[int], made: list[int], seed: int) -> None:
+    """vLLM pads the first steps of requests, and leaves out the drafts of some steps."""
+    source = draws(seed)
+    kept = torch.randn(8, LENGTH, VOCABULARY, generator=source)
+    ids = [f"request-{i}" for i in range(len(counts))]
+    drafts = StateDraftLogits(kept, {name: i for i, name in enumerate(ids)})
+    drafts.drafted([*ids, "finished"], LENGTH)
+    for name, count in zip(ids, made, strict=False):
+        drafts.drafted([name], count)
+    known = [0 < count <= there for count, there in zip(counts, made, strict=False)]
+    assert drafts.rows_of(ids, counts) == [i if is_known else None for i, is_known in enumerate(known)]
+
+    rows = StepRows(begins(counts))
+    logits = torch.randn(rows.total, VOCABULARY, generator=source)
+    inputs = torch.randint(0, VOCABULARY, (rows.total,), generator=source)
+    step = Verification(ids, rows.counts, logits, torch.tensor(rows.of_tokens), inputs[rows.of_tokens + 1],
+                        [True] * len(ids))  # fmt: skip
+    for score in ("js", "typical"):
+        found = Judge(drafts, score, None)(step, [100.0] * len(ids))
+        if not any(known):
+            assert found is None
+            continue
+        assert found is not None
+        decisions = ChunkedDecisions(found, rows, torch.device("cpu"))
+        certain = decisions.next(logits.clone(), inputs, own=True)
+        of_known = torch.tensor(rows.of_tokens)[torch.tensor(known).repeat_interleave(torch.tensor(counts))]
+        judged = decisions.judged()
+        assert len(judged.scores) == len(of_known)
+        sure = torch.zeros(rows.total, dtype=torch.bool)
+        sure[of_known[judged.fuzzy]] = True
+        assert torch.equal(certain == logits, ~sure.unsqueeze(1) | (torch.arange(VOCABULARY) != next_of(inputs)))
+    drafts.forget(ids)
+    assert drafts.rows_of(ids, counts) == [None] * len(ids)
+
+
+def next_of(inputs: Tensor) -> Tensor:
+    """The token that each row verifies: (rows, 1)."""
+    return torch.cat([inputs[1:], inputs.new_full((1,), -1)]).unsqueeze(1)
 
 
 def verified(logits: Tensor, inputs: Tensor, counts: list[int]) -> list[list[int]]:

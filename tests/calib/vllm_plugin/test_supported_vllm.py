@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from fsd_calib.vllm_plugin import supported_vllm
+from fsd_calib.vllm_plugin.supported_vllm import Hook
 from fsd_common.errors import UsageError
 
 
@@ -61,3 +62,17 @@ def test_a_runner_has_what_is_used_of_it() -> None:
     with pytest.raises(UsageError, match=r"SimpleNamespace has no input_batch\.num_prompt_tokens, which") as caught:
         supported_vllm.check_runner(runner, ["input_batch.req_ids", "input_batch.num_prompt_tokens"])
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("open_end", [False, True])
+@pytest.mark.parametrize("given", [["self", "a", "b"], ["a", "b"]], ids=["method", "function"])
+def test_what_a_declared_name_takes(open_end: bool, given: list[str]) -> None:
+    hook = Hook.of("Kind.method(a, b, ...)" if open_end else "Kind.method(a, b)")
+    assert hook == ("Kind.method", ("a", "b"), open_end)
+    assert hook.takes(given)
+    assert hook.takes([*given, "c"]) == open_end
+    assert not hook.takes(given[:-1])
+    assert not hook.takes([*given[:-1], "c", "b"])
+    assert Hook.of("Kind.method()").takes(["self"])
+    assert not Hook.of("Kind.method()").takes(["self", "a"])
+    assert Hook.of("Kind.method").takes(given)

@@ -41,17 +41,3 @@ def test_attributes_of_runners(sources: Sources) -> None:
     owners = [(*owner.rpartition(".")[::2], path.rpartition(".")[2]) for owner, path in ATTRIBUTES]
     assert not [f"{module}.{kind}.{name}" for module, kind, name in owners
                 if sources.find(module, f"{kind}.{name}") is None]  # fmt: skip
-
-
-@pytest.mark.parametrize("open_end", [False, True])
-@pytest.mark.parametrize("given", [["self", "a", "b"], ["a", "b"]], ids=["method", "function"])
-def test_what_a_declared_name_takes(open_end: bool, given: list[str]) -> None:
-    hook = Hook.of("Kind.method(a, b, ...)" if open_end else "Kind.method(a, b)")
-    assert hook == ("Kind.method", ("a", "b"), open_end)
-    assert hook.takes(given)
-    assert hook.takes([*given, "c"]) == open_end
-    assert not hook.takes(given[:-1])
-    assert not hook.takes([*given[:-1], "c", "b"])
-    assert Hook.of("Kind.method()").takes(["self"])
-    assert not Hook.of("Kind.method()").takes(["self", "a"])
-    assert Hook.of("Kind.method").takes(given)
