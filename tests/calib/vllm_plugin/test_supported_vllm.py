@@ -68,7 +68,7 @@ def test_a_runner_has_what_is_used_of_it() -> None:
 @pytest.mark.parametrize("given", [["self", "a", "b"], ["a", "b"]], ids=["method", "function"])
 def test_what_a_declared_name_takes(open_end: bool, given: list[str]) -> None:
     hook = Hook.of("Kind.method(a, b, ...)" if open_end else "Kind.method(a, b)")
-    assert hook == ("Kind.method", ("a", "b"), open_end)
+    assert hook == Hook("Kind.method", ("a", "b"), open_end)
     assert hook.takes(given)
     assert hook.takes([*given, "c"]) == open_end
     assert not hook.takes(given[:-1])
