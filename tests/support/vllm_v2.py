@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 1},
 }
 ENGINES: dict[str, dict[str, Any]] = {
-    "synchronous": {"async_scheduling": False},
+    "asynchronous": {},
     # Prompts are read in chunks and cached, and requests are preempted, since too few blocks are there for all.
     "tight": {
         "max_num_batched_tokens": 64, "enable_prefix_caching": True, "block_size": BLOCK, "max_model_len": 4 * BLOCK,
@@ -47,7 +47,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "skipping": {},
 }  # fmt: skip
-"""Ways to run an engine; in the last, each third step drafts nothing."""
+"""Ways to run an engine; in the first a step ahead, and in the last each third step drafts nothing."""
 AGAIN = ("again", "cached")
 """Cases of the last prompt alone, of which the second finds all but one of its tokens cached."""
 
@@ -128,6 +128,7 @@ def _run(second: bool, folder: Path, *by: str) -> dict[str, Any]:
 
     from fsd_decoding.adaptive import Phase, Schedule
     from fsd_decoding.profile.parts import PolicyInfo
+    from support.vllm_async import async_engine
     from support.vllm_engine import Recorded, arithmetic, engine, metric, saved
 
     if second:
@@ -142,7 +143,8 @@ def _run(second: bool, folder: Path, *by: str) -> dict[str, Any]:
     else:
         moved = Phase(START, END, *MARKERS) if by == ("phase",) else Schedule(start=START, end=END, over=OVER)
         changes |= {"threshold": START, "policy": PolicyInfo.of(str(moved.identity)).model_dump()}
-    llm = engine(
+    started = async_engine if by == ("asynchronous",) else engine
+    llm = started(
         saved(folder, changes),
         max_num_seqs=PROMPTS, disable_log_stats=False, **(ENGINES.get(by[0], {}) if by else {}),
         speculative_config={"num_speculative_tokens": LENGTH, "draft_sample_method": "probabilistic"},

@@ -84,7 +84,7 @@ def test_defaults_of_requests_are_the_sampling_of_the_profile_and_not_the_model_
     (tmp_path / "target" / "generation_config.json").write_text(json.dumps(own))
     followed = bundled_profile({"target.id": str(tmp_path / "target"), "sampling": sampling})
     words = shlex.split(serve_command(followed, tmp_path).replace("\\\n", ""))
-    given = make_arg_parser(FlexibleArgumentParser()).parse_args(words[3:])
+    given = make_arg_parser(FlexibleArgumentParser()).parse_args(words[words.index("serve") + 1 :])
     given.model = given.model_tag
     defaults = AsyncEngineArgs.from_cli_args(given).create_model_config().get_diff_sampling_param()
     chat = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}])

@@ -115,8 +115,8 @@ def test_decisions_are_those_of_v1(ran: dict[str, list[Served]], ran_in_v1: dict
 
 
 @pytest.mark.slow
-def test_decisions_are_those_of_v1_in_synchronous_steps(tmp_path: Path) -> None:
-    first, second = (run(runner, tmp_path, "synchronous").served["calibrated"] for runner in (1, 2))
+def test_decisions_are_those_of_v1_under_asynchronous_scheduling(tmp_path: Path) -> None:
+    first, second = (run(runner, tmp_path, "asynchronous").served["calibrated"] for runner in (1, 2))
     assert_alike(first, second)
 
 
