@@ -26,7 +26,7 @@ from support.calibration.prompt_cases import CASES, PromptCase
 def server(command: str) -> TestClient:
     """vLLM's own server with these arguments, without its engine: it renders requests, and does not decode."""
     words = shlex.split(command.replace("\\\n", ""))
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words[3:])
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words[words.index("serve") + 1 :])
     arguments.model = arguments.model_tag
     config = VllmConfig(model_config=AsyncEngineArgs.from_cli_args(arguments).create_model_config())
     app = build_app(arguments, ("render",))
