@@ -452,10 +452,11 @@ def _what_pays(
         return "off"
     share = expected_share(*test_of(session, goal, session.holdout.next_attempt))
     steps = efforts(session, Paces(each, each, each), goal, fixed, share)
-    batch = each * session.processes * len(_some(session))
+    here = each * session.processes  # seconds of a decoding in this process alone
     planned = PlannedWork(
-        sum(step.seconds for step in steps), _shapes(space, config), batch, each * session.batch_size / rounds
-    )
+        sum(step.seconds for step in steps), _shapes(space, config), here * len(_some(session)),
+        here * session.batch_size / rounds,
+    )  # fmt: skip
     with session.as_one_worker():
         return what_pays(engine.decoder, partial(_decode_some, session, usual), planned, session.progress)
 
