@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.split import tuning_of
 from fsd_data import pair_paths
 from lib.common.forked_programs import run
-from lib.real.blocks import RULE, Blocks, Pass
+from lib.real.blocks import RULE, Blocks
 from lib.real.points import Measured
 from lib.real.stopping import gains, stopper_of
 from support.paths import BENCHMARKS
@@ -39,10 +40,11 @@ def task(decoder: SpeculativeDecoder) -> Task:
 def test_what_is_measured_at_a_threshold_is_what_the_engine_decodes_there(
     decoder: SpeculativeDecoder, task: Task, tmp_path: Path, temperature: float, score: str
 ) -> None:
-    blocks = Blocks(decoder.with_config(temperature=temperature), task, tmp_path, SIZE)
+    blocks = Blocks(decoder.with_config(temperature=temperature), task, tmp_path, tmp_path / "traces", SIZE)
+    of = next(each for each in blocks.passes(LENGTH) if score in each.scores)
     for block in BLOCKS:
-        blocks.decode(block, Pass(LENGTH, score))
-    measured = Measured(blocks, BLOCKS, LENGTH, COSTS)
+        blocks.decode(block, of)
+    measured = Measured(blocks, BLOCKS, of, COSTS)
     prompts, ids = [problem.prompt for problem in task.problems], [problem.id for problem in task.problems]
 
     def decoded(**how: object) -> tuple[list[bool], float]:
@@ -53,7 +55,8 @@ def test_what_is_measured_at_a_threshold_is_what_the_engine_decodes_there(
 
     target, _ = decoded(rule="target")
     assert measured.target.tolist() == target
-    points = list(measured.points(score))
+    points = [point for point in measured.points() if point["score"] == score]
+    assert all(point["replayed"] > 1 for point in points)
     assert points[-1]["threshold"] == math.inf
     assert [point["threshold"] for point in points] == sorted({point["threshold"] for point in points})
     for point in points:
@@ -66,16 +69,19 @@ def test_what_is_measured_at_a_threshold_is_what_the_engine_decodes_there(
 def test_a_block_is_decoded_once_and_joins_those_before(
     decoder: SpeculativeDecoder, task: Task, tmp_path: Path
 ) -> None:
-    blocks = Blocks(decoder, task, tmp_path, SIZE)
-    of = Pass(LENGTH, "js")
+    blocks = Blocks(decoder, task, tmp_path, tmp_path / "traces", SIZE)
+    of = blocks.passes(LENGTH)[0]
     blocks.decode(0, of)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
-    again = Blocks(decoder, task, tmp_path, SIZE)
+    shutil.rmtree(tmp_path / "traces")  # as on another machine
+    again = Blocks(decoder, task, tmp_path, tmp_path / "traces", SIZE)
     for block in BLOCKS:
         again.decode(block, of)
+    files = {path: changed for path, changed in files.items() if path.exists()}
+    assert files
     assert files.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}.items()
     assert again.thresholds == blocks.thresholds  # which the first block tells
-    base, texts = again.texts(BLOCKS, of)
+    base, texts, *_ = again.texts(BLOCKS, of).values()
     assert base["problem"].tolist() == list(range(len(task.problems)))
     assert sorted(set(texts["problem"].tolist())) == list(range(len(task.problems)))
 
@@ -84,7 +90,7 @@ def test_a_block_is_decoded_once_and_joins_those_before(
 def test_a_predictor_of_other_problems_ends_drafts_no_worse_than_a_fixed_length(
     decoder: SpeculativeDecoder, task: Task, tmp_path: Path
 ) -> None:
-    blocks = Blocks(decoder, task, tmp_path, SIZE)
+    blocks = Blocks(decoder, task, tmp_path, tmp_path / "traces", SIZE)
     others = load_task("arithmetic", seed=6, limit=300, tokenizer=decoder.tokenizer)
     training = replace(others, problems=tuple(tuning_of(others)))
     assert not {problem.id for problem in training.problems} & {problem.id for problem in task.problems}

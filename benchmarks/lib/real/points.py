@@ -9,29 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib import CostModel
-from fsd_collectors.replay import replay
-from fsd_collectors.replay.cases import REPLAYABLE
-from fsd_collectors.store.reading import Traces
 from lib.real.blocks import RULE, Blocks, Pass
-from lib.rules.curves import Columns, Curve, Found, draws
+from lib.rules.curves import Columns, Curve, Floats, Found, draws
 
 Right = NDArray[np.bool_]
-
-
-def right(traces: Traces, ids: Sequence[int]) -> Right:
-    """Returns whether the text of each problem is."""
-    found = traces.to_pandas(["problem", "correct"], table="completions").set_index("problem")["correct"]
-    return found.loc[list(ids)].to_numpy(bool)
-
-
-def alone(blocks: Blocks, done: Sequence[int]) -> tuple[Right, Right]:
-    """Returns whether target and draft alone solve the problems of blocks."""
-    ids = [[problem.id for problem in blocks.problems(block)] for block in done]
-    target, draft = (
-        np.concatenate([right(blocks.traces(block, of), each) for block, each in zip(done, ids, strict=True)])
-        for of in (False, True)
-    )
-    return target, draft
 
 
 class Measured:
@@ -39,20 +20,26 @@ class Measured:
 
     Args:
         done: numbers of blocks.
+        of: the pass that they are through.
         costs: of a round.
     """
 
-    def __init__(self, blocks: Blocks, done: Sequence[int], draft_length: int, costs: CostModel) -> None:
-        self._blocks, self._done, self._length, self._costs = blocks, done, draft_length, costs
-        self.target, self.draft = alone(blocks, done)
+    def __init__(self, blocks: Blocks, done: Sequence[int], of: Pass, costs: CostModel) -> None:
+        self._blocks, self._length, self._costs = blocks, of.draft_length, costs
+        self._texts = blocks.texts(done, of)
+        self._along = [blocks.along(block) for block in done]
+        self.target = np.concatenate([each.target for each in self._along]).astype(bool)
+        self.draft = np.concatenate([each.draft for each in self._along]).astype(bool)
         self._weights = draws(len(self.target))
-        self._traces = [blocks.traces(block) for block in done]
 
     @property
     def facts(self) -> dict[str, Any]:
         return {
-            "task": self._blocks.task.name, "temperature": self._blocks.temperature, "draft_length": self._length,
-            "problems": len(self.target), "target": self._share(self.target), "draft": self._share(self.draft),
+            "task": self._blocks.task.name, "temperature": self._blocks.temperature,
+            "draft_length": self._length, "problems": len(self.target),
+            "target": self._share(self.target), "draft": self._share(self.draft),
+            "tokens_per_text": sum(each.tokens for each in self._along) / len(self.target),
+            "processors": sorted({each.processor for each in self._along}),
         }  # fmt: skip
 
     def _share(self, correct: Right) -> Found:
@@ -63,20 +50,23 @@ class Measured:
 
     def lossless(self) -> list[dict[str, Any]]:
         """What the lossless rules keep: the numerical churn of one that writes the target's own text."""
-        of = Pass(self._length, None)
-        panel = self._blocks.panel(None)
-        texts = self._blocks.texts(self._done, of)
         return [
-            {"rule": str(judge), **self._at(self._curve(each), 0), **self._replayed(judge.rule)}
-            for judge, each in zip(panel.judges, texts, strict=True)
+            {"rule": str(judge), **self._at(self._curve(texts), 0), **self._replayed(judge.rule)}
+            for judge, texts in self._texts.items()
+            if judge.score is None
         ]
 
-    def points(self, score: str) -> Iterator[dict[str, Any]]:
-        """Yields what a score keeps at each T."""
-        base, texts = self._blocks.texts(self._done, Pass(self._length, score))
-        curve, lossless = self._curve(texts), self._curve(base)
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yields what each score keeps at each T."""
+        lossless = self._curve(next(iter(self._texts.values()))).tokens_per_second(self._costs, 1.0)[:, :1]
+        for judge, texts in self._texts.items():
+            if judge.score is not None:
+                yield from self._of_score(judge.score, texts, lossless)
+
+    def _of_score(self, score: str, texts: Columns, lossless: Floats) -> Iterator[dict[str, Any]]:
+        curve = self._curve(texts)
         exact = texts["hi"][texts["lo"] < 0]  # of the text that the exact rule writes, of each problem
-        speed = curve.tokens_per_second(self._costs, 1.0) / lossless.tokens_per_second(self._costs, 1.0)[:, :1]
+        speed = curve.tokens_per_second(self._costs, 1.0) / lossless
         for threshold in self._blocks.thresholds[score]:
             place = curve.place(threshold)
             yield {
@@ -95,11 +85,12 @@ class Measured:
             "tokens_per_text": float(curve.tokens[0, place]) / problems,
         }  # fmt: skip
 
-    def _replayed(self, rule: str, score: str = "js", threshold: float = 0.0) -> dict[str, Any]:
+    def _replayed(self, rule: str, score: str | None = None, threshold: float | None = None) -> dict[str, Any]:
         """Tokens a round, and replaced tokens of a text, along the target's own texts of the same problems."""
-        if rule not in REPLAYABLE:
+        wanted = [each.at(rule, score, threshold, self._length) for each in self._along]
+        found = [each for each in wanted if each is not None]
+        if not found:
             return {"replayed": None}
-        found = [replay(traces, rule, score, threshold, self._length) for traces in self._traces]
         tokens, rounds = sum(each.tokens for each in found), sum(each.rounds for each in found)
         replaced = sum(each.substitutions for each in found)
         return {"replayed": tokens / rounds, "substitutions": replaced / len(self.target)}

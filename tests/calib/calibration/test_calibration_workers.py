@@ -15,6 +15,7 @@ from fsd_calib.calibration import output_folder, prepare
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.measuring.evaluator import CachedDecoder
+from fsd_calib.measuring.look import Look
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_decoding.loading import load_model
@@ -90,14 +91,15 @@ def test_speeds_are_timed_by_this_process_while_no_worker_is_at_work(
 def test_the_plan_is_of_the_workers_that_there_are(
     models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two decode twice as much, where a batch takes a second whatever the threads."""
-    measured: list[object] = []
+    """Two decode twice as much, where a round takes a second whatever the threads."""
+    measured: list[Look] = []
 
-    def a_second(work: object) -> float:
-        measured.append(work)
+    def a_second(look: Look) -> float:
+        measured.append(look)
         return 1.0
 
-    monkeypatch.setattr(prepare, "seconds_of", a_second)
+    monkeypatch.setattr(Look, "round", property(a_second))
+    monkeypatch.setattr(Look, "prefill", 0.0)
     monkeypatch.setattr(prepare, "_costs", lambda *_: CostModel(0.2, 1.0, 0.01))
 
     def planned(cores: int) -> Plan:
@@ -114,6 +116,7 @@ def test_the_plan_is_of_the_workers_that_there_are(
     alone, together = (plan.steps[:3] for plan in plans)
     assert [(plan.devices, plan.on_cpu) for plan in plans] == [(1, True), (1, True)]
     taken = len(measured)
+    assert taken > 0
     assert [step.name for step in alone] == ["baseline", "search", "certification"]
     assert [step.seconds for step in together] == pytest.approx([step.seconds / 2 for step in alone])
     assert planned(1).steps[:3] == alone
