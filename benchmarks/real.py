@@ -93,7 +93,9 @@ def _parser() -> ArgumentParser:
     parser = options_of(__doc__, "real.json")
     parser.add_argument("--pair", type=Path, nargs="+", required=True, metavar="MODEL", help="folders of both models")
     parser.add_argument("--data", type=Path, help="folder of the data sets, each in one of its own; default: the hub's")
-    parser.add_argument("--seen", type=Path, default=RESULTS / "real", help="folder of what texts showed, without texts")
+    parser.add_argument(
+        "--seen", type=Path, default=RESULTS / "real", help="folder of what texts showed, without texts"
+    )
     parser.add_argument("--traces", type=Path, required=True, help="folder of traces, which are large")
     parser.add_argument("--hours", type=float, default=8.0, help="0: only what is stored is measured")
     parser.add_argument("--tasks", nargs="+", choices=_FILES, default=list(_FILES))

@@ -158,6 +158,15 @@ class Job(Settings):
             repeated=True,
         ),
     ] = None
+    speculative_config: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            "What drafts in vLLM in place of --draft, as JSON of its --speculative-config: a head of the target, such "
+            'as \'{"method": "eagle3", "model": "HEAD"}\', or mtp or dflash. With --engine vllm.',
+            MODELS,
+            read=lambda option, text: json_object(option, text, '{"method": "eagle3", "model": "HEAD"}'),
+        ),
+    ] = None
     drafter: Annotated[
         Several[Annotated[str, AfterValidator(lambda name: _found("drafter", name, DRAFTERS))]] | None,
         Option(

@@ -180,6 +180,11 @@ class Calibration:
         check_timing(self.config.timing, self.goal, self.sources)
         check_design(self.goal, self.config, self.sequence is not None)
         check_extends(self.goal, self.decoding, self.config)
+        if self.config.engine != "vllm" and any(kind_of(draft) == "vllm" for draft in drafts):
+            raise UsageError(
+                f"{argument('speculative_config')} says what drafts in vLLM, and {argument('engine')} is "
+                f"{self.config.engine!r}; give {argument('engine')} vllm"
+            )
         if self.config.engine == "vllm":
             check_vllm(self.sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
 

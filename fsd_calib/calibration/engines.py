@@ -26,6 +26,7 @@ from fsd_common.progress.base import Progress, reading
 from fsd_common.settings import listed
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.loading import default_device, is_source, keywords_of, load_model
 from fsd_decoding.model_options import USUAL_LOADING, ModelOptions
 from fsd_decoding.models.weights_digest import known_weights_digest
@@ -165,10 +166,13 @@ def check_vllm_installed() -> None:
 def _obstacles(
     sources: Sources, decoding: SearchSpace, config: RunConfig, policies: Sequence[Any], serve_batch: int
 ) -> Iterator[str]:
-    if other := next((draft for draft in sources.drafts if kind_of(draft) != "model"), None):
-        yield f"which is calibrated with a draft model, and the draft is {other!r:.80}: give a model"
+    if other := next((draft for draft in sources.drafts if kind_of(draft) not in ("model", "vllm")), None):
+        yield (
+            f"which loads drafters itself, and the draft is {other!r:.80}: give a model, or a head as "
+            f"{named('speculative_config')}"
+        )
     for role, model in (("target", sources.target), *(("draft", draft) for draft in sources.drafts)):
-        if not is_source(model):
+        if not (is_source(model) or kind_of(model) == "vllm"):
             yield f"which loads models itself, and the {role} is a loaded {type(model).__name__}: give its path or id"
     if len(sources.drafts) > 1:
         yield f"which is loaded with one draft, and {len(sources.drafts)} are given: give one of them"
@@ -218,11 +222,12 @@ def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
 
     check_vllm_installed()
     config, arguments = request.config, EngineArguments.of(request.config.engine_args or {})
-    (draft,) = request.sources.drafts
+    (given,) = request.sources.drafts
+    draft = given if isinstance(given, VllmDraft) else str(given)
     room = Room(max(config.batch_size or MOST_AT_ONCE, request.serve_batch), request.longest, _context(request))
     source = VllmEngineSource(
-        str(request.sources.target), str(draft), config.dtype, request.decoding, Limits.of(request.task), arguments,
-        room, request.task.name,
+        str(request.sources.target), draft, config.dtype, request.decoding, Limits.of(request.task), arguments, room,
+        request.task.name,
     )  # fmt: skip
     capacity = replace(request.capacity, gpus_each=arguments.devices)
     with open_workers(config.workers, config.ray, request.sources, capacity, config.reporter.note) as workers:

@@ -210,6 +210,7 @@ def _drafts(drafts: Sequence[Any], certify: bool) -> dict[str, Any]:
     from fsd_decoding.drafters.eagle import Eagle
     from fsd_decoding.drafters.named import NamedDrafter
     from fsd_decoding.drafters.ngram import NGram
+    from fsd_decoding.drafters.vllm_draft import VllmDraft
 
     models, heads = models_among(drafts), [draft for draft in drafts if isinstance(draft, Eagle)]
     ngrams = [draft for draft in drafts if isinstance(draft, NGram)]
@@ -223,6 +224,7 @@ def _drafts(drafts: Sequence[Any], certify: bool) -> dict[str, Any]:
         "draft": _one_or_several([_place(model) for model in models]) if models else None,
         "head": _one_or_several([_place(head.source) for head in heads]) if heads else None,
         "drafter": _one_or_several(kinds) if ngrams or others else None,
+        "speculative_config": next((draft.values for draft in drafts if isinstance(draft, VllmDraft)), None),
     }
 
 

@@ -1,4 +1,4 @@
-"""What drafts: `--draft`, `--head` and `--drafter`, as the drafts that Python takes."""
+"""What drafts: `--draft`, `--head`, `--drafter` and `--speculative-config`, as the drafts that Python takes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fsd_calib.calibrate_options import DRAFTERS, own_drafters
 from fsd_calib.cli.options import check_found
 from fsd_calib.common_options import AUTO, LARGE_PAIR
 from fsd_common.errors import UsageError
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.tree_shape import CHAIN
 
 BUNDLED = "arithmetic"
@@ -27,6 +28,7 @@ class Drafters:
         heads: of --head.
         named: of --drafter; empty: what --draft and --head say.
         revision: of --draft-revision, which is a head's where no model drafts.
+        of_vllm: --speculative-config; None: the others say what drafts.
 
     Raises:
         UsageError: a name is unknown, or options contradict each other.
@@ -36,8 +38,14 @@ class Drafters:
     heads: Sequence[str]
     named: Sequence[str]
     revision: str | None = None
+    of_vllm: VllmDraft | None = None
 
     def __post_init__(self) -> None:
+        others = {"--draft": self.models, "--head": self.heads, "--drafter": self.named}
+        if self.of_vllm is not None and (option := next((name for name, given in others.items() if given), None)):
+            raise UsageError(
+                f"--speculative-config and {option} are both given, and vLLM has one drafter; leave one out"
+            )
         check_found("drafter", "--drafter", self.named, DRAFTERS)
         if AUTO in self.named and len(self.named) > 1:
             raise UsageError(f"--drafter is {','.join(self.named)!r}; auto is all of them, give it alone")
@@ -58,7 +66,7 @@ class Drafters:
 
     def check_pair(self, task: str, target: str | None) -> None:
         """Raises UsageError where of a target and a draft model one is missing; see `with_target`."""
-        if "model" in self._kinds(bool(self.heads)):
+        if self.of_vllm is None and "model" in self._kinds(bool(self.heads)):
             given_or_default(task, target, self.models[0] if self.models else None)
 
     def with_target(self, task: str, target: str | None) -> tuple[str, list[Any]]:
@@ -71,6 +79,8 @@ class Drafters:
         from fsd_decoding.drafters.named import drafter_named
         from fsd_decoding.drafters.ngram import NGram
 
+        if self.of_vllm is not None:
+            return target or default_pair(task)[0], [self.of_vllm]
         heads = self.heads or _bundled_heads(task, target)
         kinds = self._kinds(bool(heads))
         large, small = target or default_pair(task)[0], ""

@@ -21,6 +21,7 @@ from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.registry import task_kind
 from fsd_common.errors import UsageError
 from fsd_common.settings import listed
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.model_options import Loading
 from fsd_decoding.tree_shape import read_shape
 from fsd_decoding.workers.backends import check_answers
@@ -98,20 +99,25 @@ class Request:
     @property
     def target_and_drafts(self) -> tuple[str, list[Any]]:
         """Target and drafts: those given, those of the profile, or the task's default pair."""
-        if self.certified is not None and not (self.drafters.models or self.drafters.heads):
+        asked = self.drafters
+        if self.certified is not None and not (asked.models or asked.heads or asked.of_vllm):
             from fsd_decoding.profile.drafts import draft_of
 
             return self.target or self.certified.target.id, [draft_of(self.certified.draft)]
-        return self.drafters.with_target(self.task, self.target)
+        return asked.with_target(self.task, self.target)
 
     @property
     def drafters(self) -> Drafters:
         """What drafts: the drafts and heads that are given, or else the file's. UsageError: options contradict."""
         given, revision = self.given, self.loaded.draft.revision
         models, heads, named = (given.get(name) or () for name in ("draft", "head", "drafter"))
+        if (of_vllm := given.get("speculative_config")) is not None:
+            return Drafters(models, heads, named, of_vllm=VllmDraft.of(of_vllm))
         if models or heads or self.file is None:
             return Drafters(models, heads, named, revision)
         of_file = self.file.job
+        if not named and (of_vllm := of_file.get("speculative_config")) is not None:
+            return Drafters((), (), (), of_vllm=VllmDraft.of(of_vllm))
         asked = Drafters((), (), named or of_file.get("drafter") or ())
         models = of_file.get("draft") if asked.takes("model") else None
         heads = of_file.get("head") if asked.takes("eagle") else None
@@ -173,6 +179,11 @@ class Request:
         kind = self.kind
         self.goal  # noqa: B018
         run, drafters = self.run, self.drafters
+        if drafters.of_vllm is not None and self.engines != ("vllm",):
+            raise UsageError(
+                f"--speculative-config says what drafts in vLLM, and --engine is {','.join(self.engines)!r}; give "
+                "--engine vllm"
+            )
         if self.certified is None:
             self._check_searched(drafters)
         check_place(run.device, run.dtype)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fsd_calib.exports.base import Engine, Flags, Knob, number, owner_of
+from fsd_calib.vllm_plugin import KINDS
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Vllm(Engine):
 
     name, title, versions = "vllm", "vLLM", ">=0.32,<0.34"
     knobs: ClassVar = {"fly": Knob(">=0.33,<0.34", _fly)}
+    drafts = KINDS
     lacks = ("min_p",)
     one_t = f"one T of FLy for all tokens; calibrate with a constant T, {_OR_PLUGIN}"
 
@@ -72,12 +74,12 @@ class Vllm(Engine):
             note = "fsd-calib has to be installed beside vLLM, which finds its plugin; that follows the profile."
             return Flags(f"{serve_command(profile, profile.file)}\n{requests}", SUPPORTED, (note,))
         options, versions = self.knob_of(profile)
-        speculation, notes = {"method": "draft_model", **options}, tuple[str, ...]()
+        speculation, notes = options, tuple[str, ...]()
         if options:
             notes = (f"FLy needs a GPU. In vLLM {SUPPORTED} our plugin has it, too: fsd-profile vllm.",)
         block = profile.followed.rule == "sd-block"
         if block:
-            speculation["rejection_sample_method"] = "block"
+            speculation = {**options, "rejection_sample_method": "block"}
             notes = ("Blocks are verified by the V2 model runner alone; the V1 runner ignores the option.",)
         return Flags(f"{command_of(profile, speculation, second_runner=block)}\n{requests}", versions, notes)
 

@@ -7,8 +7,15 @@ setting to measure in place of a profile, and `calibrating.py` changes it betwee
 of `fsd_calib/engines/vllm` import vLLM.
 """
 
+from typing import Final
+
+from fsd_decoding.profile.parts import DraftKind
+
 KEY = "fsd"
 """The entry of --additional-config that holds the plugin's settings."""
+
+KINDS: Final[tuple[DraftKind, ...]] = ("model", "eagle", "vllm")
+"""Kinds of drafts that vLLM runs."""
 
 RULES = ("fsd-sd", "fsd-coupled")
 """Rules that vLLM can follow: where greedy, both accept x = argmax p or a score of at most T; see also `other_law`."""

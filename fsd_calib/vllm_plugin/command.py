@@ -11,6 +11,7 @@ from typing import Any
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import check_profile
+from fsd_calib.vllm_plugin.speculation import speculation_of
 from fsd_decoding.profile.prompt_form import QUESTION
 from fsd_decoding.profile.rendering import request_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -34,8 +35,7 @@ def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> st
     settings: dict[str, Any] = {"profile": str(Path(file).absolute())}
     if profile.edited:  # which is followed only where the settings say so
         settings["allow_edited"] = True
-    drafting = {"method": "draft_model", "draft_sample_method": "probabilistic"}
-    return command_of(profile, drafting, additional={KEY: settings})
+    return command_of(profile, {"draft_sample_method": "probabilistic"}, additional={KEY: settings})
 
 
 def command_of(
@@ -52,7 +52,7 @@ def command_of(
         additional: the entries of --additional-config.
         second_runner: whether vLLM's V2 model runner alone can do it; otherwise vLLM chooses.
     """
-    drafting = {"model": profile.draft.id, "num_speculative_tokens": profile.followed.draft_length, **speculation}
+    drafting = speculation_of(profile.draft) | {"num_speculative_tokens": profile.followed.draft_length, **speculation}
     if profile.sampling.temperature > 0:
         drafting["draft_sample_method"] = "probabilistic"
     lines = [

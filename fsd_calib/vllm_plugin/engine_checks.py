@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 
-from fsd_calib.vllm_plugin import RULES, own_rules
+from fsd_calib.vllm_plugin import KINDS, RULES, own_rules
 from fsd_calib.vllm_plugin.judge import policy_of
 from fsd_calib.vllm_plugin.settings import Followed, hidden_noise, other_law
 from fsd_common.errors import UsageError
+from fsd_decoding.drafters.vllm_draft import METHODS
+from fsd_decoding.policies.shapes import Schedule
 from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Fly, Gated, score_named
-
-DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
 
 _NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
 _COMPARED = {"tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
@@ -34,15 +33,33 @@ def check_profile(profile: ThresholdProfile) -> None:
     policy_of(profile)
 
 
-def check_engine(config: Any, profile: ThresholdProfile) -> None:
-    """Raises UsageError with the first reason why the engine cannot follow the profile."""
+def uses_processor(config: Any, profile: ThresholdProfile, recorded: bool) -> bool:
+    """Whether vLLM's own extension point suffices to follow the profile; see `target_scores.py`.
+
+    Args:
+        recorded: whether the texts that are served are, for which the drafts' logits are needed.
+    """
+    if not config.use_v2_model_runner or own_rules.own_rule(config) is not None or profile.threshold is None:
+        return False
+    score, policy = score_named(profile.score), policy_of(profile)
+    reads_more = score.reads_draft or score.reads_noise or score.window > 0
+    of_target = policy is None or isinstance(policy, Schedule) or getattr(policy, "signal", None) == "target"
+    return not reads_more and of_target and not recorded
+
+
+def check_engine(config: Any, profile: ThresholdProfile, recorded: bool = False) -> None:
+    """Raises UsageError with the first reason why the engine cannot follow the profile.
+
+    Args:
+        recorded: see `uses_processor`.
+    """
     check_profile(profile)
     for reason in _obstacles(config, profile):
         raise UsageError(reason)
     if own_rules.own_rule(config) is not None:
         for reason in own_rules.obstacles(config, profile):
             raise UsageError(reason)
-    elif config.use_v2_model_runner:
+    elif config.use_v2_model_runner and not uses_processor(config, profile, recorded):
         for reason in _of_runner_v2(config, profile):
             raise UsageError(reason)
 
@@ -82,10 +99,10 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without"
     if profile.stop_policy is not None:
         yield f"the profile ends drafts by the stop policy {profile.stop_policy}, which vLLM cannot; calibrate without"
-    if profile.draft.kind != "model":
+    if profile.draft.kind not in KINDS:
         yield (
             f"the profile's draft is the {IN_WORDS[profile.draft.kind]} {profile.draft.id!r}, and vLLM follows "
-            "profiles of draft models; calibrate with one"
+            "profiles of draft models and heads; calibrate with one"
         )
     if profile.followed.tree is not None:
         yield "the profile drafts trees, which vLLM does not; calibrate chains"
@@ -100,10 +117,10 @@ def _of_speculation(spec: Any, followed: Followed) -> Iterator[str]:
     if spec is None:
         yield "there is no --speculative-config, so nothing is drafted; `fsd-profile vllm` prints one for the profile"
         return
-    if spec.method not in DRAFTERS:
+    if spec.method not in METHODS:
         yield (
             f"the drafter is {spec.method!r}, whose drafts have no distribution to compare; use one of "
-            f'{", ".join(DRAFTERS)} as "method" in --speculative-config'
+            f'{", ".join(METHODS)} as "method" in --speculative-config'
         )
     elif spec.use_gemma4_mtp() or spec.use_step3p5_mtp():
         kind = spec.draft_model_config.hf_config.model_type
@@ -111,7 +128,7 @@ def _of_speculation(spec: Any, followed: Followed) -> Iterator[str]:
     elif reason := _other_vocabulary(spec) or _unreachable(spec, followed.score):
         yield reason
     unsupported = {
-        "parallel_drafting": spec.parallel_drafting,
+        "parallel_drafting": spec.parallel_drafting and spec.method != "dflash",  # which drafts so by itself
         "use_heterogeneous_vocab": spec.use_heterogeneous_vocab,
         "use_local_argmax_reduction": spec.use_local_argmax_reduction,
         "enable_adaptive_verification": spec.enable_adaptive_verification,

@@ -19,7 +19,30 @@ from fsd_calib.vllm_plugin.processed import Sight
 from fsd_decoding.tensors import to_device
 
 
-class StateDraftLogits(OneTensor):
+class DraftedSteps:
+    """How many tokens each request was drafted in its last step.
+
+    vLLM pads the first step of a request with places for drafts that it never made.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, int] = {}
+
+    def made(self, requests: Sequence[str], count: int) -> None:
+        """Notes that a step made so many draft steps for these requests."""
+        self._made |= dict.fromkeys(requests, count)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """Forgets requests that have finished, or begin anew."""
+        for request in requests:
+            self._made.pop(request, None)
+
+    def were_made(self, requests: Sequence[str], counts: Sequence[int]) -> list[bool]:
+        """Whether the tokens that are verified for requests, so many, were drafted."""
+        return [0 < count <= self._made.get(request, 0) for request, count in zip(requests, counts, strict=True)]
+
+
+class StateDraftLogits(DraftedSteps, OneTensor):
     """Draft logits as the runner keeps them: of each request at the index of its state, for as long as it runs.
 
     Args:
@@ -28,22 +51,13 @@ class StateDraftLogits(OneTensor):
     """
 
     def __init__(self, kept: Tensor, index_of: Mapping[str, int]) -> None:
+        super().__init__()
         self.kept, self._index_of = kept, index_of
-        self._drafted: dict[str, int] = {}  # by request: draft steps of its last step, whose logits are there
-
-    def drafted(self, requests: Sequence[str], count: int) -> None:
-        """Notes that a step made so many draft steps for these requests."""
-        self._drafted |= dict.fromkeys(requests, count)
-
-    def forget(self, requests: Iterable[str]) -> None:
-        """Forgets requests that have finished, or begin anew: what is kept at their indices is not of them."""
-        for request in requests:
-            self._drafted.pop(request, None)
 
     def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int | None]:
-        """See `KeptLogits`. vLLM pads the first step of a request with places for drafts that it never made."""
-        return [self._index_of[request] if 0 < count <= self._drafted.get(request, 0) else None
-                for request, count in zip(requests, counts, strict=True)]  # fmt: skip
+        """See `KeptLogits`."""
+        made = self.were_made(requests, counts)
+        return [self._index_of[request] if there else None for request, there in zip(requests, made, strict=True)]
 
 
 class StepRows:

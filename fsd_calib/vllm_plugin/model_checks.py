@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fsd_calib.vllm_plugin.speculation import asked_revision, check_drafter
 from fsd_common.errors import UsageError
 from fsd_decoding.loading import load_config, load_model, load_tokenizer
 from fsd_decoding.memory import UnknownSizeError, available, skeleton
 from fsd_decoding.models.fingerprint import architecture_digest, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-
-_HEADS = ("eagle", "eagle3", "mtp")  # drafters that are no models by themselves
 
 
 def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
@@ -33,8 +32,13 @@ def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
     found: dict[str, ModelInfo] = {}
     doubts = list(filter(None, [profile.prompt_doubt(tokenizer)]))
     for role, then in (("target", profile.target), ("draft", profile.draft)):
-        if role == "draft" and config.speculative_config.method in _HEADS:
-            doubts += _compare_ids(then, served[role])
+        if role == "draft" and then.kind != "model":
+            doubts += check_drafter(config.speculative_config, then)
+        elif role == "draft" and config.speculative_config.method != "draft_model":
+            raise UsageError(
+                f"the profile's draft is the draft model {then.id!r}, but this engine drafts by "
+                f"{config.speculative_config.method!r}; serve that model, or calibrate again"
+            )
         elif reason := next(_uncomputable(config, served[role], loads[role]), None):
             doubts += _compare_configurations(role, then, served[role], reason)
             now = str(served[role].dtype).removeprefix("torch.")
@@ -54,18 +58,12 @@ def _uncomputable(config: Any, served: Any, load: Any) -> Iterator[str]:
         yield f"it is sharded over {shards} workers"
     if load.load_format not in ("auto", "hf", "safetensors"):
         yield f"it is loaded as {load.load_format!r}"
-    if (asked := _asked_revision(served)) is not None:
+    if (asked := asked_revision(served)) is not None:
         yield f"its revision {asked!r} is given"
     if served.trust_remote_code:
         yield "it may run code of its own"
     if (reason := too_large(served.model, served.dtype)) is not None:
         yield reason
-
-
-def _asked_revision(served: Any) -> str | None:
-    """The revision that was asked for; vLLM puts the default one, resolved to a commit, in its place."""
-    found: str | None = getattr(served.revision, "initial", served.revision)
-    return found
 
 
 def too_large(model: str, dtype: Any) -> str | None:
@@ -101,13 +99,3 @@ def _compare_configurations(role: str, then: ModelInfo, served: Any, reason: str
         )
     return [f"the weights of the {role} are not compared with the profile's, as {reason}; its configuration and "
             "tokenizer are"]  # fmt: skip
-
-
-def _compare_ids(then: ModelInfo, served: Any) -> list[str]:
-    """Compares a draft head by its name alone."""
-    if then.id != served.model:
-        raise UsageError(
-            f"the profile's draft is {then.id!r}, but this engine drafts with {served.model!r}; serve that one, or "
-            "calibrate again"
-        )
-    return [f"the weights of the draft {then.id!r} are not compared with the profile's, as it is no model by itself"]

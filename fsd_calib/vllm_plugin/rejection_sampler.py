@@ -259,8 +259,14 @@ def warn_of(task: str, departures: tuple[str, ...]) -> None:
 def _sample_draft_tokens(
     drafter: Any, drafts: DraftLogits, hidden_states: Tensor, sampling_metadata: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """vLLM's `_sample_draft_tokens`, which also keeps the logits, before vLLM scales them in place."""
+    """vLLM's `_sample_draft_tokens`, which also keeps the logits, before vLLM scales them in place.
+
+    DFlash drafts all tokens of a request at once, whose rows are beside each other.
+    """
     logits = drafter.model.compute_logits(hidden_states)
-    drafts.add(logits, changes=drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy)
+    changes = drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy
+    steps = drafter.num_speculative_tokens if drafter.parallel_drafting else 1
+    for step in range(steps):
+        drafts.add(logits[step::steps], changes)
     sampled: tuple[Tensor, Tensor | None] = drafter._sample_from_logits(logits, sampling_metadata)
     return sampled

@@ -112,7 +112,7 @@ def _departures(
 ) -> Iterable[str]:
     if threshold != own:
         yield f"threshold is {threshold:g} instead of {own:g}"
-    served = _sampling(parameters)
+    served = sampling_of(parameters)
     for name in SETTINGS:
         calibrated = getattr(followed.sampling, name)
         if served[name] != calibrated:
@@ -126,7 +126,7 @@ _CONSTRAINTS = (
 )  # fmt: skip
 
 
-def _sampling(parameters: Any) -> dict[str, Any]:
+def sampling_of(parameters: Any) -> dict[str, Any]:
     """The settings of `Sampling` by their names; None is off. Greedy decoding has no use for truncations."""
     greedy = parameters.temperature == 0
     return {

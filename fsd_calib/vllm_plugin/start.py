@@ -38,7 +38,7 @@ def follow(config: Any) -> None:
         return
     settings = ServeSettings.of(given)
     profile = ThresholdProfile.load(settings.profile, allow_edited=settings.allow_edited)
-    engine_checks.check_engine(config, profile)
+    engine_checks.check_engine(config, profile, settings.records is not None)
     own = own_rules.own_rule(config)
     if own is not None and settings.records is not None:
         raise UsageError(
@@ -50,6 +50,11 @@ def follow(config: Any) -> None:
     counters = export_counters(profile) if own is None else ""
     passed_on = settings.passed_on(profile.model_dump_json(), counters, engines)
     config.additional_config = {**config.additional_config, KEY: passed_on}
+    if engine_checks.uses_processor(config, profile, settings.records is not None):
+        supported_vllm.check_vllm(vllm_version, supported_vllm.PROCESSOR)
+        from fsd_calib.vllm_plugin.target_scores import NAME
+
+        config.model_config.logits_processors = [*(config.model_config.logits_processors or ()), NAME]
     _choose_worker(config)
     request_checks.install()
     logger.info("fsd: %s%s", following(profile), _by(own, profile))

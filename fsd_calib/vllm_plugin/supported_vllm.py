@@ -144,6 +144,20 @@ RUNNER_V2: Mapping[str, Sequence[str]] = {
     ],
 }  # fmt: skip
 
+PROCESSOR: Mapping[str, Sequence[str]] = {
+    **RUNNER_V2,
+    "vllm.config": [*_COMMON["vllm.config"], "ModelConfig.logits_processors"],
+    "vllm.v1.worker.gpu.sample.logits_processor.interface": [
+        "LogitsContext.expanded_idx_mapping", "LogitsContext.expanded_local_pos", "LogitsContext.idx_mapping_np",
+        "LogitsContext.input_ids", "LogitsContext.pos", "LogitsProcRequestState.device",
+        "LogitsProcRequestState.max_num_reqs", "LogitsProcRequestState.prompt_len",
+        "LogitsProcessor.__init__(vllm_config, req_states)", "LogitsProcessor.add_request(req_idx, sampling_params)",
+        "LogitsProcessor.apply(logits, ctx)", "LogitsProcessor.apply_staged_writes()",
+        "LogitsProcessor.validate_params(sampling_params)",
+    ],
+}  # fmt: skip
+"""What scores of the target alone need in V2."""
+
 _V1, _V2 = "vllm.v1.worker.gpu_model_runner.GPUModelRunner", "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer"
 
@@ -152,7 +166,10 @@ OF_RUNNER_V1: Mapping[str, str] = {
         ["device", "discard_request_mask", "drafter", "execute_model_state", "input_batch", "rejection_sampler",
          "requests", "sampler", "seq_lens", "speculative_config", "vllm_config"], _V1,
     ),
-    **dict.fromkeys(["drafter._enable_probabilistic_draft_probs", "drafter.model"], _PROPOSER),
+    **dict.fromkeys(
+        ["drafter._enable_probabilistic_draft_probs", "drafter.model", "drafter.num_speculative_tokens",
+         "drafter.parallel_drafting"], _PROPOSER,
+    ),
     "discard_request_mask.np": "vllm.v1.utils.CpuGpuBuffer",
     "drafter.model.compute_logits": "vllm.model_executor.models.interfaces_base.VllmModelForTextGeneration",
     **dict.fromkeys(
@@ -171,7 +188,7 @@ OF_RUNNER_V2: Mapping[str, str] = {
 }  # fmt: skip
 """What it uses of a loaded V2 runner."""
 
-DECLARED: Sequence[Mapping[str, Sequence[str]]] = (_COMMON, RUNNER_V1, CALIBRATION, RUNNER_V2)
+DECLARED: Sequence[Mapping[str, Sequence[str]]] = (_COMMON, RUNNER_V1, CALIBRATION, RUNNER_V2, PROCESSOR)
 """All names, by module."""
 
 

@@ -11,13 +11,15 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.calibrating import CalibratingServing
+from fsd_calib.vllm_plugin.engine_checks import uses_processor
 from fsd_calib.vllm_plugin.own_rules import own_rule
 from fsd_calib.vllm_plugin.rejection_sampler import Serving, follow_profile
-from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting
+from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting, ServeSettings
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 if TYPE_CHECKING:
-    from fsd_calib.vllm_plugin.rejection_sampler_v2 import ServingV2
+    from fsd_calib.vllm_plugin.serving_v2 import ServingV2
 
 
 _RELOADED = "the engine follows an fsd profile of its models, so their weights cannot be reloaded; restart it"
@@ -41,9 +43,7 @@ class _FollowsProfile:
         if own_rule(config) is not None:
             return
         if config.use_v2_model_runner:
-            from fsd_calib.vllm_plugin.rejection_sampler_v2 import ServingV2
-
-            self.serving = None if runner.rejection_sampler is None else ServingV2(runner)
+            self.serving = None if runner.rejection_sampler is None else _following(runner)
         elif hasattr(runner, "drafter") and first is None:
             self.serving = follow_profile(runner)
         elif hasattr(runner, "drafter"):
@@ -105,6 +105,19 @@ class _FollowsProfile:
                 self.serving.close()
         finally:
             worker.shutdown()
+
+
+def _following(runner: Any) -> ServingV2:
+    """Lets a V2 runner follow the profile of its engine: by vLLM's extension point, where that suffices."""
+    settings = ServeSettings(**runner.vllm_config.additional_config[KEY])
+    profile = ThresholdProfile.from_content(settings.content)
+    if uses_processor(runner.vllm_config, profile, settings.records is not None):
+        from fsd_calib.vllm_plugin.target_scores import ExtendedServing
+
+        return ExtendedServing(runner, profile)
+    from fsd_calib.vllm_plugin.rejection_sampler_v2 import JudgingServing
+
+    return JudgingServing(runner, profile)
 
 
 def _calibrating(serving: Serving | ServingV2 | None) -> CalibratingServing:

@@ -20,6 +20,7 @@ MISTAKES = {
         "{} --show-prompt --target file", "{} --engine foo",
         "{} --storage sqlite:///", "{} --storage file/study.log", "{} --predictor none", "{} --predictor folder",
         "{} --ray foo:1", "--task lm-eval:none.yaml --min-acc 0.9", "{} --engine vllm --tree 2,6",
+        '{} --speculative-config {{"method":"eagle3","model":"h"}}', "{} --engine vllm --speculative-config a",
         "--task gsm8k --min-acc 0.9 --data other.csv", "--task other.yaml --min-acc 0.9", "{} --score a:B",
         "{} --rule a:B", "{} --drafter a:B", "{} --stop-policy a:B", "{} --score os:path",
     ],

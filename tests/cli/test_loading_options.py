@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from fsd_calib.cli.drafters import Drafters
 from fsd_calib.cli.request import Request
 from fsd_common.errors import UsageError
 from fsd_data import head_path, pair_paths
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from support.messages import error_line, usage_error
 
 SMALL = ["--task", "arithmetic", "--limit", "4"]
@@ -153,6 +156,18 @@ def test_contradictions_are_refused(
     assert usage_error(lambda: Drafters(models, heads, named)).startswith(message)
 
 
+OF_VLLM = {"method": "eagle3", "model": "v"}
+
+
+def test_a_drafter_of_vllm_is_the_only_one() -> None:
+    of_vllm = VllmDraft.of(OF_VLLM)
+    assert Drafters([], [], [], of_vllm=of_vllm).with_target("gsm8k", "mine") == ("mine", [of_vllm])
+    for name, option in (("models", "--draft"), ("heads", "--head"), ("named", "--drafter")):
+        given: dict[str, Any] = {"models": [], "heads": [], "named": [], name: ["ngram"], "of_vllm": of_vllm}
+        message = usage_error(partial(Drafters, **given))
+        assert message.startswith(f"--speculative-config and {option} are both given")
+
+
 @pytest.mark.parametrize(
     ("asked", "drafts"),
     [
@@ -162,6 +177,7 @@ def test_contradictions_are_refused(
         (["--drafter", "auto"], ["m", Eagle("h"), NGram()]),
         (["--draft", "d"], ["d"]),
         (["--head", "i"], [Eagle("i")]),
+        (["--engine", "vllm", "--speculative-config", json.dumps(OF_VLLM)], [VllmDraft.of(OF_VLLM)]),
     ],
     ids=str,
 )

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fsd_calib.cli import profile as profile_app
 from fsd_calib.cli.console import run
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.policies.shapes import EntropyScaled
 from fsd_decoding.profile.parts import PolicyInfo
 from support.calibration.profiles import FRONT, UNCERTIFIED, UNTESTED, profile
@@ -65,6 +68,26 @@ def test_it_serves_the_models_at_the_draft_length_and_sampling_of_the_profile(tm
         "--default-chat-template-kwargs": {"enable_thinking": False},
         "--additional-config": {"fsd": {"profile": str(tmp_path / "profile.json")}},
     }
+
+
+def test_what_drafts_in_vllm_is_served_as_it_was_calibrated(tmp_path: Path, pasted: Any) -> None:
+    named = VllmDraft.of({"method": "dflash", "model": "head", "kv_cache_dtype": "fp8"})
+    profile({"draft.kind": "vllm", "draft.id": repr(named)}).save(tmp_path / "profile.json")
+    assert app(tmp_path) == 0
+    length = {"num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}
+    assert settings(pasted(), "--speculative-config") == named.values | length
+
+
+@pytest.mark.parametrize(("layer", "method"), [("midlayer.", "eagle3"), ("layers.0.", "eagle")])
+def test_a_head_of_our_engine_is_served_by_its_kind(tmp_path: Path, pasted: Any, layer: str, method: str) -> None:
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text("{}")
+    save_file({f"{layer}mlp.up_proj.weight": torch.zeros(1)}, head / "model.safetensors")
+    profile({"draft.kind": "eagle", "draft.id": str(head), "draft.attention": None}).save(tmp_path / "profile.json")
+    assert app(tmp_path) == 0
+    given = settings(pasted(), "--speculative-config")
+    assert (given["method"], given["model"]) == (method, str(head))
 
 
 def test_prompts_that_a_server_dates_otherwise_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Drafters that read the target's hidden states (EAGLE, EAGLE-3, MTP), run by vLLM itself and followed at a profile."""
+"""Drafters that read the target's hidden states, run by vLLM and followed: EAGLE, EAGLE-3, MTP, DFlash."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from fsd_calib.vllm_plugin.telemetry.steps import Step
 from fsd_data import pair_paths
 from fsd_decoding.divergence import divergence
 from fsd_decoding.drafters.eagle import Eagle
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.loading import load_model
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from support.calibration.profiles import profile
 from support.models.draft_heads import (
+    DFlashHead,
     DraftHead,
     Eagle3Head,
     EagleHead,
     MtpHead,
     mimo_target,
+    random_dflash,
     save_head,
     save_mimo,
     trained_head,
@@ -38,11 +41,13 @@ from support.vllm_engine import worker
 _alive: list[LLM] = []  # an engine that is deleted takes what all engines of a process share with it
 LENGTH, TOKENS = 4, 18
 PROMPTS = ["Tom has 3 apples and 4 pears. How many", "What is 12 + 7?", "Anna reads 5 pages a day. In"]
-HEADS: Mapping[str, tuple[type[DraftHead], Mapping[str, Any]]] = {
+Head = DraftHead | DFlashHead
+HEADS: Mapping[str, tuple[type[Head], Mapping[str, Any]]] = {
     "eagle": (EagleHead, {}),
     "eagle3": (Eagle3Head, {}),
     "eagle3-of-some-tokens": (Eagle3Head, {"drafted": torch.arange(3, 979, 2)}),
     "mtp": (MtpHead, {}),
+    "dflash": (DFlashHead, {}),
 }
 
 
@@ -71,20 +76,17 @@ class Served:
     """
 
     def __init__(self, target: Path, method: str, folder: Path | None, place: Path) -> None:
-        draft = folder or target
         served = load_model(str(target), "cpu", torch.float32)
         facts = {"vocab_size": served.config.vocab_size, "fingerprint": model_fingerprint(served)}
+        named = {"method": method} | ({} if folder is None else {"model": str(folder)})
+        draft = VllmDraft.of(named)
         changes = {f"target.{name}": value for name, value in facts.items()} | {
-            "target.id": str(target), "draft.id": str(draft), "draft_length": LENGTH,
+            "target.id": str(target), "draft.id": repr(draft), "draft.kind": "vllm",
+            "draft.fingerprint": draft.fingerprint(str(target)), "draft_length": LENGTH,
             "tokenizer": tokenizer_fingerprint(AutoTokenizer.from_pretrained(target)),
         }  # fmt: skip
         profile(changes).save(place / "profile.json")
-        spec = {
-            "method": method,
-            "num_speculative_tokens": LENGTH,
-            "model": None if folder is None else str(folder),
-        }
-        given = {name: value for name, value in spec.items() if value is not None}
+        given = {**named, "num_speculative_tokens": LENGTH}
         self.llm = engine(target, given, {"fsd": {"profile": str(place / "profile.json")}})
 
     def generate(self, options: Mapping[str, Any]) -> tuple[list[Any], Seen]:
@@ -132,7 +134,7 @@ def texts(outputs: Sequence[Any]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=HEADS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, DraftHead, Any]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Head, Any]:
     """An engine with a head, the head, and what vLLM's own engine, without drafts and plugin, makes of its target."""
     kind, options = HEADS[request.param]
     place = tmp_path_factory.mktemp(request.param)
@@ -140,7 +142,11 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if kind is MtpHead:
         head: Any = trained_head(kind, mimo_target(64, 979, seed=1), problems(), seed=2)
         target, folder = save_mimo(head, bundled, place / "model"), None
+    elif kind is DFlashHead:
+        head = random_dflash(bundled_target(), LENGTH, seed=2)
+        target, folder = bundled, head.save(place / "head")
     else:
+        assert issubclass(kind, DraftHead)
         head = trained_head(kind, bundled_target(), problems(), seed=2, **options)
         target, folder = bundled, save_head(head, place / "head")
     own = generate(engine(target, None, {}), {})
@@ -152,14 +158,14 @@ def bundled_target() -> Any:
 
 
 @pytest.mark.parametrize("options", [{"fsd": "off"}, {"fsd_threshold": -1.0}])
-def test_exact_requests_get_vllms_own_texts(served: tuple[Served, DraftHead, Any], options: Mapping[str, Any]) -> None:
+def test_exact_requests_get_vllms_own_texts(served: tuple[Served, Head, Any], options: Mapping[str, Any]) -> None:
     engine, _, own = served
     outputs, seen = engine.generate(options)
     assert texts(outputs) == texts(own)
     assert not seen.steps  # nothing is judged
 
 
-def test_a_large_threshold_accepts_every_draft(served: tuple[Served, DraftHead, Any]) -> None:
+def test_a_large_threshold_accepts_every_draft(served: tuple[Served, Head, Any]) -> None:
     engine, _, own = served
     outputs, seen = engine.generate({"fsd_threshold": 1.0})  # js is at most ln 2
     assert texts(outputs) != texts(own)
@@ -172,7 +178,7 @@ def test_a_large_threshold_accepts_every_draft(served: tuple[Served, DraftHead, 
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.7])
-def test_judged_by_the_logits_of_the_head(served: tuple[Served, DraftHead, Any], quantile: float) -> None:
+def test_judged_by_the_logits_of_the_head(served: tuple[Served, Head, Any], quantile: float) -> None:
     """Kept logits, D and decisions are those of the head and the target in plain PyTorch, at every decided token."""
     engine, head, _ = served
     _, every = engine.generate({"fsd_threshold": 1.0})
@@ -186,7 +192,7 @@ def test_judged_by_the_logits_of_the_head(served: tuple[Served, DraftHead, Any],
             assert accepted == (exact or expected <= threshold)
 
 
-def decisions(head: DraftHead, outputs: Sequence[Any], seen: Seen) -> Iterator[tuple[float, float, bool, bool]]:
+def decisions(head: Head, outputs: Sequence[Any], seen: Seen) -> Iterator[tuple[float, float, bool, bool]]:
     """Yields D computed anew and as vLLM's worker found it, whether the token was accepted, and whether it is argmax p.
 
     Of every drafted token that was accepted or is its round's first rejected one; checks its kept logits, too.

@@ -62,7 +62,7 @@ def test_refused_when_the_engine_is_configured(changes: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize("method", [
-    "suffix", "medusa", "mlp_speculator", "dflash", "dspark", "ngram_gpu", "custom_class", "extract_hidden_states",
+    "suffix", "medusa", "mlp_speculator", "dspark", "ngram_gpu", "custom_class", "extract_hidden_states",
 ])  # fmt: skip
 def test_refused_without_distribution(accepted: VllmConfig, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepted.speculative_config, "method", method)

@@ -205,8 +205,8 @@ def test_logprobs_are_the_targets(ran: dict[str, list[Served]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("score", ["fly@1", "typical"])
-def test_texts_by_scores_of_processed_logits_are_those_of_our_engine(score: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("score", ["fly@1", "typical", "margin", "relaxed@10"])
+def test_texts_by_scores_of_the_target_are_those_of_our_engine(score: str, tmp_path: Path) -> None:
     """Behind the first token of a text, which comes with the prompt."""
     (served,) = run(2, tmp_path, score, "0.6").served.values()
     ours = SpeculativeDecoder.from_pretrained(

@@ -53,11 +53,11 @@ class Along(NamedTuple):
             ids: of the problems, in their order.
             rules: those that are replayed, the fuzzy one at each T of each score.
         """
-        right = [_right(traces, ids) for traces in (target, draft)]
+        right, of_draft = (_right(traces, ids) for traces in (target, draft))
         frame = sweep(target, rules, tuple(thresholds), thresholds, LENGTHS)
         rows = frame[list(Replayed._fields)].astype(object)
         replayed = [Replayed._make(row) for row in rows.where(rows.notna(), None).itertuples(index=False, name=None)]
-        return cls(machine_facts()["processor"], *right, int(frame["tokens"].max()), replayed)
+        return cls(machine_facts()["processor"], right, of_draft, int(frame["tokens"].max()), replayed)
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -87,9 +87,10 @@ class Blocks:
     def traces(self, block: int, drafts_alone: bool = False) -> Traces:
         """Returns traces along the target's texts, or along those of the draft alone; collects them if need be."""
         task, draft = replace(self.task, problems=self.problems(block)), self.decoder.draft
+        name = "draft" if drafts_alone else "target"
         return collect_traces(
             task, target=draft if drafts_alone else self.decoder.target, draft=draft,
-            out=self.traces_in / f"{'draft' if drafts_alone else 'target'}-{task.fingerprint[:16]}-{self.temperature:g}",
+            out=self.traces_in / f"{name}-{task.fingerprint[:16]}-{self.temperature:g}",
             tokenizer=self.decoder.tokenizer, temperature=self.temperature, scores=() if drafts_alone else self.scores,
             seed=self.decoder.seed, batch_size=self.size,
         )  # fmt: skip
@@ -114,7 +115,8 @@ class Blocks:
         path = self.folder / f"{self.task.name}-{self.temperature:g}-{block}.json"
         if not path.exists():
             ids = [problem.id for problem in self.problems(block)]
-            rules = [RULE, *(judge.rule for judge in self.panel(self.passes(1)[0]).lossless if judge.rule in REPLAYABLE)]
+            lossless = [judge.rule for judge in self.panel(self.passes(1)[0]).lossless]
+            rules = [RULE, *(rule for rule in lossless if rule in REPLAYABLE)]
             traces = self.traces(block), self.traces(block, drafts_alone=True)
             write_json(Along.of(ids, *traces, rules, self.thresholds)._asdict(), path)
         return Along.read(path)

@@ -95,16 +95,19 @@ class Checkpoint:
 def files_of(head: Eagle3Head) -> dict[str, bytes]:
     """Returns the files of a head in EAGLE's own layout, by name; `Eagle` loads the folder that holds them.
 
-    The ids of its tokens are stored as EAGLE does: `d2t` holds their distances from the head's own numbers, and `t2d`
-    says of each of the target's tokens whether it is among them.
+    The ids of its tokens are stored as EAGLE does, if it has not all of the target's: `d2t` holds their distances from
+    the head's own numbers, and `t2d` says of each of the target's tokens whether it is among them.
     """
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
     known, vocabulary = weights.pop("known"), head.vocabulary
-    flags = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, known, True)
-    weights |= {"d2t": known - torch.arange(len(known)), "t2d": flags}
+    if len(known) < vocabulary:  # vLLM refuses them of a head of all tokens
+        flags = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, known, True)
+        weights |= {"d2t": known - torch.arange(len(known)), "t2d": flags}
     values = head.config.to_diff_dict() | {
         "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(known), LAYERS: list(head.target_layers),
     }  # fmt: skip
+    if list(head.target_layers) == sorted(head.target_layers):
+        values[_THEIR_LAYERS] = list(head.target_layers)  # vLLM reads this entry, and states in the target's order
     return {_SAFE: save(weights), _CONFIG: json.dumps(values, indent=2).encode() + b"\n"}
 
 

@@ -12,6 +12,7 @@ from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.eagle_head import EagleHead
 from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_decoding.profile.parts import DraftKind, ModelInfo
 
@@ -22,6 +23,8 @@ def kind_of(draft: Any) -> DraftKind | None:
         return "eagle"
     if isinstance(draft, NGram):
         return "ngram"
+    if isinstance(draft, VllmDraft):
+        return "vllm"
     if isinstance(draft, NamedDrafter):
         return "addon"
     return None if isinstance(draft, DraftSource) else "model"
@@ -48,13 +51,15 @@ def info_of(draft: Any, target: Any) -> ModelInfo:
 
 
 def draft_of(info: ModelInfo) -> Any:
-    """Returns the draft of a record in the form that `SpeculativeDecoder.from_pretrained` takes.
+    """Returns the draft of a record in the form that calibrations and `SpeculativeDecoder.from_pretrained` take.
 
     Raises:
         UsageError: it is an n-gram draft with a corpus, whose file is not recorded.
     """
     if info.kind == "eagle":
         return Eagle(info.id, info.revision)
+    if info.kind == "vllm":
+        return VllmDraft(info.id)
     if info.kind == "addon":
         return NamedDrafter(info.id)
     return _ngram(info.id) if info.kind == "ngram" else info.id

@@ -66,9 +66,10 @@ class DataInfo(Part):
     """Number of problems in the certification part."""
 
 
-DraftKind = Literal["model", "eagle", "ngram", "addon"]
+DraftKind = Literal["model", "eagle", "ngram", "vllm", "addon"]
 IN_WORDS: Final[dict[DraftKind, str]] = {
-    "model": "draft model", "eagle": "EAGLE head", "ngram": "n-gram draft", "addon": "drafter",
+    "model": "draft model", "eagle": "EAGLE head", "ngram": "n-gram draft", "vllm": "drafter of vLLM",
+    "addon": "drafter",
 }  # fmt: skip
 """What kinds of drafts are called."""
 
@@ -77,7 +78,8 @@ class ModelInfo(Part):
     """A model, or what drafts in place of one."""
 
     id: str
-    """Its id on the hub, or its folder. Of an n-gram draft its settings, of a drafter that is an add-on its name."""
+    """Its id on the hub, or its folder. Of an n-gram draft its settings, of a drafter of vLLM what --speculative-config
+    says of it, of a drafter that is an add-on its name."""
     revision: str | None
     """Its commit on the hub. null: it has none, or it is not known."""
     fingerprint: str
@@ -91,8 +93,8 @@ class ModelInfo(Part):
     attention: str | None
     """The kind of attention that it was loaded with. null: it is no model."""
     kind: DraftKind
-    """What it is: a model, an EAGLE head of the target, an n-gram draft, which has no weights, or a drafter that is not
-    of fsd-calib."""
+    """What it is: a model, an EAGLE head of the target, an n-gram draft, which has no weights, a drafter that vLLM
+    alone runs, such as MTP or DFlash, or a drafter that is not of fsd-calib."""
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:

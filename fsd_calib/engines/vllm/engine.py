@@ -40,6 +40,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.batch import FinishReason, Request
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
 from fsd_decoding.profile.setting import Setting
@@ -447,14 +448,14 @@ class VllmEngineSource:
     """Checkpoints, and all of decoding that no setting holds. Implements `EngineSource`.
 
     Attributes:
-        target, draft: Paths or hub ids.
+        target, draft: Paths or hub ids; what drafts may be another drafter of vLLM.
         dtype: None: the target checkpoint's own.
         task: Its name, for messages.
         intervals_hold: See `VllmEngine.intervals_hold`.
     """
 
     target: str
-    draft: str
+    draft: str | VllmDraft
     dtype: str | None
     decoding: DecodingConfig
     limits: Limits

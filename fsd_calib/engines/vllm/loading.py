@@ -7,24 +7,26 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from fsd_calib.engines.base import Pair, short_name
 from fsd_calib.vllm_plugin import KEY, plugin
 from fsd_calib.vllm_plugin.model_checks import too_large
 from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting
+from fsd_calib.vllm_plugin.speculation import speculation_of
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.loading import load_model, shared_tokenizer
 from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
-from fsd_decoding.models.runner import context_length, vocabulary_size
+from fsd_decoding.models.runner import context_length
 from fsd_decoding.profile.parts import ModelInfo
 
 _OURS = {  # by name; the way out, in which names of settings stand in braces
     "model": "give it as {target}",
     "tokenizer": "it is the target's",
     "dtype": "give it as {dtype}",
-    "speculative_config": "give the draft as {draft} and its lengths as {draft_length}",
+    "speculative_config": "give a draft model as {draft}, another drafter as {speculative_config}",
     "additional_config": "the calibration gives its own to the plugin",
     "async_scheduling": "the calibration changes the draft length from step to step, which that would plan ahead",
     "enable_prefix_caching": "it would keep prompts that the draft has not read, where the target decodes alone",
@@ -58,7 +60,8 @@ class EngineArguments:
         """Returns the arguments that a user gave."""
         for name, way_out in _OURS.items():
             if name in given:
-                settings = {each: named(each) for each in ("target", "draft", "draft_length", "dtype", "workers")}
+                others = ("target", "draft", "speculative_config", "dtype", "workers")
+                settings = {each: named(each) for each in others}
                 raise UsageError(
                     f"{named('engine_args')} sets {name!r}, which cannot be set: {way_out.format(**settings)}"
                 )
@@ -126,8 +129,16 @@ class Checkpoints:
     context: int | None
 
 
-def read_checkpoints(target: str, draft: str, dtype: str | None) -> Checkpoints:
-    """Loads both models on the CPU, one after the other, for their fingerprints.
+class _Read(NamedTuple):
+    """Facts of one checkpoint; see `Checkpoints`."""
+
+    info: ModelInfo
+    name: str
+    context: int | None
+
+
+def read_checkpoints(target: str, draft: str | VllmDraft, dtype: str | None) -> Checkpoints:
+    """Loads both models on the CPU, one after the other, for their fingerprints; of other drafters it reads the files.
 
     Args:
         dtype: That they are run in; None: the target checkpoint's own.
@@ -136,19 +147,32 @@ def read_checkpoints(target: str, draft: str, dtype: str | None) -> Checkpoints:
         UsageError: A model cannot be loaded, or does not fit into memory, or the tokenizers differ.
     """
     tokenizer = shared_tokenizer(target, draft, None)
-    infos, names, vocabularies, contexts, family = [], [], [], [], ""
-    for role, source in (("target", target), ("draft", draft)):
-        model = _load(role, source, dtype)
-        infos.append(ModelInfo.of(model))
-        names.append(short_name(model))
-        vocabularies.append(vocabulary_size(model))
-        contexts.append(context_length(model))
-        dtype, family = infos[0].dtype, family or family_id(model)  # the draft is run as the target is
-        del model
+    model = _load("target", target, dtype)
+    of_target, family = _read(model), family_id(model)
+    del model
+    dtype = of_target.info.dtype  # the draft is run as the target is
+    of_draft = (
+        _read_drafter(draft, of_target.info) if isinstance(draft, VllmDraft) else _read(_load("draft", draft, dtype))
+    )
+    read = of_target, of_draft
     return Checkpoints(
-        Pair(infos[0], infos[1], tokenizer_fingerprint(tokenizer)), tokenizer, family, (names[0], names[1]),
-        min(vocabularies), min((context for context in contexts if context is not None), default=None),
+        Pair(of_target.info, of_draft.info, tokenizer_fingerprint(tokenizer)), tokenizer, family,
+        (of_target.name, of_draft.name), min(each.info.vocab_size for each in read),
+        min((each.context for each in read if each.context is not None), default=None),
     )  # fmt: skip
+
+
+def _read(model: Any) -> _Read:
+    return _Read(ModelInfo.of(model), short_name(model), context_length(model))
+
+
+def _read_drafter(draft: VllmDraft, target: ModelInfo) -> _Read:
+    """Returns facts of a drafter that vLLM alone loads, which runs it in the target's dtype, over its vocabulary."""
+    info = ModelInfo(
+        id=repr(draft), revision=None, fingerprint=draft.fingerprint(target.id), vocab_size=target.vocab_size,
+        dtype=target.dtype, quantization=None, attention=None, kind="vllm",
+    )  # fmt: skip
+    return _Read(info, draft.method, None)
 
 
 def _load(role: str, source: str, dtype: str | None) -> Any:
@@ -202,7 +226,7 @@ def load(pair: Pair, dtype: str, arguments: EngineArguments, first: MeasuredSett
         raise UsageError(f"vLLM is installed, and cannot be imported here: {error}; install it anew") from error
     plugin.register()  # vLLM loads it by itself only where VLLM_PLUGINS allows it
     sampled = first.sampling.temperature > 0
-    speculation = {"model": pair.draft.id, "num_speculative_tokens": room.longest, "method": "draft_model"}
+    speculation = {**speculation_of(pair.draft), "num_speculative_tokens": room.longest}
     on_cpu = {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE} if current_platform.is_cpu() else {}
     usual = {
         "dtype": dtype, "max_model_len": room.context, "max_num_seqs": room.rows, "generation_config": "vllm",

@@ -242,7 +242,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("max", RELAXED | {"logits": "processed"}, "score is of processed logits, and MAX reads raw ones"),
     ("max", LOSSLESS, "has no threshold and the draft model 'small', and MAX drafts with EAGLE heads"),
     ("transformers", ENSEMBLE | {"threshold": 1.0}, "T is 1, where the draft alone would decide"),
-    ("vllm", FLY | HEAD, "draft is the EAGLE head 'head', and vLLM is told of these alone: draft model"),
+    ("vllm", FLY | {"draft.kind": "ngram", "draft.id": "NGram()"}, "'NGram()', and vLLM is told of"),
     ("sglang", ACCEPT | {"draft.kind": "ngram", "draft.id": "NGram()"}, "draft is the n-gram draft 'NGram()'"),
 ]  # fmt: skip
 ANY: dict[str, dict[str, Any]] = {

@@ -52,7 +52,7 @@ def test_divergences_are_of_each_requests_own_state(counts: list[int], seed: int
     drafted, greedy = torch.zeros(sum(counts), dtype=torch.int32), [True] * len(ids)
     step = Verification(ids, rows.counts, logits, torch.tensor(rows.of_tokens), drafted, greedy)
     drafts = StateDraftLogits(kept, dict(zip(ids, states, strict=True)))
-    drafts.drafted(ids, LENGTH)
+    drafts.made(ids, LENGTH)
     judged = Judge(drafts, "js", None)(step, [0.2] * len(ids))
     if not any(counts):
         assert judged is None
@@ -74,9 +74,9 @@ def test_drafts_that_were_never_made_are_left_to_vllm(counts: list[int], made: l
     kept = torch.randn(8, LENGTH, VOCABULARY, generator=source)
     ids = [f"request-{i}" for i in range(len(counts))]
     drafts = StateDraftLogits(kept, {name: i for i, name in enumerate(ids)})
-    drafts.drafted([*ids, "finished"], LENGTH)
+    drafts.made([*ids, "finished"], LENGTH)
     for name, count in zip(ids, made, strict=False):
-        drafts.drafted([name], count)
+        drafts.made([name], count)
     known = [0 < count <= there for count, there in zip(counts, made, strict=False)]
     assert drafts.rows_of(ids, counts) == [i if is_known else None for i, is_known in enumerate(known)]
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import ResolvedRevision
 
-from fsd_calib.vllm_plugin.model_checks import _asked_revision
+from fsd_calib.vllm_plugin.speculation import asked_revision
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from fsd_calib.vllm_plugin.model_checks import _asked_revision
 )  # fmt: skip
 def test_a_resolved_default_is_no_revision_that_was_given(revision: str | None, asked: str | None) -> None:
     """vLLM resolves the revision of every model of the hub, so weights would never be compared."""
-    assert _asked_revision(SimpleNamespace(revision=revision)) == asked
+    assert asked_revision(SimpleNamespace(revision=revision)) == asked

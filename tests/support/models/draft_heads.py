@@ -1,4 +1,4 @@
-"""Small draft heads in plain PyTorch, and their checkpoints as vLLM loads them: EAGLE, EAGLE-3 and MTP.
+"""Small draft heads in plain PyTorch, and their checkpoints as vLLM loads them: EAGLE, EAGLE-3, MTP and DFlash.
 
 Such a head drafts from the target's hidden states: its input at a position is the hidden state there and the embedding
 of the token after it. It takes its own hidden states where the target's are not yet known.
@@ -16,9 +16,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 
 class DraftHead(nn.Module, ABC):
@@ -167,6 +173,81 @@ class MtpHead(DraftHead):
     def logits(self, hidden: Tensor) -> Tensor:
         found: Tensor = self.target.lm_head(hidden)
         return found
+
+
+class DFlashHead(nn.Module):
+    """DFlash: one pass drafts all tokens, which see the text by projections of the target's hidden states.
+
+    Args:
+        target: a causal LM, whose embeddings and output head it has.
+        length: tokens that are drafted, which all see each other.
+    """
+
+    method, mask = "dflash", 2  # the token in the place of those that are drafted
+
+    def __init__(self, target: Any, length: int) -> None:
+        super().__init__()
+        self._target, self._length = [target], length
+        of_target, width = target.config, target.config.hidden_size
+        self.config = Qwen3Config(
+            vocab_size=of_target.vocab_size, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
+            rms_norm_eps=of_target.rms_norm_eps, initializer_range=0.2,
+        )  # fmt: skip
+        self.config._attn_implementation = "eager"
+        self.depths = (2, of_target.num_hidden_layers // 2, of_target.num_hidden_layers - 2)
+        self.fc = nn.Linear(3 * width, width, bias=False)
+        self.hidden_norm, self.norm = (Qwen3RMSNorm(width, of_target.rms_norm_eps) for _ in range(2))
+        self.layers: Any = nn.ModuleList(Qwen3DecoderLayer(self.config, place) for place in range(2))
+        self.rotary = Qwen3RotaryEmbedding(self.config)
+
+    @property
+    def target(self) -> Any:
+        return self._target[0]
+
+    @torch.inference_mode()
+    def drafts(self, tokens: Sequence[int], drafted: Sequence[int]) -> Tensor:
+        """As of `DraftHead`: of the first drafted tokens. What they are does not matter."""
+        known = torch.tensor([tokens])
+        states = self.target.model(known[:, :-1], output_hidden_states=True).hidden_states
+        context = self.hidden_norm(self.fc(torch.cat([states[depth] for depth in self.depths], -1)))
+        queries = torch.cat([known[:, -1:], torch.full((1, self._length), self.mask)], 1)
+        hidden = self.target.get_input_embeddings()(queries)
+        places = torch.arange(known.shape[1] + self._length).unsqueeze(0)
+        cos, sin = self.rotary(hidden, places)
+        for layer in self.layers:
+            hidden = hidden + self._attended(layer.self_attn, layer.input_layernorm(hidden), context, (cos, sin))
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        logits: Tensor = self.target.lm_head(self.norm(hidden))[0, 1:]
+        return logits[: len(drafted)]
+
+    def _attended(self, layer: Any, queries: Tensor, context: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Attention of queries (1, n, H) on the text (1, m, H) and on each other."""
+        heads = (1, -1, 4, 32), (1, -1, 2, 32)
+        seen = torch.cat([context, queries], 1)
+        q = layer.q_norm(layer.q_proj(queries).view(heads[0])).transpose(1, 2)
+        k = layer.k_norm(layer.k_proj(seen).view(heads[1])).transpose(1, 2)
+        v = layer.v_proj(seen).view(heads[1]).transpose(1, 2)
+        padded = torch.cat([q.new_zeros(1, 4, context.shape[1], 32), q], 2)  # as if the text had queries, too
+        padded, k = apply_rotary_pos_emb(padded, k, *angles)
+        out = nn.functional.scaled_dot_product_attention(padded[:, :, context.shape[1] :], k, v, enable_gqa=True)
+        attended: Tensor = layer.o_proj(out.transpose(1, 2).reshape(1, queries.shape[1], -1))
+        return attended
+
+    def save(self, folder: Path) -> Path:
+        """Writes it as vLLM loads it."""
+        folder.mkdir(parents=True)
+        weights = {name: weight.contiguous() for name, weight in self.state_dict().items() if "rotary" not in name}
+        save_file(weights, folder / "model.safetensors")
+        own = {"mask_token_id": self.mask, "target_layer_ids": [depth - 1 for depth in self.depths]}
+        values = {**self.config.to_dict(), "architectures": ["DFlashDraftModel"], "dflash_config": own}
+        (folder / "config.json").write_text(json.dumps(values))
+        return folder
+
+
+def random_dflash(target: Any, length: int, seed: int) -> DFlashHead:
+    torch.manual_seed(seed)
+    return DFlashHead(target, length).float().eval().requires_grad_(False)
 
 
 def trained_head(
