@@ -17,16 +17,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shlex
-import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -67,11 +61,12 @@ from lib.engines import (
     serve,
     speed_line,
 )
+from lib.vllm_server import serving
 
 ENGINES = ("fsd-calib", "vllm")
 _THRESHOLDS = (0.05, 0.1, 0.2, 0.4, 0.6)  # of the curves of both engines
 _CONTEXT = VLLM_SETTINGS["max_model_len"]
-_STARTING, _ANSWER = 300.0, 300.0  # seconds that a server, and a batch of answers, may take
+_ANSWER = 300.0  # seconds that a batch of answers may take
 
 TARGET, PLAIN, JUDGED, FSD, BEST = "target", "sd at the profile's L", "plugin, T = 0", "fsd", "sd at its best L"
 WITHOUT = "plugin taken out"
@@ -258,52 +253,21 @@ def served(folder: Path, plan: Plan) -> Retention:
     fresh = Fresh(profile)
     fresh.task(_CURVE_SEED, plan.curve)  # they are others
     task, problems = fresh.task(_SERVED_SEED, plan.fresh)
-    with _serving(profile, folder / "profile.json") as url:
+    room = ["--max-model-len", str(_CONTEXT), "--enforce-eager", "--max-num-seqs", str(LARGEST_BATCH),
+            "--kv-cache-memory-bytes", str(VLLM_SETTINGS["kv_cache_memory_bytes"])]  # fmt: skip
+    with serving(serve_command(profile, folder / "profile.json"), folder / "server.log", room) as server:
 
         def complete(options: dict[str, Any], some: Sequence[Problem]) -> list[str]:
             body = {"model": profile.target.id, "prompt": [problem.prompt for problem in some],
                     "max_tokens": task.max_new_tokens, "stop": list(task.stop), **options}  # fmt: skip
             as_json = {"Content-Type": "application/json"}
-            request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), as_json)
+            request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(body).encode(), as_json)
             with urllib.request.urlopen(request, timeout=_ANSWER) as answer:
                 choices = json.load(answer)["choices"]
             return [choice["text"] for choice in sorted(choices, key=lambda choice: choice["index"])]
 
         ways = {"exact": partial(complete, {"vllm_xargs": {"fsd": "off"}}), "fsd": partial(complete, {})}
         return Retention.of(graded(task, problems, LARGEST_BATCH, ways), profile)
-
-
-@contextmanager
-def _serving(profile: ThresholdProfile, file: Path) -> Iterator[str]:
-    """Runs the profile's own command, with the CPU build's way to start a server; yields its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    setting, _, options = serve_command(profile, file).replace("\\\n", "").partition(" vllm serve ")
-    name, _, value = setting.partition("=")
-    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", *shlex.split(options)]
-    server += ["--port", str(port), "--max-model-len", str(_CONTEXT), "--enforce-eager", "--max-num-seqs",
-               str(LARGEST_BATCH), "--kv-cache-memory-bytes", str(VLLM_SETTINGS["kv_cache_memory_bytes"])]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    with (file.parent / "server.log").open("wb") as log:
-        process = subprocess.Popen(server, stdout=log, stderr=log, env=os.environ | {name: value})
-        try:
-            _wait(url, process)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _STARTING
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=5)
-            return
-        except OSError:
-            time.sleep(0.5)
-    raise RuntimeError("the server did not start; see server.log beside the profile")
 
 
 # --- the plugin on one core -------------------------------------------------------------------------------

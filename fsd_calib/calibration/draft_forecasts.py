@@ -18,8 +18,7 @@ import numpy as np
 from fsd_calib.calibration.policy_families import Shaped
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.worth import Ceiling, with_prompts
-from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.own import OwnEngine
+from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt
 from fsd_calib.search.forecast import DraftForecasts, ReplayForecast, WalkedForecast
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import CostModel, sweep
@@ -119,7 +118,6 @@ class TracedDrafts:
         """The forecast from rounds of the first tuning problems, at some draft lengths."""
         session = self.session.with_draft(drafting.draft)
         engine, problems = session.engine, session.tuning.problems[:_WALKED]
-        assert isinstance(engine, OwnEngine)  # no other one drafts trees
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
         lengths = self.space.lengths(drafting.tree)
         lengths = _spread({*lengths, *SD_LENGTHS}) if drafting.tree is None else lengths
@@ -166,8 +164,8 @@ _WALKS_VERSION = 1  # of what is kept
 _FACTS = "facts"  # entry: tokens, rounds, and whether there are chains alone
 
 
-def walked_rounds(engine: OwnEngine, request: DecodingRequest, scores: Sequence[str], cache: Path | None) -> Walked:
-    """Returns what `OwnEngine.walked` does, decoded at the first call.
+def walked_rounds(engine: Engine, request: DecodingRequest, scores: Sequence[str], cache: Path | None) -> Walked:
+    """Returns what `Engine.walked` does, decoded at the first call.
 
     Args:
         cache: the folder of decodings and traces; None: nothing is kept.
@@ -182,7 +180,7 @@ def walked_rounds(engine: OwnEngine, request: DecodingRequest, scores: Sequence[
     return found
 
 
-def _name(engine: OwnEngine, request: DecodingRequest, scores: Sequence[str]) -> str:
+def _name(engine: Engine, request: DecodingRequest, scores: Sequence[str]) -> str:
     """A hash of everything that the rounds depend on, but for rounding."""
     key = engine.key(request.setting, request.seed)
     addons = [each.facts for each in map(addon_of, scores) if each is not None]

@@ -16,6 +16,7 @@ from fsd_calib.tasks.base import Task
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
+from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -126,6 +127,15 @@ class Engine(ABC):
         Raises:
             UsageError: The setting is none that this engine can run.
             UnfinishedError: Some prompts failed; the others' results are attached.
+        """
+
+    @abstractmethod
+    def walked(self, request: DecodingRequest, scores: Sequence[str]) -> Walked:
+        """Decodes losslessly, and returns what was drafted; see `Walked`.
+
+        Args:
+            request: of a lossless setting.
+            scores: to compute at every node.
         """
 
     def emitted(self, request: DecodingRequest) -> int:

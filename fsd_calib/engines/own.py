@@ -265,12 +265,6 @@ class OwnEngine(Engine):
         )  # fmt: skip
 
     def walked(self, request: DecodingRequest, scores: Sequence[str]) -> Walked:
-        """Decodes losslessly, and returns what was drafted; see `Walked`.
-
-        Args:
-            request: of a lossless setting.
-            scores: to compute at every node.
-        """
         nodes = JudgedNodes(scores)
         results = self.decode(request, observer=nodes)
         return Walked(nodes.walks(), sum(each.emitted for each in results), sum(each.rounds for each in results))

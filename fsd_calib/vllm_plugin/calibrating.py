@@ -66,7 +66,7 @@ class CalibratingServing(Serving):
 
         def sample(logits: Any, metadata: Any) -> Any:
             output = original(logits, metadata)
-            if self._setting.traced:
+            if self._setting.each_token:
                 output.sampled_token_ids[:, 1:] = -1
             return output
 
@@ -116,19 +116,20 @@ def _facts_of(text: ServedText, measures: Measures | None) -> dict[str, Any]:
     facts = {
         "tokens": list(map(int, text.tokens)), "reason": text.reason,
         "rounds": max(1, sum(each.begin > 0 for each in text.steps)),
-        "drafted": sum(each.drafted for each in text.steps), "accepted": text.accepted,
-        "bonus": sum(_has_bonus(text, each) for each in text.rounds), "lo": lo, "hi": hi, "whole": text.whole,
+        "drafted": sum(each.drafted for each in text.steps),
+        "accepted": sum(max(0, min(each.accepted, len(text.tokens) - each.begin)) for each in text.steps),
+        "bonus": sum(_has_bonus(text, each) for each in text.steps), "lo": lo, "hi": hi, "whole": text.whole,
     }  # fmt: skip
     if measures is None:
         return facts
     begins = [each.begin for each in text.rounds]
-    columns = [each.facts[3:, 0].tolist() for each in text.rounds]
+    columns = [each.facts[3:].T.tolist() for each in text.rounds]  # of each drafted token
     return facts | {"prompt": list(map(int, text.request.prompt)), "begins": begins, "columns": columns}
 
 
 def _has_bonus(text: ServedText, round: Round) -> bool:
     """Whether the target added a token to a draft that was accepted whole."""
-    return round.accepted == round.facts.shape[1] and round.begin + round.accepted < len(text.tokens)
+    return 0 < round.accepted == round.drafted and round.begin + round.accepted < len(text.tokens)
 
 
 def interval_of(text: ServedText) -> tuple[float, float]:

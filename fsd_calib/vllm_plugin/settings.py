@@ -28,6 +28,9 @@ class ServeSettings:
         allow_edited: follow a profile that was changed after its calibration, too.
         records: folder for traces of what is served; None: none are written.
         record_texts: number of texts after which recording ends.
+        audit: share of requests whose texts are decoded losslessly once more, while no other request is there.
+        audit_file: to which a line of each is added; None: they are counted alone.
+        grader: says which of both texts are right, `module:function`; None: nobody does.
         content: the profile as it was read when the engine was configured, which its workers follow. Not for users.
         counters: folder by which workers pass their counters on. Not for users.
         engines: number of data-parallel engines, each with records of its own. Not for users.
@@ -37,6 +40,9 @@ class ServeSettings:
     allow_edited: bool = False
     records: str | None = None
     record_texts: int = 1000
+    audit: float = 0.0
+    audit_file: str | None = None
+    grader: str | None = None
     content: str = ""
     counters: str = ""
     engines: int = 1
@@ -56,6 +62,13 @@ class ServeSettings:
         _check("record_texts", given, int, "a whole number of at least 1")
         if given.get("record_texts", 1) < 1:
             raise UsageError(f"record_texts is {given['record_texts']}; it must be a whole number of at least 1")
+        _check("audit_file", given, str, "the path of a file")
+        _check("grader", given, str, "module:function")
+        share = given.get("audit", 0.0)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise UsageError(f"audit is {share!r:.60}; it must be a share of requests, from 0 to 1, such as 0.01")
+        if other := next((name for name in ("audit_file", "grader") if given.get(name) and not share), None):
+            raise UsageError(f"{other} is given, and audit is 0, so nothing is audited; give audit, such as 0.01")
         return cls(**given)
 
     def passed_on(self, content: str, counters: str, engines: int) -> dict[str, Any]:
@@ -157,7 +170,9 @@ class MeasuredSetting(Part):
     policy: PolicyInfo | None = None
     """Scales T. null: it is constant."""
     traced: tuple[str, ...] = ()
-    """Scores of the traces along the target that are collected. None: none are; else texts are exact, L is 1."""
+    """Scores that are measured at every drafted token, with the other columns of traces. None: nothing is."""
+    each_token: bool = False
+    """Whether a step keeps one token alone, so that each token of a text is drafted for. L is 1."""
 
 
 Followed: TypeAlias = "ThresholdProfile | MeasuredSetting"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
 from fsd_calib.vllm_plugin import KEY, engine_checks, model_checks, own_rules, supported_vllm
+from fsd_calib.vllm_plugin.audit import grader_named
 from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting, ServeSettings
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.following import following, warning_of
@@ -40,10 +41,8 @@ def follow(config: Any) -> None:
     profile = ThresholdProfile.load(settings.profile, allow_edited=settings.allow_edited)
     engine_checks.check_engine(config, profile, settings.records is not None)
     own = own_rules.own_rule(config)
-    if own is not None and settings.records is not None:
-        raise UsageError(
-            f'fsd has records, and "rejection_sample_method" {own!r} leaves the plugin no step to record; leave one out'
-        )
+    for reason in _against(config, settings, own):
+        raise UsageError(reason)
     doubts = [*filter(None, [profile.digest_doubt(), warning_of(profile)]), *engine_checks.doubts(config, profile)]
     doubts += model_checks.check_models(config, profile)
     engines = config.parallel_config.data_parallel_size
@@ -55,6 +54,8 @@ def follow(config: Any) -> None:
         from fsd_calib.vllm_plugin.target_scores import NAME
 
         config.model_config.logits_processors = [*(config.model_config.logits_processors or ()), NAME]
+    if settings.audit:
+        _audit(config)
     _choose_worker(config)
     request_checks.install()
     logger.info("fsd: %s%s", following(profile), _by(own, profile))
@@ -62,11 +63,34 @@ def follow(config: Any) -> None:
         logger.warning("fsd: %s", doubt)
 
 
+def _against(config: Any, settings: ServeSettings, own: str | None) -> Iterator[str]:
+    """Yields why an engine cannot do what the plugin is to do besides."""
+    method = f'"rejection_sample_method" {own!r}'
+    if own is not None and settings.records is not None:
+        yield f"fsd has records, and {method} leaves the plugin no step to record; leave one out"
+    if settings.audit and own is not None:
+        yield f"fsd has audit, and {method} decides for all requests, so none is decoded losslessly; leave one out"
+    if settings.audit and config.scheduler_config.scheduler_cls is not None:
+        yield f"fsd has audit, and --scheduler-cls is {config.scheduler_config.scheduler_cls!r}; leave one out"
+    if settings.audit and config.parallel_config.data_parallel_size > 1:
+        yield "fsd has audit, which data-parallel engines cannot do yet: they begin and end together; leave one out"
+    if settings.grader is not None:
+        grader_named(settings.grader)  # raises UsageError
+
+
 def _by(own: str | None, profile: ThresholdProfile) -> str:
     """What is to be known of requests and counters, if anything is."""
     if own is not None:
         return f"; vLLM's own {own!r} decides, for all requests alike, and FSD is off: it counts nothing"
     return " (unless a request sets fsd_threshold)" if profile.threshold is None else ""
+
+
+def _audit(config: Any) -> None:
+    """Lets an engine audit what it serves, by a scheduler of ours."""
+    supported_vllm.check_vllm(vllm_version, supported_vllm.AUDIT)
+    from fsd_calib.vllm_plugin.auditing_scheduler import SCHEDULERS
+
+    config.scheduler_config.scheduler_cls = SCHEDULERS[bool(config.scheduler_config.async_scheduling)]
 
 
 def _choose_worker(config: Any) -> None:

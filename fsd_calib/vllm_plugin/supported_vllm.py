@@ -144,6 +144,22 @@ RUNNER_V2: Mapping[str, Sequence[str]] = {
     ],
 }  # fmt: skip
 
+AUDIT: Mapping[str, Sequence[str]] = {
+    "vllm.config": [*_COMMON["vllm.config"], "SchedulerConfig.async_scheduling", "SchedulerConfig.scheduler_cls"],
+    "vllm.sampling_params": [*_COMMON["vllm.sampling_params"], "SamplingParams.clone()"],
+    "vllm.v1.core.sched.async_scheduler": ["AsyncScheduler"],
+    "vllm.v1.core.sched.scheduler": [
+        "Scheduler.add_request(request)", "Scheduler.finish_requests(request_ids, finished_status)",
+        "Scheduler.has_requests()", "Scheduler.update_from_output(scheduler_output, model_runner_output)",
+    ],
+    "vllm.v1.engine": ["EngineCoreOutput.finish_reason", "EngineCoreOutput.request_id", "EngineCoreOutputs.outputs"],
+    "vllm.v1.request": [
+        "Request.__init__(request_id, prompt_token_ids, sampling_params, pooling_params, client_index, ...)",
+        "Request.is_finished()", "Request.use_structured_output", "RequestStatus.FINISHED_ABORTED",
+    ],
+}  # fmt: skip
+"""What audits need."""
+
 PROCESSOR: Mapping[str, Sequence[str]] = {
     **RUNNER_V2,
     "vllm.config": [*_COMMON["vllm.config"], "ModelConfig.logits_processors"],
@@ -188,7 +204,7 @@ OF_RUNNER_V2: Mapping[str, str] = {
 }  # fmt: skip
 """What it uses of a loaded V2 runner."""
 
-DECLARED: Sequence[Mapping[str, Sequence[str]]] = (_COMMON, RUNNER_V1, CALIBRATION, RUNNER_V2, PROCESSOR)
+DECLARED: Sequence[Mapping[str, Sequence[str]]] = (_COMMON, RUNNER_V1, CALIBRATION, RUNNER_V2, PROCESSOR, AUDIT)
 """All names, by module."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, Limits, WantedTraces
@@ -121,6 +123,18 @@ class EngineConformance:
                 changed += (beyond.tokens, beyond.rounds) != (result.tokens, result.rounds)
         finite = sum(math.isfinite(r.interval[1]) for r in results)
         assert changed >= finite / 2 > 0  # a token that is accepted after all may be the argmax's equal in effect
+
+    def test_walked_rounds_say_how_far_a_round_goes_at_other_thresholds(self, engine: Engine, task: Task) -> None:
+        """Roughly: at another T other rounds follow, and a text's last one is cut."""
+        lossless, thresholds = Setting("coupled", "js", LENGTH), (0.02, self.threshold, 0.6)
+        found = engine.walked(DecodingRequest(lossless, 0, self.prompts(task), 8), ("js", "fly@1"))
+        exact = self.decode(engine, task, lossless)
+        assert (found.tokens, found.rounds) == (sum(r.emitted for r in exact), sum(r.rounds for r in exact))
+        assert found.walks.exactly == pytest.approx(1 + sum(r.accepted for r in exact) / found.rounds, rel=0.1)
+        for score, each in product(("js", "fly@1"), thresholds):
+            decoded = self.decode(engine, task, self.fuzzy(each, score=score))
+            made = 1 + sum(r.accepted for r in decoded) / sum(r.rounds for r in decoded)
+            assert found.walks.tokens_per_round(score, np.array([each]))[0] == pytest.approx(made, rel=0.15)
 
     def test_texts_of_another_task_end_where_it_says(self, engine: Engine, task: Task) -> None:
         whole, least = self.decode(engine, task, self.fuzzy()), 3

@@ -5,10 +5,12 @@ Only tests in tests/vllm import this file: it needs vLLM.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,10 @@ from typing import Any
 
 from openai import OpenAI
 
-from support.vllm_engine import arithmetic
+from support.vllm_engine import DRAFT, LENGTH, TARGET, arithmetic
+from support.vllm_mend import fsd_vllm_mend
+
+_MEND = Path(fsd_vllm_mend.__file__).parent  # without it sampled requests spoil greedy ones of their batch on a CPU
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -131,3 +136,25 @@ def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
         except OSError:
             time.sleep(0.5)
     raise RuntimeError(f"the server does not answer: {server.log[-3000:]}")
+
+
+@contextmanager
+def following(folder: Path, additional: Mapping[str, Any], path: Path | None = None) -> Iterator[Server]:
+    """Starts a server of the bundled pair.
+
+    Args:
+        folder: for its log.
+        additional: of --additional-config.
+        path: to modules that it imports.
+    """
+    port = free_port()
+    speculative = {"model": DRAFT, "method": "draft_model", "num_speculative_tokens": LENGTH}
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", TARGET, "--served-model-name", "pair",
+        "--dtype", "float32", "--max-model-len", "400", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
+        "--kv-cache-memory-bytes", str(128 << 20), "--speculative-config", json.dumps(speculative),
+        "--additional-config", json.dumps(additional),
+    ]  # fmt: skip
+    found = [str(_MEND), *([] if path is None else [str(path)]), os.environ.get("PYTHONPATH", "")]
+    with running(command, port, folder / "server.log", {"PYTHONPATH": os.pathsep.join(found)}) as server:
+        yield server

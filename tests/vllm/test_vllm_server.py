@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError
 
-from support.vllm_engine import DRAFT, LENGTH, TARGET, arithmetic, engine, sampling, saved
-from support.vllm_mend import fsd_vllm_mend
-from support.vllm_server import Server, free_port, running
-
-_MEND = Path(fsd_vllm_mend.__file__).parent  # without it sampled requests spoil greedy ones of their batch on a CPU
-
-
-@contextmanager
-def following(folder: Path, additional: dict[str, Any]) -> Iterator[Server]:
-    port = free_port()
-    speculative = {"model": DRAFT, "method": "draft_model", "num_speculative_tokens": LENGTH}
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", TARGET, "--served-model-name", "pair",
-        "--dtype", "float32", "--max-model-len", "400", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
-        "--kv-cache-memory-bytes", str(128 << 20), "--speculative-config", json.dumps(speculative),
-        "--additional-config", json.dumps(additional),
-    ]  # fmt: skip
-    path = {"PYTHONPATH": os.pathsep.join([str(_MEND), os.environ.get("PYTHONPATH", "")])}
-    with running(command, port, folder / "server.log", path) as server:
-        yield server
+from support.vllm_engine import arithmetic, engine, sampling, saved
+from support.vllm_server import Server, following
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def _attack(stage: Stage, mounted: bool, number: int) -> Iterator[Case]:
     used = sum(-(-path.stat().st_size // _PAGE) for path in reference.folder.rglob("*") if path.is_file())
     size = _PAGE * max(1, round(share * used))
     damage = f"a disk of {size // 1024} KiB" if mounted else f"files of at most {size // 1024} KiB"
-    with _disk(folder, size) if mounted else _folder(folder):
+    with disk(folder, size) if mounted else _folder(folder):
         job = replace(reference, folder=folder)
         job.prepare(reference)
         ended = run(job.name, job.arguments(), None if mounted else size)
@@ -76,14 +76,15 @@ def can_mount(scratch: Path) -> bool:
     if os.name != "posix" or os.geteuid() or shutil.which("mount") is None:
         return False
     try:
-        with _disk(folder, _PAGE):
+        with disk(folder, _PAGE):
             return True
     except subprocess.CalledProcessError:
         return False
 
 
 @contextmanager
-def _disk(folder: Path, size: int) -> Iterator[None]:
+def disk(folder: Path, size: int) -> Iterator[None]:
+    """Mounts a tmpfs of so many bytes on a folder."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     subprocess.run(mount, check=True, capture_output=True)
     try:

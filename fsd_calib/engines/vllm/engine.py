@@ -29,11 +29,12 @@ from fsd_calib.engines.base import (
 )
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
 from fsd_calib.engines.vllm.loading import Checkpoints, EngineArguments, Room, load, read_checkpoints, versions
-from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of
+from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of, walked
 from fsd_calib.vllm_plugin import RULES
 from fsd_calib.vllm_plugin.settings import MeasuredSetting
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
+from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -177,7 +178,7 @@ def _steady_steps(requests: Requests, prompts: int) -> list[float]:
     return seconds
 
 
-PLUGIN_VERSION = 2  # raised when the plugin's texts or counts change
+PLUGIN_VERSION = 3  # raised when the plugin's texts or counts change
 
 _RULES = ("target", "sd", "coupled", *RULES)
 _CHECKED_AT = 0.2  # the threshold of texts that show whether batches matter
@@ -268,11 +269,20 @@ class VllmEngine(Engine):
         self, wanted: WantedTraces, folder: Path, progress: Progress, workers: ModelWorkers | None = None
     ) -> Traces:
         def trace(prompts: Sequence[KeyedPrompt]) -> list[Traced]:
-            self.follow(self._exact(1).model_copy(update={"traced": tuple(wanted.scores)}))
-            done = sorted(self._requests(prompts, self.decoding.seed, wanted.batch_size).results(), key=_index)
-            return [Traced(self._result(one, Setting("target", self.score, 1)), one.facts) for one in done]
+            self.follow(self._exact(1).model_copy(update={"traced": tuple(wanted.scores), "each_token": True}))
+            alone = Setting("target", self.score, 1)
+            return self._traced(DecodingRequest(alone, self.decoding.seed, prompts, wanted.batch_size))
 
         return collect(wanted, self.manifest(wanted), trace, folder, progress)
+
+    def walked(self, request: DecodingRequest, scores: Sequence[str]) -> Walked:
+        self.follow(self._setting_of(request.setting).model_copy(update={"traced": tuple(scores)}))
+        return walked(self._traced(request), scores)
+
+    def _traced(self, request: DecodingRequest) -> list[Traced]:
+        """Decodes prompts under what the engine follows, with what is measured along them."""
+        done = sorted(self._requests(request.prompts, request.seed, request.batch_size).results(), key=_index)
+        return [Traced(self._result(one, request.setting), one.facts) for one in done]
 
     def check_intervals(self, prompts: Sequence[KeyedPrompt]) -> None:
         """Finds out whether `intervals_hold`: greedy texts that do not depend on what else is in the batch.

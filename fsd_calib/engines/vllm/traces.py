@@ -1,4 +1,4 @@
-"""Traces along the target, collected by vLLM."""
+"""What vLLM measures along texts of the target: traces, and whole rounds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from fsd_collectors.collection.measures import Measures
 from fsd_collectors.collection.portions import Completions
 from fsd_collectors.collection.run import task_info, versions
 from fsd_collectors.manifest import Manifest
+from fsd_collectors.replay.walks import Walked, Walks
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
 from fsd_common.progress.base import Progress
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.parts import SamplingInfo
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.scores import score_named
 
 Array = NDArray[Any]
 
@@ -92,9 +94,34 @@ def _rows(traced: Sequence[Traced], names: Sequence[str]) -> tuple[Array, Array,
 
 def _one_a_token(facts: dict[str, Any]) -> list[list[float]]:
     """Returns the columns for each token but the first; where a step had no draft, those of the step before."""
-    known = dict(zip(facts["begins"], facts["columns"], strict=True))
+    known = {begin: columns[0] for begin, columns in zip(facts["begins"], facts["columns"], strict=True)}
     rows: list[list[float]] = []
     for place in range(1, len(facts["tokens"])):
         if place in known or rows:
             rows.append(known.get(place, rows[-1] if rows else []))
     return rows
+
+
+def walked(traced: Sequence[Traced], scores: Sequence[str]) -> Walked:
+    """Returns the rounds of texts that were decoded losslessly, with what was measured of each drafted token.
+
+    With sampling the exact rule decides by noise of its own, as vLLM's is not known.
+    """
+    names = Measures(scores, "raw", Sampling()).columns
+    rounds = [np.array(columns) for one in traced for columns in one.facts["columns"]]  # (n, columns) each
+    width = max(map(len, rounds))
+    exact, drafted = np.zeros((2, len(rounds), width + 1), np.int64)
+    found = {name: np.full((len(rounds), width + 1), np.inf) for name in scores}
+    for at, measured in enumerate(rounds):
+        count = len(measured)
+        drafted[at, :count] = range(1, count + 1)
+        kept = measured[:, names.index("sd_accepts")] > 0
+        exact[at, :count] = np.where(kept, drafted[at, :count], 0)
+        for name, values in found.items():
+            values[at, :count] = measured[:, names.index(name)]
+            if window := score_named(name).window:
+                followed = [count > i + window and bool(kept[i + 1 : i + 1 + window].all()) for i in range(count)]
+                values[at, :count][~np.array(followed)] = np.inf
+    results = [one.result for one in traced]
+    tokens, taken = sum(each.emitted for each in results), sum(each.rounds for each in results)
+    return Walked(Walks(exact, drafted, found, chains=True), tokens, taken)

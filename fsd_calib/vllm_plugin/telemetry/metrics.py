@@ -6,15 +6,16 @@ import functools
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from fsd_calib.vllm_plugin import audit
+from fsd_calib.vllm_plugin.telemetry.counters import AUDITS, STEPS, Counters, read_counters
 from fsd_calib.vllm_plugin.telemetry.steps import Step
 from fsd_calib.vllm_plugin.telemetry.texts import ServedText
 from fsd_decoding.profile.following import Drift, expected_range
@@ -48,19 +49,15 @@ NAMES: Final = ("exact", "fuzzy", "rejected", "fuzzy_score", "texts", "accepted_
 texts that were decoded as the profile says, with the sum of their shares of accepted tokens; whether they drifted."""
 
 
-class Counters:
-    """Numbers in a file that another process reads, without locks: one process writes, each number alone.
+class StepCounters(Counters):
+    """Counts drafted tokens, see `NAMES`.
 
     Args:
-        file: which is created, or begun anew. On a host without the front end its folder is, too, and nobody reads it.
+        file: see `Counters`.
     """
 
     def __init__(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._values = np.asarray(np.memmap(file, np.float64, "w+", shape=(len(NAMES),)))
-
-    def increase(self, name: str, by: float) -> None:
-        self._values[NAMES.index(name)] += by
+        super().__init__(file, NAMES)
 
     def add(self, step: Step) -> None:
         if step.layout.count:
@@ -72,15 +69,6 @@ class Counters:
     def finish(self, ids: Iterable[str]) -> None:
         """Counts nothing by request."""
 
-
-def read_counters(file: Path) -> dict[str, float]:
-    """Returns the numbers of a file by name, as they are now; 0 where it is only being made."""
-    numbers = np.fromfile(file, np.float64).tolist()
-    return dict(zip(NAMES, numbers if len(numbers) == len(NAMES) else [0.0] * len(NAMES), strict=True))
-
-
-PATTERN = "engine-{}.counters"
-"""Name of the file of an engine's counters, by its index among data-parallel engines."""
 
 _MARK = "_shows_fsd"
 _FOLDER = "FSD_CALIB_VLLM_COUNTERS"  # environment: the folder of the process that started this one
@@ -151,7 +139,7 @@ class Metrics:
         drifted = GaugeMetricFamily(
             "fsd:drifted", "1 once acceptance left the range that the profile expects.", labels=_ENGINE
         )
-        for labels, counted in self._counted():
+        for labels, counted in self._counted(STEPS, NAMES):
             for outcome in ("exact", "fuzzy", "rejected"):
                 tokens.add_metric([*labels, outcome], counted[outcome])
             if counted["fuzzy"]:
@@ -159,13 +147,41 @@ class Metrics:
             if counted["texts"]:
                 rate.add_metric(labels, counted["accepted_share"] / counted["texts"])
             drifted.add_metric(labels, counted["drifted"])
-        yield from (tokens, mean, rate, drifted, self._expected())
+        yield from (tokens, mean, rate, drifted, self._expected(), *self._audits())
 
-    def _counted(self) -> Iterator[tuple[list[str], dict[str, float]]]:
-        """Yields the labels and the counters of each engine."""
+    def _counted(self, pattern: str, names: Sequence[str]) -> Iterator[tuple[list[str], dict[str, float]]]:
+        """Yields the labels of each engine, and the numbers in its file of a pattern."""
         for order, (folder, _) in enumerate(self.engines):
-            for file in sorted(folder.glob(PATTERN.format("*"))):
-                yield [str(order), file.stem.partition("-")[2]], read_counters(file)
+            for file in sorted(folder.glob(pattern.format("*"))):
+                yield [str(order), file.stem.partition("-")[2]], read_counters(file, names)
+
+    def _audits(self) -> Iterator[Any]:
+        texts = CounterMetricFamily(
+            "fsd:audited_texts", "Served texts that were decoded losslessly once more: the same, or changed.",
+            labels=[*_ENGINE, "text"],
+        )  # fmt: skip
+        tokens = CounterMetricFamily(
+            "fsd:audited_tokens", "Tokens of audited texts, as served and lossless.", labels=[*_ENGINE, "decoding"]
+        )
+        first = GaugeMetricFamily(
+            "fsd:audited_first_difference_mean", "Mean place of the first token that differs, of changed texts.",
+            labels=_ENGINE,
+        )  # fmt: skip
+        outcomes = CounterMetricFamily(
+            "fsd:audited_outcomes", "Which of the served and the lossless text are right, by the grader: both, lost "
+            "(the lossless one alone), gained (the served one alone), neither.", labels=[*_ENGINE, "outcome"],
+        )  # fmt: skip
+        for labels, counted in self._counted(AUDITS, audit.NAMES):
+            changed = counted["changed"]
+            texts.add_metric([*labels, "changed"], changed)
+            texts.add_metric([*labels, "same"], counted["texts"] - changed)
+            tokens.add_metric([*labels, "served"], counted["tokens"])
+            tokens.add_metric([*labels, "lossless"], counted["lossless_tokens"])
+            if changed:
+                first.add_metric(labels, counted["first_difference"] / changed)
+            for outcome in audit.OUTCOMES:
+                outcomes.add_metric([*labels, outcome], counted[outcome])
+        yield from (texts, tokens, first, outcomes)
 
     def _info(self) -> Any:
         info = InfoMetricFamily("fsd:profile", "The profile that is followed.", labels=["order"])

@@ -13,7 +13,8 @@ from vllm.version import __version__ as vllm_version
 
 from fsd_calib.vllm_plugin.judge import sampled_as
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN, Acceptance, Counters
+from fsd_calib.vllm_plugin.telemetry.counters import STEPS
+from fsd_calib.vllm_plugin.telemetry.metrics import Acceptance, StepCounters
 from fsd_calib.vllm_plugin.telemetry.records import Records, manifest_of
 from fsd_calib.vllm_plugin.telemetry.steps import Listener, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import TextListener, Texts
@@ -50,7 +51,7 @@ class Telemetry:
         self._closing.close()
 
     def _listeners(self, profile: ThresholdProfile, settings: ServeSettings, config: Any) -> list[Listener]:
-        counters = Counters(Path(settings.counters, PATTERN.format(config.parallel_config.data_parallel_index)))
+        counters = StepCounters(Path(settings.counters, STEPS.format(config.parallel_config.data_parallel_index)))
         tokenizer = cached_tokenizer_from_config(config.model_config)
         of_texts: list[TextListener] = []
         length = config.speculative_config.num_speculative_tokens

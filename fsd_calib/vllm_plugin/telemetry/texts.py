@@ -66,6 +66,47 @@ class ServedText:
         self.steps = [each for each in self.steps if each.begin < length]
 
 
+class Ends:
+    """Finds where texts end.
+
+    Args:
+        tokenizer: vLLM's; finds stop strings, which vLLM looks for in its front end only.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, tokens: Sequence[int], request: RunningRequest, whole: bool = True) -> tuple[int, Reason]:
+        """Returns the number of tokens up to a text's end, a token that ends it included, and what ends it there.
+
+        Args:
+            tokens: of the text, with those behind its end.
+            whole: whether all tokens are known.
+        """
+        length = len(tokens)
+        reason: Reason = "abort"
+        if request.limit is not None and length >= request.limit:
+            length, reason = request.limit, "length"
+        own = next((place + 1 for place, token in enumerate(tokens[:length]) if token in request.ends), None)
+        if own is not None:
+            length, reason = own, "eos"
+        if whole and request.stops and self._stopped(tokens[:length], request):
+            return self._first_stopped(tokens[:length], request), "stop"
+        return length, reason
+
+    def _first_stopped(self, tokens: Sequence[int], request: RunningRequest) -> int:
+        """Returns the length of the shortest prefix that holds a stop string, which the whole does."""
+        low, high = 0, len(tokens)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._stopped(tokens[:middle], request) else (middle, high)
+        return high
+
+    def _stopped(self, tokens: Sequence[int], request: RunningRequest) -> bool:
+        decoded = self._tokenizer.decode(tokens)
+        return any(stop in decoded for stop in request.stops)
+
+
 class TextListener(Protocol):
     """Receives finished texts."""
 
@@ -77,11 +118,11 @@ class Texts:
 
     Args:
         listeners: receive them.
-        tokenizer: vLLM's; finds stop strings, which vLLM looks for in its front end only.
+        tokenizer: vLLM's.
     """
 
     def __init__(self, listeners: Sequence[TextListener], tokenizer: Any) -> None:
-        self._listeners, self._tokenizer = listeners, tokenizer
+        self._listeners, self._ends = listeners, Ends(tokenizer)
         self._running: dict[str, ServedText] = {}
 
     def add(self, step: Step) -> None:
@@ -106,13 +147,13 @@ class Texts:
     def finish(self, ids: Iterable[str]) -> None:
         for name in ids:
             if text := self._running.pop(name, None):
-                text.end(*self._end(text))
+                text.end(*self._ends.of(text.tokens, text.request, text.whole))
                 self._hand_on(text)
 
     def close(self) -> None:
         """Hands on the texts that have ended, though vLLM has not said so: it does at its next step."""
         for text in self._running.values():
-            length, reason = self._end(text)
+            length, reason = self._ends.of(text.tokens, text.request, text.whole)
             if reason != "abort":
                 text.end(length, reason)
                 self._hand_on(text)
@@ -121,28 +162,3 @@ class Texts:
     def _hand_on(self, text: ServedText) -> None:
         for listener in self._listeners:
             listener.finished(text)
-
-    def _end(self, text: ServedText) -> tuple[int, Reason]:
-        """Returns the number of tokens up to the text's end, a token that ends it included, and what ends it there."""
-        request, length = text.request, len(text.tokens)
-        reason: Reason = "abort"
-        if request.limit is not None and length >= request.limit:
-            length, reason = request.limit, "length"
-        own = next((place + 1 for place, token in enumerate(text.tokens[:length]) if token in request.ends), None)
-        if own is not None:
-            length, reason = own, "eos"
-        if text.whole and request.stops and self._stopped(text, length):
-            return self._first_stopped(text, length), "stop"
-        return length, reason
-
-    def _first_stopped(self, text: ServedText, high: int) -> int:
-        """Returns the length of the shortest prefix that holds a stop string, which that of `high` tokens does."""
-        low = 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._stopped(text, middle) else (middle, high)
-        return high
-
-    def _stopped(self, text: ServedText, length: int) -> bool:
-        decoded = self._tokenizer.decode(text.tokens[:length])
-        return any(stop in decoded for stop in text.request.stops)

@@ -48,7 +48,8 @@ def test_other_options_are_refused_in_one_line_with_their_name(given: Any) -> No
 def test_what_is_passed_to_workers_is_what_they_read() -> None:
     settings = ServeSettings.of({"profile": "p.json", "records": "traces", "record_texts": 5})
     passed = settings.passed_on("{}", "folder", 2)
-    assert ServeSettings(**passed) == ServeSettings("p.json", False, "traces", 5, "{}", "folder", 2)
+    expected = ServeSettings("p.json", records="traces", record_texts=5, content="{}", counters="folder", engines=2)
+    assert ServeSettings(**passed) == expected
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from fsd_calib.vllm_plugin.judge import Judge, JudgedTokens, Verification
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_calib.vllm_plugin.telemetry.records import Records, Served, manifest_of, tables_of
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog
-from fsd_calib.vllm_plugin.telemetry.texts import ServedText, Texts
+from fsd_calib.vllm_plugin.telemetry.texts import Ends, ServedText, Texts
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
@@ -321,7 +321,7 @@ def test_texts_end_where_vllm_ends_them(
     text.add(len(tokens), [8, 8], 1, np.zeros((3, 4), np.float32), 4)  # under way when the end became known
     if reason == "abort":
         length += 2
-    found = Texts([], TOKENIZER)._end(text)
+    found = Ends(TOKENIZER).of(text.tokens, text.request, text.whole)
     assert found == (length, reason)
     text.end(length, text.reason)
     assert text.tokens == [*tokens, 8, 8][:length]

@@ -22,7 +22,8 @@ from torch import Tensor
 from fsd_calib.vllm_plugin.draft_logits import Layout
 from fsd_calib.vllm_plugin.judge import JudgedTokens
 from fsd_calib.vllm_plugin.running_requests import RunningRequest, RunningRequests, describe
-from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN, Acceptance, Counters, export_counters, read_counters
+from fsd_calib.vllm_plugin.telemetry.counters import STEPS, read_counters
+from fsd_calib.vllm_plugin.telemetry.metrics import NAMES, Acceptance, StepCounters, export_counters
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Step, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import ServedText, Texts
 from fsd_decoding.profile.following import WINDOW, Drift, coverage_of, expected_range
@@ -71,11 +72,11 @@ def emitted_at(begin: int, sampled: Tensor, drafted: Sequence[int]) -> Emitted:
 
 def test_tokens_are_counted_by_what_accepted_them(tmp_path: Path) -> None:
     """Of a greedy request the argmax counts as exact, whatever its D; of a sampled one D <= T counts as fuzzy."""
-    counters = Counters(tmp_path / "counters")
+    counters = StepCounters(tmp_path / "counters")
     log = StepLog([counters])
     scores = [0.1, 0.2, 0.9, 0.1, 0.3]
     logged(log, [GREEDY, SAMPLED], [3, 2], scores, [True, False, False, True, True], [[1, 2, 3, -1], [4, 5, 6, -1]])
-    counted = read_counters(tmp_path / "counters")
+    counted = read_counters(tmp_path / "counters", NAMES)
     assert counted["exact"] == 2  # the greedy argmax, and the sampled token that vLLM's own rule accepted at D = .3
     assert counted["fuzzy"] == 2
     assert counted["rejected"] == 1
@@ -83,9 +84,9 @@ def test_tokens_are_counted_by_what_accepted_them(tmp_path: Path) -> None:
 
 
 def test_tokens_behind_the_first_rejection_are_not_counted(tmp_path: Path) -> None:
-    counters = Counters(tmp_path / "counters")
+    counters = StepCounters(tmp_path / "counters")
     logged(StepLog([counters]), [GREEDY], [3], [0.9, 0.1, 0.1], [False, True, True], [[7, -1, -1, -1]])
-    counted = read_counters(tmp_path / "counters")
+    counted = read_counters(tmp_path / "counters", NAMES)
     assert (counted["exact"], counted["fuzzy"], counted["rejected"]) == (0, 0, 1)
 
 
@@ -171,14 +172,14 @@ def test_acceptance_far_from_the_profiles_is_told_once(tmp_path: Path) -> None:
     """Half of all tokens are accepted, where the profile expects 85 to 91 %."""
     calibrated = profile()
     said: list[str] = []
-    counters = Counters(tmp_path / "counters")
+    counters = StepCounters(tmp_path / "counters")
     assert calibrated.acceptance is not None
     drift = Drift(calibrated.acceptance, coverage_of(calibrated, (None, None), None))
     acceptance = Acceptance(drift, counters, said.append)
     for _ in range(2 * WINDOW):
         text = texts_of([[1, 2, -1]], GREEDY)
         acceptance.finished(text)
-    counted = read_counters(tmp_path / "counters")
+    counted = read_counters(tmp_path / "counters", NAMES)
     assert len(said) == counted["drifted"] == 1
     assert "over the last 200 texts" in said[0]
     rate = counted["accepted_share"] / counted["texts"]
@@ -248,10 +249,10 @@ def test_a_text_may_have_as_many_tokens_as_the_request_and_the_context_allow() -
 
 
 def test_counters_are_read_while_they_are_written(tmp_path: Path) -> None:
-    counters = Counters(tmp_path / "counters")
+    counters = StepCounters(tmp_path / "counters")
     for expected in np.arange(1.0, 5.0):
         counters.increase("texts", 1)
-        assert read_counters(tmp_path / "counters")["texts"] == expected
+        assert read_counters(tmp_path / "counters", NAMES)["texts"] == expected
 
 
 def test_options_that_no_front_end_checked_are_decoded_exactly_with_one_warning(
@@ -287,7 +288,7 @@ def latest() -> str:
 
 
 def count_exact(folder: str, tokens: int) -> None:
-    Counters(Path(folder, PATTERN.format(0))).increase("exact", tokens)
+    StepCounters(Path(folder, STEPS.format(0))).increase("exact", tokens)
 
 
 def test_engines_of_a_process_are_shown_beside_each_other() -> None:

@@ -1,0 +1,85 @@
+"""A real server that audits what it serves: it decodes texts losslessly once more while no other request is there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_calib.vllm_plugin.audit import OUTCOMES
+from support.vllm_engine import arithmetic, saved
+from support.vllm_server import Server, following
+
+COUNT = 12
+GRADER = "def even(prompt, answer):\n    return 'Question' in prompt and answer.count('=') % 2 == 0\n"
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    folder = tmp_path_factory.mktemp("audited")
+    (folder / "grading.py").write_text(GRADER)
+    file = folder / "audits.jsonl"
+    settings = {"audit": 1.0, "audit_file": str(file), "grader": "grading:even"}
+    followed = saved(folder, {"threshold": 0.4})  # at which many texts change
+    with following(folder, {"fsd": {"profile": followed, **settings}}, path=folder) as server:
+        yield server, file
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if reached():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it was not reached within a minute")
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_texts_are_decoded_losslessly_once_more_and_compared(audited: tuple[Server, Path]) -> None:
+    server, file = audited
+    prompts = [problem.prompt for problem in arithmetic(COUNT).problems]
+
+    def ask(*options: Any) -> list[str]:
+        with ThreadPoolExecutor(4) as pool:
+            return [answer.choices[0].text for answer in pool.map(lambda p: server.complete(p, *options), prompts)]
+
+    lossless, served = ask({"fsd": "off"}), ask()
+    wait_until(lambda: len(lines(file)) >= COUNT)
+    found = lines(file)
+    assert len(found) == len({each["request"] for each in found}) == COUNT  # exact requests are not audited
+    changed = sum(text != exact for text, exact in zip(served, lossless, strict=True))
+    assert COUNT / 3 < changed <= sum(each["first_difference"] is not None for each in found)
+    of_texts = [
+        (text.count("=") % 2 == 0, exact.count("=") % 2 == 0) for text, exact in zip(served, lossless, strict=True)
+    ]
+    assert Counter((each["right"], each["lossless_right"]) for each in found) == Counter(of_texts)
+    assert server.total("fsd:audited_texts_total") == server.total("fsd:audited_outcomes_total") == COUNT
+    for both, outcome in zip([(True, True), (False, True), (True, False), (False, False)], OUTCOMES, strict=True):
+        metric = f'fsd:audited_outcomes_total{{engine="0",order="0",outcome="{outcome}"}}'
+        assert server.metric(metric) == of_texts.count(both)
+
+
+def test_nobody_waits_for_audits_or_gets_other_texts(audited: tuple[Server, Path]) -> None:
+    server, file = audited
+    prompts, before = [problem.prompt for problem in arithmetic(COUNT, seed=12).problems], len(lines(file))
+    first, *others = ([server.complete(prompt).choices[0].text for prompt in prompts] for _ in range(4))
+    assert others == [first] * 3
+    wait_until(lambda: len(lines(file)) == before + 4 * COUNT)
+    facts = [tuple(each[name] for name in ("tokens", "lossless_tokens", "first_difference")) for each in lines(file)]
+    assert all(count % 4 == 0 for count in Counter(facts[before:]).values())  # each text four times, as it was
+
+
+def test_a_text_that_its_limit_ends_is_compared_up_to_there(audited: tuple[Server, Path]) -> None:
+    server, file = audited
+    before = len(lines(file))
+    server.complete(arithmetic(1).problems[0].prompt, max_tokens=5)
+    wait_until(lambda: len(lines(file)) > before)
+    assert [(each["tokens"], each["lossless_tokens"]) for each in lines(file)[before:]] == [(5, 5)]
