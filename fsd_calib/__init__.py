@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fsd_decoding.drafters.eagle import Eagle
     from fsd_decoding.drafters.named import drafter_named
     from fsd_decoding.drafters.ngram import NGram
+    from fsd_decoding.drafters.vllm_draft import VllmDraft
     from fsd_decoding.hf import fsd_generate
     from fsd_decoding.observers.round_log import Recorder
     from fsd_decoding.observers.round_record import together
@@ -49,6 +50,7 @@ __all__ = [
     "ThresholdProfile",
     "TokenSources",
     "TreeShape",
+    "VllmDraft",
     "adaptive",
     "calibrate",
     "collect_traces",
@@ -81,6 +83,7 @@ __getattr__, __dir__ = lazy_exports(
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",
         "TokenSources": "fsd_decoding.observers.token_sources",
         "TreeShape": "fsd_decoding.tree_shape",
+        "VllmDraft": "fsd_decoding.drafters.vllm_draft",
         "adaptive": "fsd_calib.adaptive",
         "calibrate": "fsd_calib.calibration.api",
         "collect_traces": "fsd_collectors.collection.run",
