@@ -292,8 +292,8 @@ class Calibration:
             capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
             config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
-            self.sources, self._first, config, divided, guards, tokenizer, self._longest, self.goal.serve_batch,
-            capacity, self.decoding.stop_policy,
+            self.sources, self._first, config, divided, guards, tokenizer, self._scores, self._longest,
+            self.goal.serve_batch, capacity, self.decoding.stop_policy,
         )  # fmt: skip
         with open_engines(request) as opened:
             engines = named(opened.engines)

@@ -34,6 +34,7 @@ from fsd_decoding.policies.stopping import stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.requests import requests_for
+from fsd_decoding.scores import Fly, score_named
 from fsd_decoding.workers.model_workers import Capacity, Sources, open_workers
 
 _COLDEST = 0.01  # vLLM raises a lower temperature to this
@@ -47,6 +48,7 @@ class EngineRequest:
         decoding: With the rule and the score that are searched first.
         task: With the problems that may be decoded.
         guards: The same of other tasks.
+        scores: Those that are searched.
         longest: Largest draft length.
         serve_batch: Streams that are timed at once.
         capacity: Of this machine for workers.
@@ -59,6 +61,7 @@ class EngineRequest:
     task: Task
     guards: Sequence[Task]
     tokenizer: Any
+    scores: Sequence[str]
     longest: int
     serve_batch: int
     capacity: Capacity
@@ -218,16 +221,17 @@ def _obstacles(
 @contextmanager
 def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
     from fsd_calib.engines.vllm.engine import VllmEngineSource
-    from fsd_calib.engines.vllm.loading import EngineArguments, Room
+    from fsd_calib.engines.vllm.loading import EngineArguments, Room, has_own_fly
 
     check_vllm_installed()
     config, arguments = request.config, EngineArguments.of(request.config.engine_args or {})
     (given,) = request.sources.drafts
     draft = given if isinstance(given, VllmDraft) else str(given)
     room = Room(max(config.batch_size or MOST_AT_ONCE, request.serve_batch), request.longest, _context(request))
+    of_fly = all(isinstance(score_named(name), Fly) for name in request.scores)
     source = VllmEngineSource(
         str(request.sources.target), draft, config.dtype, request.decoding, Limits.of(request.task), arguments, room,
-        request.task.name,
+        request.task.name, by_fly=of_fly and has_own_fly(),
     )  # fmt: skip
     capacity = replace(request.capacity, gpus_each=arguments.devices)
     with open_workers(config.workers, config.ray, request.sources, capacity, config.reporter.note) as workers:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fsd_calib.exports.base import Engine, Flags, Knob, number, owner_of
-from fsd_calib.vllm_plugin import KINDS
+from fsd_calib.vllm_plugin import FLY_VERSIONS, KINDS
 from fsd_common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Vllm(Engine):
     """vLLM (read in 0.32 and 0.33)."""
 
     name, title, versions = "vllm", "vLLM", ">=0.32,<0.34"
-    knobs: ClassVar = {"fly": Knob(">=0.33,<0.34", _fly)}
+    knobs: ClassVar = {"fly": Knob(FLY_VERSIONS, _fly)}
     drafts = KINDS
     lacks = ("min_p",)
     one_t = f"one T of FLy for all tokens; calibrate with a constant T, {_OR_PLUGIN}"

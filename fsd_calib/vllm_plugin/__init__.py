@@ -17,5 +17,8 @@ KEY = "fsd"
 KINDS: Final[tuple[DraftKind, ...]] = ("model", "eagle", "vllm")
 """Kinds of drafts that vLLM runs."""
 
+FLY_VERSIONS: Final = ">=0.33,<0.34"
+"""Versions of vLLM that have FLy of their own, on GPUs."""
+
 RULES = ("fsd-sd", "fsd-coupled")
 """Rules that vLLM can follow: where greedy, both accept x = argmax p or a score of at most T; see also `other_law`."""

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from fsd_calib.vllm_plugin.judge import sampled_as
+from fsd_calib.vllm_plugin.judge import Judged, Pending, sampled_as
+from fsd_calib.vllm_plugin.own_rules import measured_fly, own_rule
 from fsd_calib.vllm_plugin.rejection_sampler import Serving
 from fsd_calib.vllm_plugin.settings import MeasuredSetting
 from fsd_calib.vllm_plugin.telemetry.steps import StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import Round, ServedText, Texts
 from fsd_collectors.collection.measures import Measures
+from fsd_decoding.scores import Fly, score_named
 
 
 class CalibratingServing(Serving):
@@ -31,17 +33,22 @@ class CalibratingServing(Serving):
     _tells_scaled = True  # as intervals of T are of what is compared with T
 
     def __init__(self, runner: Any, first: MeasuredSetting) -> None:
-        self._taken = TextLog(runner.vllm_config)
+        self._taken, self._by_fly = TextLog(runner.vllm_config), own_rule(runner.vllm_config) == "fly"
         super().__init__(runner, first, self._taken)
-        self._setting = first
+        self.follow(first)
         self._fits = runner._input_fits_in_drafter
         runner._input_fits_in_drafter = self._input_fits_in_drafter
 
     def follow(self, setting: MeasuredSetting) -> None:
-        """Measures another setting from now on."""
+        """Measures another setting from now on. vLLM's own FLy (0.33), where it decides, reads its T at every step."""
         self._setting = setting
         self._follow(setting)
         self._taken.measure(setting)
+        if self._by_fly:
+            score = score_named(setting.score)
+            assert isinstance(score, Fly)  # the engine was loaded for these alone
+            for name, value in measured_fly(score, setting.threshold).items():
+                setattr(self._sampler, name, value)
 
     def take(self, ids: Sequence[str]) -> list[dict[str, Any]]:
         """Returns what the texts of finished requests took, by the names that the front end gave these."""
@@ -56,6 +63,11 @@ class CalibratingServing(Serving):
         if drafts is None or self._setting.draft_length:
             return drafts
         return type(drafts)(drafts.req_ids, [[] for _ in drafts.req_ids])
+
+    def _judged(self) -> Judged | Pending | None:
+        if self._by_fly and self._telemetry.measures is None:
+            return None
+        return super()._judged()
 
     def _input_fits_in_drafter(self, *arguments: Any) -> bool:
         return self._setting.draft_length > 0 and bool(self._fits(*arguments))

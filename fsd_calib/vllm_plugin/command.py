@@ -11,10 +11,13 @@ from typing import Any
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import check_profile
+from fsd_calib.vllm_plugin.own_rules import METHOD, by_own_fly, fly_options_of
 from fsd_calib.vllm_plugin.speculation import speculation_of
 from fsd_decoding.profile.prompt_form import QUESTION
 from fsd_decoding.profile.rendering import request_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+_SAMPLED = {"draft_sample_method": "probabilistic"}
 
 
 def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> str:
@@ -35,7 +38,8 @@ def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> st
     settings: dict[str, Any] = {"profile": str(Path(file).absolute())}
     if profile.edited:  # which is followed only where the settings say so
         settings["allow_edited"] = True
-    return command_of(profile, {"draft_sample_method": "probabilistic"}, additional={KEY: settings})
+    drafting = {METHOD: "fly", **fly_options_of(profile)} if by_own_fly(profile) else _SAMPLED
+    return command_of(profile, drafting, additional={KEY: settings})
 
 
 def command_of(
@@ -70,7 +74,7 @@ def command_of(
         if profile.prompt.template_arguments:
             lines.append(f"--default-chat-template-kwargs {_quoted(profile.prompt.template_arguments)}")
     if profile.engine is not None:
-        lines += [_flag(name, value) for name, value in sorted(profile.engine.arguments.items())]
+        lines += [_flag(name, value) for name, value in sorted(profile.engine.arguments.items()) if name != METHOD]
     return " \\\n    ".join(lines)
 
 

@@ -219,7 +219,7 @@ def _of_runner_v2(config: Any, followed: Followed) -> Iterator[str]:
 
 def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
     """Yields warnings of settings that the profile's certificate is not for."""
-    if own_rules.own_rule(config) == "fly":
+    if own_rules.own_rule(config) == "fly" and not own_rules.by_own_fly(profile):
         yield f"vLLM's own FLy decodes, and the profile is of {profile.engine_name}: its certificate is not for that"
     elif (doubt := profile.engine_doubt("vllm")) is not None:
         yield doubt
@@ -259,7 +259,7 @@ def _other_arguments(config: Any, profile: ThresholdProfile, then: EngineInfo) -
     recorded = _recorded(then, "quantization", of_checkpoint)
     if (quantised is None) != (recorded is None):  # of one scheme vLLM has several names
         yield f"quantization is {quantised}, and the profile was certified with {recorded}"
-    if others := sorted(then.arguments.keys() - _COMPARED):
+    if others := sorted(then.arguments.keys() - _COMPARED - {own_rules.METHOD}):
         yield f"the profile was certified with {', '.join(others)} in --engine-args, which are not compared"
 
 

@@ -13,7 +13,9 @@ from fsd_calib.vllm_plugin.settings import EXACT
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Fly, score_named
 
-_OPTION = '"rejection_sample_method"'
+METHOD = "rejection_sample_method"
+"""The entry of --speculative-config that chooses the rule, and of a profile's engine where FLy certified it."""
+_OPTION = f'"{METHOD}"'
 
 
 def own_rule(config: Any) -> str | None:
@@ -34,6 +36,25 @@ def fly_options(score: Fly, threshold: float) -> dict[str, Any]:
         "fly_window_size": score.window,
         "fly_entropy_top_k": int(score.values[1]),
     }
+
+
+def fly_options_of(profile: ThresholdProfile) -> dict[str, Any]:
+    """Returns the same for a profile of `fly`."""
+    score = score_named(profile.score)
+    assert isinstance(score, Fly)
+    return fly_options(score, followed_threshold(profile))
+
+
+def measured_fly(score: Fly, threshold: float | None) -> dict[str, Any]:
+    """Returns what vLLM's FLy is told while a calibration measures a setting. threshold: None: decoding is exact."""
+    if threshold is None:
+        return {**fly_options(score, 0.0), "fly_entropy_threshold": math.inf}  # which no entropy reaches
+    return fly_options(score, threshold)
+
+
+def by_own_fly(profile: ThresholdProfile) -> bool:
+    """Whether vLLM's own FLy decoded where a profile was certified."""
+    return profile.engine is not None and profile.engine.arguments.get(METHOD) == "fly"
 
 
 def obstacles(config: Any, profile: ThresholdProfile) -> Iterator[str]:

@@ -40,7 +40,7 @@ class _FollowsProfile:
         worker.load_model(**keywords)
         runner, config = self.model_runner, self.vllm_config  # type: ignore[attr-defined]
         first = config.additional_config[KEY].get(CALIBRATION)
-        if own_rule(config) is not None:
+        if own_rule(config) is not None and first is None:
             return
         if config.use_v2_model_runner:
             self.serving = None if runner.rejection_sampler is None else _following(runner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ from vllm.envs import disable_envs_cache
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
+from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.vllm_plugin import KEY
+from fsd_calib.vllm_plugin.command import serve_command
 from fsd_calib.vllm_plugin.engine_checks import check_engine, doubts
 from fsd_calib.vllm_plugin.own_rules import fly_options
 from fsd_calib.vllm_plugin.request_checks import _check
@@ -24,10 +27,11 @@ from fsd_calib.vllm_plugin.worker import FuzzyCPUWorker
 from fsd_common.errors import UsageError
 from fsd_decoding.adaptive import Schedule
 from fsd_decoding.profile.parts import PolicyInfo
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Fly, score_named
 from support.calibration.profiles import UNCERTIFIED
-from support.vllm_engine import DRAFT, LENGTH, TARGET, bundled_profile, saved
+from support.vllm_engine import DRAFT, LENGTH, TARGET, arithmetic, bundled_profile, engine_source, saved, worker
 
 FLY = {"rule": "fsd-sd", "score": "fly@3@2", "threshold": 0.25, "logits": "processed"}
 BLOCK = {**UNCERTIFIED, "rule": "sd-block", "draft_length": LENGTH}
@@ -145,3 +149,32 @@ def test_a_worker_leaves_the_runner_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     assert worker.serving is None
     with pytest.raises(UsageError, match="cannot be reloaded"):
         worker.reload_weights()
+
+
+def test_a_calibration_gives_fly_each_threshold_in_turn() -> None:
+    """0.32 has no FLy: its sampler takes what it is told, and its texts stay exact."""
+    task = arithmetic(4)
+    engine = engine_source(task).engine(None)
+    serving = worker(engine._loaded.llm).serving
+    serving._by_fly = engine._by_fly = True
+    engine.check_intervals([KeyedPrompt(problem.id, problem.prompt) for problem in task.problems])
+    prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems]
+    score, told = score_named("fly@3@2"), []
+    assert isinstance(score, Fly)
+    for threshold in (0.25, 0.5):
+        (first, *_) = engine.decode(DecodingRequest(Setting("fsd-coupled", "fly@3@2", 6, threshold), 0, prompts, 4))
+        assert first.interval == (threshold, threshold)  # nobody knows at which others it is the same
+        told.append({name: getattr(serving._sampler, name) for name in fly_options(score, threshold)})
+    assert told == [fly_options(score, threshold) for threshold in (0.25, 0.5)]
+    engine.decode(DecodingRequest(Setting("sd", "fly@3@2", 6), 0, prompts, 4))
+    assert serving._sampler.fly_entropy_threshold == math.inf  # nothing is unsure enough
+    assert engine.info.arguments == {"rejection_sample_method": "fly"}
+
+
+def test_a_profile_that_fly_certified_is_served_by_fly(tmp_path: Path) -> None:
+    engine = {"name": "vllm", "version": "0.33.0", "arguments": {"rejection_sample_method": "fly"}}
+    found = bundled_profile(FLY | {"engine": engine})
+    command = serve_command(found, tmp_path / "profile.json")
+    assert '"rejection_sample_method": "fly"' in command
+    assert "--rejection-sample-method" not in command
+    assert not any("own FLy decodes" in doubt for doubt in doubts(configuration("fly"), found))

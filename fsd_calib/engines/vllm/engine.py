@@ -31,6 +31,7 @@ from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
 from fsd_calib.engines.vllm.loading import Checkpoints, EngineArguments, Room, load, read_checkpoints, versions
 from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of, walked
 from fsd_calib.vllm_plugin import RULES
+from fsd_calib.vllm_plugin.own_rules import METHOD
 from fsd_calib.vllm_plugin.settings import MeasuredSetting
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
@@ -206,6 +207,7 @@ class VllmEngine(Engine):
         arguments: Of the engine, as the user gave them.
         room: What the engine has room for.
         task: The task's name, for messages.
+        by_fly: Whether vLLM's own FLy decides; then all thresholds are of scores of that.
         note: Receives a line where results cannot be reused for other thresholds.
 
     Attributes:
@@ -217,11 +219,11 @@ class VllmEngine(Engine):
 
     def __init__(
         self, checkpoints: Checkpoints, decoding: DecodingConfig, limits: GenerationLimits, arguments: EngineArguments,
-        room: Room, task: str, note: Callable[[str], None] = lambda line: None,
+        room: Room, task: str, by_fly: bool = False, note: Callable[[str], None] = lambda line: None,
     ) -> None:  # fmt: skip
         self.decoding, self.limits, self.tokenizer = decoding, limits, checkpoints.tokenizer
         self._checkpoints, self._arguments, self._room = checkpoints, arguments, room
-        self._task, self._note = task, note
+        self._task, self._by_fly, self._note = task, by_fly, note
         self.intervals_hold = False
 
     def decode(
@@ -244,7 +246,7 @@ class VllmEngine(Engine):
             "vocabulary": checkpoints.vocabulary, "context": checkpoints.context,
         }  # fmt: skip
         engine = {
-            **self._versions, "fsd_plugin": PLUGIN_VERSION, "device": self.device, "args": self._arguments.decisive,
+            **self._versions, "fsd_plugin": PLUGIN_VERSION, "device": self.device, "args": self.info.arguments,
             "intervals": self.intervals_hold and setting.threshold is not None,
         }  # fmt: skip
         return key_of(setting, seed, self.decoding, self.limits, models=models, engine=engine)
@@ -291,7 +293,7 @@ class VllmEngine(Engine):
         in 62 % of runs, if 10 %, in 97 %. Where it is not, texts of a few thresholds are those that rounding in another
         batch would have given.
         """
-        if not self.decoding.sampling.greedy:
+        if not self.decoding.sampling.greedy or self._by_fly:  # FLy's texts have no interval that the plugin knows
             return
         checked, rows = prompts[:_CHECKED], min(_CHECKED, self._room.rows)
         self.follow(self._setting_of(Setting(self.rule, self.score, self._room.longest, _CHECKED_AT)))
@@ -331,7 +333,8 @@ class VllmEngine(Engine):
 
     @property
     def info(self) -> EngineInfo:
-        return EngineInfo(name=self.name, version=self._versions["vllm"], arguments=self._arguments.decisive)
+        by_fly = {METHOD: "fly"} if self._by_fly else {}
+        return EngineInfo(name=self.name, version=self._versions["vllm"], arguments=self._arguments.decisive | by_fly)
 
     @property
     def short_names(self) -> tuple[str, str]:
@@ -374,7 +377,7 @@ class VllmEngine(Engine):
     @cached_property
     def _loaded(self) -> _Loaded:
         exact = self._exact(self._room.longest)
-        return _Loaded(load(self._checkpoints.pair, self.dtype, self._arguments, exact, self._room))
+        return _Loaded(load(self._checkpoints.pair, self.dtype, self._arguments, exact, self._room, self._by_fly))
 
     @cached_property
     def _versions(self) -> dict[str, str]:
@@ -461,7 +464,7 @@ class VllmEngineSource:
         target, draft: Paths or hub ids; what drafts may be another drafter of vLLM.
         dtype: None: the target checkpoint's own.
         task: Its name, for messages.
-        intervals_hold: See `VllmEngine.intervals_hold`.
+        by_fly, intervals_hold: See `VllmEngine`.
     """
 
     target: str
@@ -472,6 +475,7 @@ class VllmEngineSource:
     arguments: EngineArguments
     room: Room
     task: str
+    by_fly: bool = False
     intervals_hold: bool = False
 
     def engine(self, draft: str | None) -> VllmEngine:
@@ -483,7 +487,7 @@ class VllmEngineSource:
         checkpoints, room = read_checkpoints(self.target, self.draft, self.dtype), self.room
         if checkpoints.context is not None:
             room = replace(room, context=min(room.context, checkpoints.context))
-        engine = VllmEngine(checkpoints, self.decoding, self.limits, self.arguments, room, self.task, note)
+        engine = VllmEngine(checkpoints, self.decoding, self.limits, self.arguments, room, self.task, self.by_fly, note)
         engine.intervals_hold = self.intervals_hold
         return engine
 

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, NamedTuple, Self
 
+from packaging.specifiers import SpecifierSet
+
 from fsd_calib.engines.base import Pair, short_name
-from fsd_calib.vllm_plugin import KEY, plugin
+from fsd_calib.vllm_plugin import FLY_VERSIONS, KEY, plugin
 from fsd_calib.vllm_plugin.model_checks import too_large
+from fsd_calib.vllm_plugin.own_rules import METHOD, fly_options
 from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting
 from fsd_calib.vllm_plugin.speculation import speculation_of
 from fsd_common.argument_checks import named
@@ -21,6 +24,7 @@ from fsd_decoding.loading import load_model, shared_tokenizer
 from fsd_decoding.models.fingerprint import family_id, tokenizer_fingerprint
 from fsd_decoding.models.runner import context_length
 from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.scores import Fly, score_named
 
 _OURS = {  # by name; the way out, in which names of settings stand in braces
     "model": "give it as {target}",
@@ -207,11 +211,14 @@ class Room:
     context: int
 
 
-def load(pair: Pair, dtype: str, arguments: EngineArguments, first: MeasuredSetting, room: Room) -> Any:
+def load(
+    pair: Pair, dtype: str, arguments: EngineArguments, first: MeasuredSetting, room: Room, by_fly: bool
+) -> Any:  # fmt: skip
     """Returns a `vllm.LLM` that measures settings of a calibration.
 
     Args:
         first: The first setting, whose sampling all have.
+        by_fly: Whether vLLM's own FLy decides, see `has_own_fly`.
 
     Raises:
         UsageError: vLLM cannot run these models so, or has no room for what is decoded.
@@ -227,6 +234,10 @@ def load(pair: Pair, dtype: str, arguments: EngineArguments, first: MeasuredSett
     plugin.register()  # vLLM loads it by itself only where VLLM_PLUGINS allows it
     sampled = first.sampling.temperature > 0
     speculation = {**speculation_of(pair.draft), "num_speculative_tokens": room.longest}
+    if by_fly:
+        score = score_named(first.score)
+        assert isinstance(score, Fly)
+        speculation |= {METHOD: "fly", **fly_options(score, 0.0)}  # which the plugin changes between calls
     on_cpu = {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE} if current_platform.is_cpu() else {}
     usual = {
         "dtype": dtype, "max_model_len": room.context, "max_num_seqs": room.rows, "generation_config": "vllm",
@@ -245,6 +256,14 @@ def load(pair: Pair, dtype: str, arguments: EngineArguments, first: MeasuredSett
         raise UsageError(f"vLLM could not start with {pair.target.id!r}: {_last_line(error)}") from error
     _alive.append(llm)
     return llm
+
+
+def has_own_fly() -> bool:
+    """Whether this vLLM has FLy: from 0.33 on, by kernels that need a GPU."""
+    from vllm.platforms import current_platform
+    from vllm.version import __version__ as vllm_version
+
+    return not current_platform.is_cpu() and SpecifierSet(FLY_VERSIONS).contains(vllm_version)
 
 
 def versions() -> dict[str, str]:
