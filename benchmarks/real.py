@@ -12,7 +12,6 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
@@ -20,21 +19,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsd_calib import CostModel, SpeculativeDecoder, load_task
-from fsd_calib.engines.own import measure_costs
-from fsd_calib.tasks.base import Task
+from fsd_calib import CostModel, SpeculativeDecoder
 from lib.common.results import RESULTS, conclude, machine_facts, options_of
 from lib.peers import RealPair
 from lib.real.blocks import Blocks, Pass
 from lib.real.points import Measured
 from lib.real.shown import table
+from lib.real.tasks import BLOCK, FILES, costs_of, problems_of
 
-_FILES = {
-    "gsm8k": "gsm8k/test.jsonl", "humaneval": "humaneval/HumanEval.jsonl.gz",
-    "mmlu": "mmlu/test", "csqa": "commonsenseqa/dev_rand_split.jsonl",
-}  # fmt: skip
-_PROBLEMS, _BLOCK, _QUICK = 512, 32, 3  # of a task at most; of a block
-_COSTED, _COSTED_TOKENS = 16, 128  # problems and tokens on which rounds are timed
+_QUICK = 3  # problems of a block in a smoke run
 
 
 class Cell(NamedTuple):
@@ -53,11 +46,11 @@ class Cell(NamedTuple):
 
 
 _CELLS = (
-    *(Cell(task, 0.0, 5, 16) for task in _FILES),
+    *(Cell(task, 0.0, 5, 16) for task in FILES),
     Cell("gsm8k", 0.6, 5, 16),
     *(Cell("gsm8k", 0.0, length, 8, 1) for length in (3, 8)),
-    *(Cell(task, 0.6, 5, 8, 1) for task in _FILES if task != "gsm8k"),
-    *(Cell(task, 0.0, length, 8, 1) for task in _FILES if task != "gsm8k" for length in (3, 8)),
+    *(Cell(task, 0.6, 5, 8, 1) for task in FILES if task != "gsm8k"),
+    *(Cell(task, 0.0, length, 8, 1) for task in FILES if task != "gsm8k" for length in (3, 8)),
 )
 """In the order in which they are decoded: of each block the first pass of all, then the second."""
 _SMOKE = Cell("arithmetic", 0.0, 3, 1), Cell("arithmetic", 0.6, 3, 2)
@@ -65,11 +58,11 @@ _SMOKE = Cell("arithmetic", 0.0, 3, 1), Cell("arithmetic", 0.6, 3, 2)
 
 def main() -> int:
     options, machine = _parser().parse_args(), machine_facts()
-    pair, size = RealPair.of(options.pair, None), _QUICK if options.quick else _BLOCK
+    pair, size = RealPair.of(options.pair, None), _QUICK if options.quick else BLOCK
     torch.set_num_threads(1)  # on which costs do not depend on what else the machine does
     decoder = SpeculativeDecoder.from_pretrained(*pair.models, dtype=pair.dtype)
     wanted = _SMOKE if options.quick else [cell for cell in _CELLS if cell.task in options.tasks]
-    tasks = {name: _task(name, options.data, decoder) for name in {cell.task for cell in wanted}}
+    tasks = {name: problems_of(name, options.data, decoder) for name in {cell.task for cell in wanted}}
     cells = {
         cell: Blocks(
             decoder.with_config(temperature=cell.temperature), tasks[cell.task], options.seen, options.traces, size
@@ -77,8 +70,7 @@ def main() -> int:
         for cell in wanted
     }
     _decode(cells, time.time() + 3600 * options.hours)
-    asked = next(iter(tasks.values())).problems[:_COSTED]
-    costs = measure_costs(decoder, [p.prompt for p in asked], [p.id for p in asked], _COSTED_TOKENS, batch_size=1).model
+    costs = costs_of(decoder, next(iter(tasks.values())))
     found = [
         _measured(blocks, done, of, costs)
         for cell, blocks in cells.items()
@@ -98,15 +90,8 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--traces", type=Path, required=True, help="folder of traces, which are large")
     parser.add_argument("--hours", type=float, default=8.0, help="0: only what is stored is measured")
-    parser.add_argument("--tasks", nargs="+", choices=_FILES, default=list(_FILES))
+    parser.add_argument("--tasks", nargs="+", choices=FILES, default=list(FILES))
     return parser
-
-
-def _task(name: str, data: Path | None, decoder: SpeculativeDecoder) -> Task:
-    """Returns a task whose problems are in the order of a hash, so that its first blocks are like the others."""
-    file = None if data is None else data / _FILES[name]
-    task = load_task(name, seed=0, limit=_PROBLEMS, data=file, tokenizer=decoder.tokenizer)
-    return replace(task, problems=tuple(sorted(task.problems, key=lambda problem: problem.id)))
 
 
 def _passes(cell: Cell, blocks: Blocks) -> list[Pass]:

@@ -327,10 +327,9 @@ class Judge:
             found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
         device = step.logits.device
         limits = to_device(np.repeat(thresholds, step.counts).tolist(), device, torch.float64)
-        scales = (
-            torch.ones_like(limits) if self._policy is None else scales_of(self._policy, self._tokens(step, entropies))
-        )
+        scales = None if self._policy is None else scales_of(self._policy, self._tokens(step, entropies))
         if found is None:
+            scales = torch.ones_like(limits) if scales is None else scales
             after, greedy = to_device(layout.after.tolist(), device), np.repeat(step.greedy, step.counts).tolist()
             bounds = Bounds(limits, scales, after, to_device(greedy, device, torch.bool))
             return Pending(layout, self._score, bounds, self._tells_scaled, measured, at)

@@ -17,9 +17,13 @@ from fsd_decoding.scores import Score, Seen, window_kept
 from fsd_decoding.tensors import argmax
 
 
-def compare(scores: Tensor, limits: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns scores divided by the factors of T, infinite where those are 0, and whether they are at most T: (n,)."""
-    compared = torch.where(scales > 0, scores / scales, torch.inf)
+def compare(scores: Tensor, limits: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns scores divided by the factors of T, infinite where those are 0, and whether they are at most T: (n,).
+
+    Args:
+        scales: (n,) the factors; None: T is constant.
+    """
+    compared = scores if scales is None else torch.where(scales > 0, scores / scales, torch.inf)
     return compared, (compared <= limits) & (compared < torch.inf)
 
 

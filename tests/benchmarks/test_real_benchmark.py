@@ -103,18 +103,27 @@ def test_a_predictor_of_other_problems_ends_drafts_no_worse_than_a_fixed_length(
 @pytest.mark.slow
 def test_the_smoke_run_measures_all_scores_and_goes_on_where_it_was(tmp_path: Path) -> None:
     out, texts = tmp_path / "found.json", tmp_path / "texts"
-    given = ("--quick", "--pair", *map(str, pair_paths()), "--texts", str(texts), "--out", str(out))
+    folders = ("--seen", str(texts), "--traces", str(tmp_path / "traces"))
+    given = ("--quick", "--pair", *map(str, pair_paths()), *folders, "--out", str(out))
     first = run(BENCHMARKS / "real.py", *given)
     assert first.returncode == 0, first.stderr
     assert str(tmp_path) not in out.read_text()
     cells = json.loads(out.read_text())["cells"]
-    assert [cell["temperature"] for cell in cells] == [0.0, 0.6]
-    drafters = json.loads(out.read_text())["drafters"]
-    assert [each["drafter"] for each in drafters] == ["model", "model", "ngram", "ngram"]
-    assert drafters[0]["tokens_per_round"] > drafters[2]["tokens_per_round"]
+    assert [cell["temperature"] for cell in cells] == [0.0] * 3 + [0.6] * 4  # a table for each pass
     parts = sorted(texts.rglob("*.parquet"))
     assert run(BENCHMARKS / "real.py", *given).returncode == 0
     assert sorted(texts.rglob("*.parquet")) == parts
     assert [cell["points"][0]["lost"] for cell in json.loads(out.read_text())["cells"]] == [
         cell["points"][0]["lost"] for cell in cells
     ]
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_other_drafters_compares_them(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    folders = ("--seen", str(tmp_path / "seen"), "--traces", str(tmp_path / "traces"))
+    done = run(BENCHMARKS / "real_drafts.py", "--quick", "--pair", *map(str, pair_paths()), *folders, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    drafters = json.loads(out.read_text())["drafters"]
+    assert [each["drafter"] for each in drafters] == ["model", "model", "ngram", "ngram"]
+    assert drafters[0]["tokens_per_round"] > drafters[2]["tokens_per_round"]
