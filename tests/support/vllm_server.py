@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +89,15 @@ class Server:
         usual: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "stop": list(arithmetic(1).stop)}
         body = {**(extra or {}), **({"vllm_xargs": options} if options else {})}
         return self.client.completions.create(model=self.model, prompt=prompt, extra_body=body, **usual | keywords)
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    """Waits until something is so, at most a minute."""
+    for _ in range(600):
+        if reached():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it was not reached within a minute")
 
 
 def free_port() -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from fsd_calib.vllm_plugin.audit import OUTCOMES
 from support.vllm_engine import arithmetic, saved
-from support.vllm_server import Server, following
+from support.vllm_server import Server, following, wait_until
 
 COUNT = 12
 GRADER = "def even(prompt, answer):\n    return 'Question' in prompt and answer.count('=') % 2 == 0\n"
@@ -29,14 +28,6 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     followed = saved(folder, {"threshold": 0.4})  # at which many texts change
     with following(folder, {"fsd": {"profile": followed, **settings}}, path=folder) as server:
         yield server, file
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if reached():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it was not reached within a minute")
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from openai import BadRequestError
 
 from support.vllm_engine import arithmetic, engine, sampling, saved
-from support.vllm_server import Server, following
+from support.vllm_server import Server, following, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_a_stream_that_the_client_leaves_is_aborted_and_stops_nobody_else(server
         answers.append(server.complete("What", max_tokens=1))  # vLLM tells what runs only as steps end
         return server.total("vllm:num_requests_running") == 0
 
-    _wait_until(nothing_runs)
+    wait_until(nothing_runs)
     finished, generated = (now - then for now, then in zip(_finished_and_generated(server), before, strict=True))
     assert finished == len(answers)
     assert 0 < generated - sum(answer.usage.completion_tokens for answer in answers) < texts * most
@@ -115,14 +114,6 @@ def test_a_stream_that_the_client_leaves_is_aborted_and_stops_nobody_else(server
 def _finished_and_generated(server: Server) -> tuple[float, float]:
     """Numbers of requests and of tokens."""
     return server.total("vllm:request_success_total"), server.total("vllm:generation_tokens_total")
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(100):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it does not come about in 10 s")
 
 
 def test_metrics_and_log_tell_what_was_done(server: Server) -> None:
