@@ -33,7 +33,7 @@ from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.common_options import AUTO, RULES_WITH_T, family_of
+from fsd_calib.common_options import AUTO, CONSTANT, RULES_WITH_T, family_of
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -59,7 +59,7 @@ from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.rules import rule_named
-from fsd_decoding.scores import score_named
+from fsd_decoding.scores import Fly, score_named
 from fsd_decoding.workers.model_workers import Sources
 
 DRAFT_LENGTHS = tuple(range(1, 13))
@@ -180,10 +180,11 @@ class Calibration:
         check_timing(self.config.timing, self.goal, self.sources)
         check_design(self.goal, self.config, self.sequence is not None)
         check_extends(self.goal, self.decoding, self.config)
-        if self.config.engine != "vllm" and any(kind_of(draft) == "vllm" for draft in drafts):
+        of_vllm = next((draft for draft in drafts if kind_of(draft) == "vllm"), None)
+        if self.config.engine != "vllm" and of_vllm is not None:
             raise UsageError(
-                f"{argument('speculative_config')} says what drafts in vLLM, and {argument('engine')} is "
-                f"{self.config.engine!r}; give {argument('engine')} vllm"
+                f"the draft is vLLM's own, {of_vllm!r}, and {argument('engine')} is {self.config.engine!r}; give "
+                f"{argument('engine')} vllm"
             )
         if self.config.engine == "vllm":
             check_vllm(self.sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
@@ -292,7 +293,7 @@ class Calibration:
             capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
             config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
         request = EngineRequest(
-            self.sources, self._first, config, divided, guards, tokenizer, self._scores, self._longest,
+            self.sources, self._first, config, divided, guards, tokenizer, self._fly_alone, self._longest,
             self.goal.serve_batch, capacity, self.decoding.stop_policy,
         )  # fmt: skip
         with open_engines(request) as opened:
@@ -423,6 +424,12 @@ class Calibration:
                 f"rule {own.name!r} bounds a score of its own, {own.score}; search it without other rules and scores"
             )
         return (own.score,)
+
+    @property
+    def _fly_alone(self) -> bool:
+        """See `EngineRequest`."""
+        constant = all(policy == CONSTANT for policy in self._policies)
+        return constant and all(isinstance(score_named(name), Fly) for name in self._scores)
 
     @property
     def _always(self) -> tuple[str, ...] | None:

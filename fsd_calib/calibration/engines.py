@@ -34,7 +34,6 @@ from fsd_decoding.policies.stopping import stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.fields import COMPILE
 from fsd_decoding.requests import requests_for
-from fsd_decoding.scores import Fly, score_named
 from fsd_decoding.workers.model_workers import Capacity, Sources, open_workers
 
 _COLDEST = 0.01  # vLLM raises a lower temperature to this
@@ -48,7 +47,7 @@ class EngineRequest:
         decoding: With the rule and the score that are searched first.
         task: With the problems that may be decoded.
         guards: The same of other tasks.
-        scores: Those that are searched.
+        fly_alone: Whether nothing but FLy with a constant T is searched, which vLLM may have itself.
         longest: Largest draft length.
         serve_batch: Streams that are timed at once.
         capacity: Of this machine for workers.
@@ -61,7 +60,7 @@ class EngineRequest:
     task: Task
     guards: Sequence[Task]
     tokenizer: Any
-    scores: Sequence[str]
+    fly_alone: bool
     longest: int
     serve_batch: int
     capacity: Capacity
@@ -228,10 +227,9 @@ def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
     (given,) = request.sources.drafts
     draft = given if isinstance(given, VllmDraft) else str(given)
     room = Room(max(config.batch_size or MOST_AT_ONCE, request.serve_batch), request.longest, _context(request))
-    of_fly = all(isinstance(score_named(name), Fly) for name in request.scores)
     source = VllmEngineSource(
         str(request.sources.target), draft, config.dtype, request.decoding, Limits.of(request.task), arguments, room,
-        request.task.name, by_fly=of_fly and has_own_fly(),
+        request.task.name, by_fly=request.fly_alone and has_own_fly(),
     )  # fmt: skip
     capacity = replace(request.capacity, gpus_each=arguments.devices)
     with open_workers(config.workers, config.ray, request.sources, capacity, config.reporter.note) as workers:

@@ -9,6 +9,7 @@ from typing import Any
 from fsd_calib.calibrate_options import RunConfig, SearchSpace
 from fsd_calib.common_options import CONSTANT, Drawing
 from fsd_calib.engines.base import Pair
+from fsd_calib.vllm_plugin import METHOD
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_decoding.loading import is_source
@@ -75,6 +76,8 @@ def as_recorded(profile: ThresholdProfile, config: RunConfig, models: tuple[Any,
         config = config.changed(dtype=config.dtype or profile.target.dtype)
     if config.engine != OWN_ENGINE:
         recorded = profile.engine.arguments if profile.engine_name == config.engine and profile.engine else None
+        if recorded is not None:  # the rest follows from the scores
+            recorded = {name: value for name, value in recorded.items() if name != METHOD}
         return config.changed(engine_args=recorded if config.engine_args is None else config.engine_args)
     loading = config.loading.following(profile, *models)
     draft = loading.draft

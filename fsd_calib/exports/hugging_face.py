@@ -39,6 +39,8 @@ class Transformers(Engine):
         return "ensemble" if greedy else BASE
 
     def obstacles(self, profile: ThresholdProfile) -> Iterator[str]:
+        if profile.draft.kind == "vllm":
+            yield f"the profile's draft is {profile.draft.id}, which transformers cannot load; calibrate a draft model"
         if not _assisted(profile):
             return
         yield from super().obstacles(profile)

@@ -17,6 +17,9 @@ KEY = "fsd"
 KINDS: Final[tuple[DraftKind, ...]] = ("model", "eagle", "vllm")
 """Kinds of drafts that vLLM runs."""
 
+METHOD: Final = "rejection_sample_method"
+"""The entry of --speculative-config that chooses vLLM's rule, and of a profile's engine where its FLy certified."""
+
 FLY_VERSIONS: Final = ">=0.33,<0.34"
 """Versions of vLLM that have FLy of their own, on GPUs."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -15,16 +16,19 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_calib.vllm_plugin.telemetry.counters import Counters
 from fsd_common.errors import UsageError
+from fsd_decoding.text import cut_before
 
 logger = logging.getLogger("vllm.fsd")
 
 OUTCOMES: Final = ("both", "lost", "gained", "neither")
 """Which of two texts are right: both, the lossless one alone (lost), the served one alone (gained), or neither."""
-NAMES: Final = ("texts", "changed", "tokens", "lossless_tokens", "first_difference", *OUTCOMES)
-"""What is counted: texts that were audited; those that differ; tokens of the served and of the lossless ones; the sum
-of the places where those that differ begin to; and with a grader, outcomes."""
+NAMES: Final = ("same", "changed", "sampled", "dropped", "tokens", "lossless_tokens", "first_difference", *OUTCOMES)
+"""What is counted: texts that are those of lossless decoding, that differ, or that were sampled, so that they would
+differ anyhow; those that were not audited as too many waited; tokens of the served and of the lossless ones; the sum of
+the places where those that differ begin to; and with a grader, outcomes."""
 
 Grader: TypeAlias = Callable[[str, str], bool]
 """Says of a prompt and an answer to it whether that is right."""
@@ -33,80 +37,104 @@ _TOLD = 100  # texts between two lines in the log
 
 
 @dataclass(frozen=True)
+class Pair:
+    """A served text and the lossless one of the same prompt, of token ids up to their ends.
+
+    Args:
+        request: its id.
+        asked: what ends its texts.
+    """
+
+    request: str
+    prompt: Sequence[int]
+    served: Sequence[int]
+    lossless: Sequence[int]
+    asked: RunningRequest
+
+    @property
+    def first_difference(self) -> int | None:
+        """The place of the first token that differs; None: none does, or both were sampled."""
+        if not self.asked.greedy or list(self.served) == list(self.lossless):
+            return None
+        return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(self.served, self.lossless, strict=False)))
+
+    def text(self, tokens: Sequence[int], tokenizer: Any) -> str:
+        """Returns a text as clients get it: without what ends it."""
+        return cut_before(tokenizer, [token for token in tokens if token not in self.asked.ends], self.asked.stops)
+
+
+@dataclass(frozen=True)
 class Audited:
-    """A served text beside the lossless one of the same prompt.
+    """What is said of a pair of texts.
 
     Attributes:
         request: its id.
         tokens, lossless_tokens: how many each has.
-        first_difference: the place of the first token that differs; None: none does.
-        right, lossless_right: what the grader says; None: there is none.
+        sampled: whether tokens were drawn, so that two texts differ by chance.
+        first_difference: see `Pair`.
+        outcome: one of `OUTCOMES`; None: nobody says.
     """
 
     request: str
     tokens: int
     lossless_tokens: int
-    first_difference: int | None
-    right: bool | None = None
-    lossless_right: bool | None = None
-
-    @classmethod
-    def of(
-        cls, request: str, prompt: Sequence[int], served: Sequence[int], lossless: Sequence[int], grader: Grader | None,
-        decode: Callable[[Sequence[int]], str],
-    ) -> Audited:  # fmt: skip
-        """Compares two texts.
-
-        Args:
-            prompt, served, lossless: token ids.
-            decode: turns token ids into text.
-        """
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(served, lossless, strict=False)))
-        first = None if list(served) == list(lossless) else same
-        found = cls(request, len(served), len(lossless), first)
-        if grader is None:
-            return found
-        asked = decode(prompt)
-        right, lossless_right = (bool(grader(asked, decode(text))) for text in (served, lossless))
-        return cls(request, len(served), len(lossless), first, right, lossless_right)
+    sampled: bool = False
+    first_difference: int | None = None
+    outcome: str | None = None
 
     @property
-    def outcome(self) -> str | None:
-        """One of `OUTCOMES`; None: nobody says."""
-        if self.right is None or self.lossless_right is None:
-            return None
-        if self.right == self.lossless_right:
-            return "both" if self.right else "neither"
-        return "gained" if self.right else "lost"
+    def kind(self) -> str:
+        """Which of `NAMES` it counts as."""
+        return "sampled" if self.sampled else "same" if self.first_difference is None else "changed"
 
 
 class AuditLog:
-    """Counts audited texts and writes a line of each.
+    """Compares pairs of texts, counts them and writes a line of each.
 
     Args:
         counters: by `NAMES`.
         file: to which a JSON line of each is added; None: nothing is written.
+        grader: says which texts are right; None: nobody does.
     """
 
-    def __init__(self, counters: Counters, file: Path | None) -> None:
-        self._counters, self._file = counters, file
-        self._texts = self._changed = 0
-        self._outcomes: dict[str, int] = {}
+    def __init__(self, counters: Counters, file: Path | None, grader: Grader | None = None) -> None:
+        self._counters, self._file, self._grader = counters, file, grader
+        self._told: Counter[str] = Counter()
 
-    def add(self, audited: Audited) -> None:
-        counted = {"texts": 1.0, "tokens": float(audited.tokens), "lossless_tokens": float(audited.lossless_tokens)}
-        if audited.first_difference is not None:
-            counted |= {"changed": 1.0, "first_difference": float(audited.first_difference)}
-            self._changed += 1
-        if audited.outcome is not None:
-            counted[audited.outcome] = 1.0
-            self._outcomes[audited.outcome] = self._outcomes.get(audited.outcome, 0) + 1
+    def add(self, pair: Pair, tokenizer: Any) -> None:
+        """Compares two texts. tokenizer: vLLM's."""
+        audited = Audited(
+            pair.request, len(pair.served), len(pair.lossless), not pair.asked.greedy, pair.first_difference,
+            self._outcome(pair, tokenizer),
+        )  # fmt: skip
+        counted = {audited.kind: 1, "tokens": audited.tokens, "lossless_tokens": audited.lossless_tokens}
+        counted |= {"first_difference": audited.first_difference or 0}
+        counted |= {} if audited.outcome is None else {audited.outcome: 1}
         for name, by in counted.items():
             self._counters.increase(name, by)
         self._write(audited)
-        self._texts += 1
-        if self._texts % _TOLD == 0:
+        self._told.update([audited.kind, "texts", *([] if audited.outcome is None else [audited.outcome])])
+        if self._told["texts"] % _TOLD == 0:
             self._tell()
+
+    def drop(self) -> None:
+        """Notes a text that is not audited, as too many wait."""
+        self._counters.increase("dropped", 1)
+
+    def _outcome(self, pair: Pair, tokenizer: Any) -> str | None:
+        """Asks the grader, and gives it up, with a warning, where it fails: serving goes on."""
+        if self._grader is None:
+            return None
+        asked = str(tokenizer.decode(pair.prompt))
+        try:
+            right, exact = (bool(self._grader(asked, pair.text(t, tokenizer))) for t in (pair.served, pair.lossless))
+        except Exception as error:  # of whatever kind, as it is somebody's code
+            logger.warning("fsd: texts are no longer graded, as the grader failed: %s: %s", type(error).__name__, error)
+            self._grader = None
+            return None
+        if right == exact:
+            return "both" if right else "neither"
+        return "gained" if right else "lost"
 
     def _write(self, audited: Audited) -> None:
         """Adds a line to the file, and gives it up, with a warning, where that cannot be: serving goes on."""
@@ -120,11 +148,12 @@ class AuditLog:
             self._file = None
 
     def _tell(self) -> None:
-        lost, gained = (self._outcomes.get(name, 0) for name in ("lost", "gained"))
-        graded = f"; {lost} right answers were lost and {gained} gained" if self._outcomes else ""
+        found = self._told
+        compared = found["same"] + found["changed"]
+        graded = f"; {found['lost']} right answers were lost and {found['gained']} gained" if self._grader else ""
         logger.info(
-            "fsd: of %d audited texts %d differ from those that lossless decoding writes%s",
-            self._texts, self._changed, graded,
+            "fsd: of %d audited texts %d are greedy, and %d of these differ from what lossless decoding writes%s",
+            found["texts"], compared, found["changed"], graded,
         )  # fmt: skip
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from fsd_calib.vllm_plugin import KEY
-from fsd_calib.vllm_plugin.audit import NAMES, Audited, AuditLog, grader_named, is_audited
-from fsd_calib.vllm_plugin.running_requests import describe
+from fsd_calib.vllm_plugin.audit import NAMES, AuditLog, Pair, grader_named, is_audited
+from fsd_calib.vllm_plugin.running_requests import RunningRequest, describe
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.counters import AUDITS, Counters
 from fsd_calib.vllm_plugin.telemetry.texts import Ends
@@ -29,8 +32,8 @@ _TOGETHER = 4  # of them that are decoded at once
 class _Auditing:
     """Keeps audited requests until no other one is there, and decodes them then.
 
-    When another request comes, what is being decoded is given up and begins again later, so that nobody waits for it.
-    Nothing of it leaves the scheduler.
+    When another request comes, what is being decoded is given up and begins again later, behind what waits, so that
+    nobody waits for it. Nothing of it leaves the scheduler.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -39,10 +42,12 @@ class _Auditing:
         settings = ServeSettings(**config.additional_config[KEY])
         self._profile, self._share = ThresholdProfile.from_content(settings.content), settings.audit
         self._tokenizer = cached_tokenizer_from_config(config.model_config)
-        self._ends = Ends(self._tokenizer)
-        self._grader = None if settings.grader is None else grader_named(settings.grader)
+        self._context, self._ends = config.model_config.max_model_len, Ends(self._tokenizer)
+        grader = None if settings.grader is None else grader_named(settings.grader)
         counters = Path(settings.counters, AUDITS.format(config.parallel_config.data_parallel_index))
-        self._log = AuditLog(Counters(counters, NAMES), Path(settings.audit_file) if settings.audit_file else None)
+        file = Path(settings.audit_file) if settings.audit_file else None
+        self._log = AuditLog(Counters(counters, NAMES), file, grader)
+        self._comparing = ThreadPoolExecutor(1, "fsd-audit")  # steps do not wait for a grader
         self._served: dict[str, Any] = {}  # audited requests that run
         self._waiting: deque[tuple[Any, list[int]]] = deque()  # with their texts
         self._decoding: dict[str, tuple[Any, tuple[Any, list[int]]]] = {}  # by id: the request made, and of what
@@ -54,10 +59,14 @@ class _Auditing:
             self._served[request.request_id] = request
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
-        """vLLM's; front ends end texts so where they find a stop string, or where a client has left."""
+        """vLLM's; front ends end texts so where they find a stop string, or where a client has left. None: all."""
+        if request_ids is None:
+            self._waiting.clear()  # the engine is to stop
         ended = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        for request in ended:
+            self._decoding.pop(request.request_id, None)
         self._note_ended(request.request_id for request in ended)
-        return ended
+        return [request for request in ended if not request.request_id.startswith(_OWN)]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         found = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
@@ -68,9 +77,11 @@ class _Auditing:
         return found
 
     def has_requests(self) -> bool:
-        """Whether there is work: audits, if there is no other."""
+        """Whether there is work: audits, if there is no other and the engine is not paused."""
         if super().has_requests():  # type: ignore[misc]
             return True
+        if self.pause_state != PauseState.UNPAUSED:  # type: ignore[attr-defined]
+            return False
         while self._waiting and len(self._decoding) < _TOGETHER:
             self._begin(*self._waiting.popleft())
         return bool(self._decoding)
@@ -91,14 +102,23 @@ class _Auditing:
             if request is None:
                 continue
             text = list(request.output_token_ids)
-            length, reason = self._ends.of(text, describe(request.sampling_params, self._profile))
-            if reason != "abort" and len(self._waiting) < _WAITING:
+            length, reason = self._ends.of(text, self._described(request))
+            if reason == "abort":
+                continue
+            if len(self._waiting) < _WAITING:
                 self._waiting.append((request, text[:length]))
+            else:
+                self._log.drop()
+
+    def _described(self, request: Any) -> RunningRequest:
+        """What ends a request's text: the context does, too."""
+        described = describe(request.sampling_params, self._profile)
+        room = self._context - len(request.prompt_token_ids)
+        return replace(described, limit=room if described.limit is None else min(described.limit, room))
 
     def _begin(self, served: Any, text: list[int]) -> None:
         parameters = served.sampling_params.clone()
         parameters.extra_args = {**(parameters.extra_args or {}), "fsd": "off"}
-        parameters.extra_args.pop("fsd_threshold", None)
         made = Request(
             request_id=f"{_OWN}{served.request_id}", prompt_token_ids=served.prompt_token_ids,
             sampling_params=parameters, pooling_params=None, client_index=served.client_index,
@@ -109,24 +129,24 @@ class _Auditing:
 
     def _give_way(self) -> None:
         """Gives up what is being decoded, until later."""
-        for made, of in self._decoding.values():
-            super().finish_requests(made.request_id, RequestStatus.FINISHED_ABORTED)  # type: ignore[misc]
-            self._waiting.appendleft(of)
-        self._decoding.clear()
+        given_up, self._decoding = self._decoding, {}
+        for name, (_, of) in given_up.items():
+            super().finish_requests(name, RequestStatus.FINISHED_ABORTED)  # type: ignore[misc]
+            self._waiting.append(of)
 
     def _note_decoded(self) -> None:
         for name, (made, (served, text)) in list(self._decoding.items()):
             lossless = list(made.output_token_ids)
-            length, reason = self._ends.of(lossless, describe(made.sampling_params, self._profile))
-            if reason == "abort":
+            described = self._described(made)
+            length, reason = self._ends.of(lossless, described)
+            if reason == "abort" and not made.is_finished():
                 continue
             if not made.is_finished():  # at a stop string, which vLLM looks for in its front end only
                 super().finish_requests(name, RequestStatus.FINISHED_ABORTED)  # type: ignore[misc]
             del self._decoding[name]
-            prompt = served.prompt_token_ids
-            self._log.add(
-                Audited.of(served.request_id, prompt, text, lossless[:length], self._grader, self._tokenizer.decode)
-            )
+            if reason != "abort":  # else vLLM ended it in a way that nothing is known of
+                pair = Pair(served.request_id, served.prompt_token_ids, text, lossless[:length], described)
+                self._comparing.submit(self._log.add, pair, self._tokenizer)
 
 
 class AuditingScheduler(_Auditing, Scheduler):

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsd_calib.vllm_plugin import KEY
+from fsd_calib.vllm_plugin import KEY, METHOD
 from fsd_calib.vllm_plugin.engine_checks import check_profile
-from fsd_calib.vllm_plugin.own_rules import METHOD, by_own_fly, fly_options_of
+from fsd_calib.vllm_plugin.own_rules import by_own_fly, fly_options_of
 from fsd_calib.vllm_plugin.speculation import speculation_of
 from fsd_decoding.profile.prompt_form import QUESTION
 from fsd_decoding.profile.rendering import request_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fsd_calib.vllm_plugin import KINDS, RULES, own_rules
+from fsd_calib.vllm_plugin import KINDS, METHOD, RULES, own_rules
 from fsd_calib.vllm_plugin.judge import policy_of
 from fsd_calib.vllm_plugin.settings import Followed, hidden_noise, other_law
 from fsd_common.errors import UsageError
@@ -59,6 +59,8 @@ def check_engine(config: Any, profile: ThresholdProfile, recorded: bool = False)
     if own_rules.own_rule(config) is not None:
         for reason in own_rules.obstacles(config, profile):
             raise UsageError(reason)
+    elif config.use_v2_model_runner and config.parallel_config.enable_batch_sharded_sampling:
+        raise UsageError("--enable-batch-sharded-sampling cannot be combined with fsd; leave it out")
     elif config.use_v2_model_runner and not uses_processor(config, profile, recorded):
         for reason in _of_runner_v2(config, profile):
             raise UsageError(reason)
@@ -213,8 +215,6 @@ def _of_runner_v2(config: Any, followed: Followed) -> Iterator[str]:
     if followed.threshold is not None and (hidden := hidden_noise(followed.score, _is_greedy(followed), False)):
         own = " or vLLM's own FLy: fsd-profile export --to vllm" if isinstance(score_named(followed.score), Fly) else ""
         yield f"the profile samples, and its {hidden}; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner{own}"
-    if config.parallel_config.enable_batch_sharded_sampling:
-        yield "--enable-batch-sharded-sampling cannot be combined with fsd; leave it out"
 
 
 def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _other_arguments(config: Any, profile: ThresholdProfile, then: EngineInfo) -
     recorded = _recorded(then, "quantization", of_checkpoint)
     if (quantised is None) != (recorded is None):  # of one scheme vLLM has several names
         yield f"quantization is {quantised}, and the profile was certified with {recorded}"
-    if others := sorted(then.arguments.keys() - _COMPARED - {own_rules.METHOD}):
+    if others := sorted(then.arguments.keys() - _COMPARED - {METHOD}):
         yield f"the profile was certified with {', '.join(others)} in --engine-args, which are not compared"
 
 

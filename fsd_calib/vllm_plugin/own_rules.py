@@ -9,12 +9,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from fsd_calib.vllm_plugin import METHOD
 from fsd_calib.vllm_plugin.settings import EXACT
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Fly, score_named
 
-METHOD = "rejection_sample_method"
-"""The entry of --speculative-config that chooses the rule, and of a profile's engine where FLy certified it."""
 _OPTION = f'"{METHOD}"'
 
 

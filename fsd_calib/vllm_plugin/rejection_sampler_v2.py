@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Pending, Verification, policy_of
+from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Pending, Verification
 from fsd_calib.vllm_plugin.logits_v2 import ChunkedDecisions, StateDraftLogits, StepRows
-from fsd_calib.vllm_plugin.serving_v2 import ServingV2
+from fsd_calib.vllm_plugin.serving_v2 import ServingV2, check_sampler
 from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.tensors import to_device
@@ -30,9 +30,10 @@ class JudgingServing(ServingV2):
     """
 
     def __init__(self, runner: Any, profile: ThresholdProfile) -> None:
+        check_sampler(runner)
         drafts = StateDraftLogits(_draft_logits(runner), runner.req_states.req_id_to_index)
         super().__init__(runner, profile, drafts)
-        self._judge = Judge(drafts, profile.score, policy_of(profile))
+        self._judge = Judge(drafts, profile.score, self._policy)
         self._raw: JudgedTokens | Pending | None = None
         self._verified: Judged | None = None
         self._before_grammar(runner.structured_outputs_worker)
@@ -150,10 +151,5 @@ def _draft_logits(runner: Any) -> Tensor:
         raise UsageError(
             f"the draft has {kept.shape[-1]} logits, the target {runner.vocab_size}; fsd compares distributions over "
             "one vocabulary"
-        )
-    if type(runner.rejection_sampler) is not RejectionSampler:
-        raise UsageError(
-            f"the model's rejection sampler is {type(runner.rejection_sampler).__name__}, which fsd does not know; "
-            "serve another model"
         )
     return kept

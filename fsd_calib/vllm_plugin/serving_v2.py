@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from fsd_calib.vllm_plugin import KEY, supported_vllm
 from fsd_calib.vllm_plugin.judge import Judged, policy_of
@@ -24,6 +25,7 @@ from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
@@ -41,7 +43,8 @@ class ServingV2(ABC):
         config = runner.vllm_config
         self._runner, self._drafted = runner, drafted
         self._known: dict[str, Any] = {}
-        self._phases = phases_of(policy_of(profile), config, runner.device)
+        self._policy = policy_of(profile)
+        self._phases = phases_of(self._policy, config, runner.device)
         self._requests = RunningRequests(
             self._known, profile, self._warn, config.model_config.max_model_len, noise_is_seen=False
         )
@@ -126,3 +129,12 @@ class ServingV2(ABC):
             emitted = Emitted(sampled, lengths, counts, emits)
             self._telemetry.log.add(ids, self._requests.of(ids), self._found(batch), emitted)
         return result
+
+
+def check_sampler(runner: Any) -> None:
+    """Raises UsageError where a model samples in a way of its own."""
+    if type(runner.rejection_sampler) is not RejectionSampler:
+        raise UsageError(
+            f"the model's rejection sampler is {type(runner.rejection_sampler).__name__}, which fsd does not know; "
+            "serve another model"
+        )

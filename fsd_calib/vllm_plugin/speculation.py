@@ -48,11 +48,19 @@ def check_drafter(spec: Any, draft: ModelInfo) -> list[str]:
                 f"{served.model!r}; {another}"
             )
         return [f"the weights of the EAGLE head {draft.id!r} are not compared with the profile's"]
-    now = files_fingerprint(served.model, asked_revision(served))
-    if (spec.method, now) != (VllmDraft(draft.id).method, draft.fingerprint):
+    then = VllmDraft(draft.id)
+    if spec.method != then.method or (then.in_target and served.model != spec.target_model_config.model):
         raise UsageError(
             f"the profile's draft is the {IN_WORDS[draft.kind]} {draft.id}, but this engine drafts by {spec.method!r} "
             f"with {served.model!r}; {another}"
+        )
+    if then.in_target:
+        return [
+            f"the weights that draft by {then.method!r}, in the target's files, are not compared with the profile's"
+        ]
+    if files_fingerprint(served.model, asked_revision(served)) != draft.fingerprint:
+        raise UsageError(
+            f"the files of the drafter {served.model!r} are not those that the profile was calibrated with; {another}"
         )
     return []
 

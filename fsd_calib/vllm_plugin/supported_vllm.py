@@ -148,9 +148,11 @@ AUDIT: Mapping[str, Sequence[str]] = {
     "vllm.config": [*_COMMON["vllm.config"], "SchedulerConfig.async_scheduling", "SchedulerConfig.scheduler_cls"],
     "vllm.sampling_params": [*_COMMON["vllm.sampling_params"], "SamplingParams.clone()"],
     "vllm.v1.core.sched.async_scheduler": ["AsyncScheduler"],
+    "vllm.v1.core.sched.interface": ["PauseState.UNPAUSED"],
     "vllm.v1.core.sched.scheduler": [
         "Scheduler.add_request(request)", "Scheduler.finish_requests(request_ids, finished_status)",
-        "Scheduler.has_requests()", "Scheduler.update_from_output(scheduler_output, model_runner_output)",
+        "Scheduler.has_requests()", "Scheduler.pause_state",
+        "Scheduler.update_from_output(scheduler_output, model_runner_output)",
     ],
     "vllm.v1.engine": ["EngineCoreOutput.finish_reason", "EngineCoreOutput.request_id", "EngineCoreOutputs.outputs"],
     "vllm.v1.request": [

@@ -21,7 +21,7 @@ from fsd_calib.vllm_plugin.judge import Judged, JudgedTokens, StepTokens, accept
 from fsd_calib.vllm_plugin.logits_v2 import DraftedSteps, StepRows
 from fsd_calib.vllm_plugin.processed import Bounds, Sight
 from fsd_calib.vllm_plugin.running_requests import describe, sampling_of
-from fsd_calib.vllm_plugin.serving_v2 import ServingV2
+from fsd_calib.vllm_plugin.serving_v2 import ServingV2, check_sampler
 from fsd_calib.vllm_plugin.settings import EXACT, ServeSettings, requested_threshold
 from fsd_decoding.divergence import entropy
 from fsd_decoding.policies.shapes import EntropyScaled
@@ -59,13 +59,17 @@ class TargetScores(LogitsProcessor):
         requested_threshold(sampling_params.extra_args, 0.0)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """Notes the T and the sampling of a request in a slot; returns whether it may be changed."""
-        threshold = describe(sampling_params, self._profile).threshold
+        """Notes the T and the sampling of a request in a slot; returns True, so that all rows of a step are seen.
+
+        vLLM forces tokens behind this, where a thinking budget is spent, which certain tokens would outdo.
+        """
+        budget = sampling_params.thinking_token_budget
+        threshold = EXACT if budget is not None else describe(sampling_params, self._profile).threshold
         self._limits[req_idx], self._staged = threshold, True
         self._sampled.pop(req_idx, None)
         if sampling_params.temperature > 0:
             self._sampled[req_idx] = Sampling(**sampling_of(sampling_params) | {"repetition_penalty": 1.0})
-        return threshold >= 0
+        return True
 
     def apply_staged_writes(self) -> None:
         if self._staged:
@@ -131,6 +135,7 @@ class ExtendedServing(ServingV2):
     """
 
     def __init__(self, runner: Any, profile: ThresholdProfile) -> None:
+        check_sampler(runner)
         super().__init__(runner, profile, DraftedSteps())
         processors = runner.sampler.logits_processors
         self._processor = next(each for each in processors if isinstance(each, TargetScores))

@@ -36,6 +36,7 @@ class EngineConformance:
     count = 12
     threshold = 0.1
     tokens_before_drafts = 0  # tokens of a text that no step drafts for
+    drafts_anywhere = True  # whether a draft says the same wherever its round began, so that traces can be replayed
 
     def decode(self, engine: Engine, task: Task, setting: Setting, batch_size: int = 8) -> list[Result]:
         return engine.decode(DecodingRequest(setting, 0, self.prompts(task), batch_size))
@@ -169,6 +170,8 @@ class EngineConformance:
         self, engine: Engine, task: Task, tmp_path: Path
     ) -> None:
         """Of lossless decoding, whose text is the target's own: round for round."""
+        if not self.drafts_anywhere:
+            pytest.skip("what a head drafts depends on where its round began")
         part = replace(task, problems=task.problems[: self.count])
         wanted = WantedTraces(part, ("js", "tv"), 4)
         traces = engine.collect(wanted, tmp_path / "traces", Silent())

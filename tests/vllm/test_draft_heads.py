@@ -82,7 +82,7 @@ class Served:
         draft = VllmDraft.of(named)
         changes = {f"target.{name}": value for name, value in facts.items()} | {
             "target.id": str(target), "draft.id": repr(draft), "draft.kind": "vllm",
-            "draft.fingerprint": draft.fingerprint(str(target)), "draft_length": LENGTH,
+            "draft.fingerprint": draft.fingerprint(str(facts["fingerprint"])), "draft_length": LENGTH,
             "tokenizer": tokenizer_fingerprint(AutoTokenizer.from_pretrained(target)),
         }  # fmt: skip
         profile(changes).save(place / "profile.json")

@@ -151,12 +151,14 @@ def test_a_worker_leaves_the_runner_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
         worker.reload_weights()
 
 
-def test_a_calibration_gives_fly_each_threshold_in_turn() -> None:
+def test_a_calibration_gives_fly_each_threshold_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.32 has no FLy: its sampler takes what it is told, and its texts stay exact."""
     task = arithmetic(4)
     engine = engine_source(task).engine(None)
     serving = worker(engine._loaded.llm).serving
-    serving._by_fly = engine._by_fly = True
+    for owner in (serving, engine):
+        monkeypatch.setattr(owner, "_by_fly", True)
+    monkeypatch.setattr(engine, "intervals_hold", False)
     engine.check_intervals([KeyedPrompt(problem.id, problem.prompt) for problem in task.problems])
     prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems]
     score, told = score_named("fly@3@2"), []

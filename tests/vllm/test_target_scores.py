@@ -124,8 +124,15 @@ def test_tokens_are_made_certain_where_the_score_is_at_most_t(
 
 def test_requests_that_are_decoded_exactly_are_left_alone() -> None:
     judge = processor(following("margin"))
-    assert not judge.add_request(0, SamplingParams(extra_args={"fsd": "off"}))
-    assert judge.add_request(0, SamplingParams(temperature=0.0))
+    for parameters in (
+        SamplingParams(extra_args={"fsd": "off"}),
+        SamplingParams(temperature=0, thinking_token_budget=5),
+    ):
+        assert judge.add_request(SLOTS[0], parameters)  # so that rows are seen in every chunk of a step
+        judge.apply_staged_writes()
+        logits, layout, _ = step(seed=1)
+        own = layout.expanded_idx_mapping == SLOTS[0]
+        assert torch.equal(judge.apply(logits.clone(), layout)[own], logits[own])
     with pytest.raises(UsageError, match="fsd_threshold in vllm_xargs is 'a'"):
         TargetScores.validate_params(SamplingParams(extra_args={"fsd_threshold": "a"}))
 

@@ -11,12 +11,13 @@ from typing import Any, Final, NoReturn, Self
 
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
-from fsd_decoding.hub import SMALL_FILES, fetch_files
+from fsd_decoding.hub import SMALL_FILES, check_source, fetch_files
 
 METHODS: Final = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
 """Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
 
-_WEIGHTS = "*.safetensors", "*.bin", "*.pt"
+_WEIGHTS = "*.safetensors", "pytorch_model*.bin"  # of the first format that there is
+_MASK = "mask_embedding.pt"
 _OURS = {
     "num_speculative_tokens": "give draft lengths as {draft_length}",
     "draft_sample_method": "it follows from the {temperature}",
@@ -54,6 +55,8 @@ class VllmDraft:
                 )
         if not isinstance(model, str) and not (model is None and method == "mtp"):
             raise UsageError(f"{option} has the model {model!r:.60}; it must be the path or hub id of what drafts")
+        if model is not None:
+            check_source("drafter", model, configured=True)
         found = {name: value for name, value in given.items() if value is not None}
         if model is not None and Path(model).exists():
             found["model"] = str(Path(model).resolve())  # so that a profile finds it from anywhere
@@ -72,9 +75,14 @@ class VllmDraft:
     def __repr__(self) -> str:
         return self.text
 
+    @property
+    def in_target(self) -> bool:
+        """Whether it is in the target's own files, as MTP is, of which transformers does not load it."""
+        return "model" not in self.values
+
     def fingerprint(self, target: str) -> str:
-        """Returns the fingerprint of its files. target: path or hub id of the target, which holds those of MTP."""
-        return files_fingerprint(self.values.get("model", target), self.values.get("revision"))
+        """Returns the fingerprint of its files. target: that of the target, which holds it where it has none."""
+        return target if self.in_target else files_fingerprint(self.values["model"], self.values.get("revision"))
 
     def drafter(self, rows: int, slots: int, vocabulary: int) -> NoReturn:
         """See `DraftSource.drafter`. Raises UsageError: our engine cannot load it."""
@@ -84,6 +92,8 @@ class VllmDraft:
 def files_fingerprint(source: str, revision: str | None = None) -> str:
     """Returns the SHA-256 (hex) of a drafter's configuration and weights, as they are stored.
 
+    Of weights in several formats those count that vLLM loads, besides a mask's embedding, which DFlash may have.
+
     Args:
         source: its folder or hub id.
         revision: on the hub.
@@ -91,12 +101,12 @@ def files_fingerprint(source: str, revision: str | None = None) -> str:
     Raises:
         UsageError: there are none.
     """
-    folder = fetch_files("drafter", source, (*SMALL_FILES, *_WEIGHTS), revision) or Path(source)
-    weights = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+    folder = fetch_files("drafter", source, (*SMALL_FILES, *_WEIGHTS, _MASK), revision) or Path(source)
+    weights = next(filter(None, (sorted(folder.glob(pattern)) for pattern in _WEIGHTS)), [])
     if not weights:
         raise UsageError(f"drafter {source!r} has no weights ({', '.join(_WEIGHTS)}); give the folder of one")
     digest = hashlib.sha256()
-    for path in (folder / "config.json", *weights):
+    for path in (folder / "config.json", *weights, *folder.glob(_MASK)):
         if not path.is_file():
             raise UsageError(f"drafter {source!r} has no {path.name}; give the folder of one")
         with path.open("rb") as file:

@@ -16,12 +16,13 @@ from fsd_common.errors import UsageError
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.loading import ModelSource, default_device, is_source
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 from fsd_decoding.workers.backends import LocalWorkers, RayWorkers, cluster_nodes, connected
 from fsd_decoding.workers.pool import WorkerPool
 
-AnyDraft = ModelSource | Eagle | NGram | NamedDrafter
+AnyDraft = ModelSource | Eagle | NGram | NamedDrafter | VllmDraft
 """A draft that other processes can load."""
 
 
@@ -71,7 +72,7 @@ class Sources:
         return (
             (role, model)
             for role, model in models
-            if not isinstance(model, NGram | Eagle | NamedDrafter) and not is_source(model)
+            if not isinstance(model, NGram | Eagle | NamedDrafter | VllmDraft) and not is_source(model)
         )
 
 

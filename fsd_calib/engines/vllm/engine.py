@@ -30,8 +30,7 @@ from fsd_calib.engines.base import (
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
 from fsd_calib.engines.vllm.loading import Checkpoints, EngineArguments, Room, load, read_checkpoints, versions
 from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of, walked
-from fsd_calib.vllm_plugin import RULES
-from fsd_calib.vllm_plugin.own_rules import METHOD
+from fsd_calib.vllm_plugin import METHOD, RULES
 from fsd_calib.vllm_plugin.settings import MeasuredSetting
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel

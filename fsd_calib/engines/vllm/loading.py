@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Self
 from packaging.specifiers import SpecifierSet
 
 from fsd_calib.engines.base import Pair, short_name
-from fsd_calib.vllm_plugin import FLY_VERSIONS, KEY, plugin
+from fsd_calib.vllm_plugin import FLY_VERSIONS, KEY, METHOD, plugin
 from fsd_calib.vllm_plugin.model_checks import too_large
-from fsd_calib.vllm_plugin.own_rules import METHOD, fly_options
+from fsd_calib.vllm_plugin.own_rules import fly_options
 from fsd_calib.vllm_plugin.settings import CALIBRATION, MeasuredSetting
 from fsd_calib.vllm_plugin.speculation import speculation_of
 from fsd_common.argument_checks import named
@@ -173,7 +173,7 @@ def _read(model: Any) -> _Read:
 def _read_drafter(draft: VllmDraft, target: ModelInfo) -> _Read:
     """Returns facts of a drafter that vLLM alone loads, which runs it in the target's dtype, over its vocabulary."""
     info = ModelInfo(
-        id=repr(draft), revision=None, fingerprint=draft.fingerprint(target.id), vocab_size=target.vocab_size,
+        id=repr(draft), revision=None, fingerprint=draft.fingerprint(target.fingerprint), vocab_size=target.vocab_size,
         dtype=target.dtype, quantization=None, attention=None, kind="vllm",
     )  # fmt: skip
     return _Read(info, draft.method, None)

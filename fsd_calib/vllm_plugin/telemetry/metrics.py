@@ -157,7 +157,8 @@ class Metrics:
 
     def _audits(self) -> Iterator[Any]:
         texts = CounterMetricFamily(
-            "fsd:audited_texts", "Served texts that were decoded losslessly once more: the same, or changed.",
+            "fsd:audited_texts", "Served texts that were decoded losslessly once more: the same, changed or sampled; "
+            "and those dropped, as too many waited.",
             labels=[*_ENGINE, "text"],
         )  # fmt: skip
         tokens = CounterMetricFamily(
@@ -172,13 +173,12 @@ class Metrics:
             "(the lossless one alone), gained (the served one alone), neither.", labels=[*_ENGINE, "outcome"],
         )  # fmt: skip
         for labels, counted in self._counted(AUDITS, audit.NAMES):
-            changed = counted["changed"]
-            texts.add_metric([*labels, "changed"], changed)
-            texts.add_metric([*labels, "same"], counted["texts"] - changed)
+            for kind in ("same", "changed", "sampled", "dropped"):
+                texts.add_metric([*labels, kind], counted[kind])
             tokens.add_metric([*labels, "served"], counted["tokens"])
             tokens.add_metric([*labels, "lossless"], counted["lossless_tokens"])
-            if changed:
-                first.add_metric(labels, counted["first_difference"] / changed)
+            if counted["changed"]:
+                first.add_metric(labels, counted["first_difference"] / counted["changed"])
             for outcome in audit.OUTCOMES:
                 outcomes.add_metric([*labels, outcome], counted[outcome])
         yield from (texts, tokens, first, outcomes)

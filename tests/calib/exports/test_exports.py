@@ -243,6 +243,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("max", LOSSLESS, "has no threshold and the draft model 'small', and MAX drafts with EAGLE heads"),
     ("transformers", ENSEMBLE | {"threshold": 1.0}, "T is 1, where the draft alone would decide"),
     ("vllm", FLY | {"draft.kind": "ngram", "draft.id": "NGram()"}, "'NGram()', and vLLM is told of"),
+    ("transformers", {"draft.kind": "vllm", "draft.id": '{"method": "mtp"}'}, "which transformers cannot load"),
     ("sglang", ACCEPT | {"draft.kind": "ngram", "draft.id": "NGram()"}, "draft is the n-gram draft 'NGram()'"),
 ]  # fmt: skip
 ANY: dict[str, dict[str, Any]] = {

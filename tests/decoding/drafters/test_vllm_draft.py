@@ -26,6 +26,7 @@ def test_the_order_of_entries_does_not_matter() -> None:
 
 def test_a_folder_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert VllmDraft.of({**HEAD, "model": "head"}).values["model"] == str(tmp_path / "head")
 
@@ -44,6 +45,7 @@ def test_a_profile_names_it() -> None:
         ({"method": "ngram"}, "speculative_config has the method 'ngram'"),
         ({"method": "eagle"}, "speculative_config has the model None; it must be the path or hub id of what drafts"),
         ({"method": "dflash", "model": 3}, "speculative_config has the model 3"),
+        ({"method": "eagle", "model": "/no/such"}, "drafter '/no/such' is not a local folder"),
         (
             HEAD | {"num_speculative_tokens": 3},
             "sets 'num_speculative_tokens', which cannot be set: give ",
@@ -63,19 +65,23 @@ def test_our_engine_says_that_it_cannot_load_it() -> None:
     message = usage_error(lambda: decoder.generate([[1, 2, 3]], 4))
     assert message == f"the draft is vLLM's own, {json.dumps(HEAD)}, which our engine cannot load; serve it with vLLM"
     message = usage_error(lambda: calibrate("arithmetic", target, VllmDraft.of(HEAD), min_acc=0.9))
-    assert message == "speculative_config says what drafts in vLLM, and engine is 'fsd-calib'; give engine vllm"
+    assert message == f"the draft is vLLM's own, {json.dumps(HEAD)}, and engine is 'fsd-calib'; give engine vllm"
 
 
 def test_the_fingerprint_is_of_configuration_and_weights(tmp_path: Path) -> None:
     seen = set()
+    (tmp_path / "training_args.bin").write_bytes(b"of no use")
     for config, weights, note in (("{}", b"a", "x"), ("{}", b"b", "x"), ('{"a": 1}', b"a", "x"), ("{}", b"a", "y")):
         (tmp_path / "config.json").write_text(config)
         (tmp_path / "model.safetensors").write_bytes(weights)
         (tmp_path / "README.md").write_text(note)
+        (tmp_path / "pytorch_model.bin").write_text(note)  # of a format that is not loaded beside the other
         seen.add(files_fingerprint(str(tmp_path)))
     assert len(seen) == 3  # the note does not matter
-    assert VllmDraft.of({"method": "mtp"}).fingerprint(str(tmp_path)) in seen  # it is in the target's files
+    assert VllmDraft.of({"method": "mtp"}).fingerprint("of the target") == "of the target"  # in whose files it is
+    assert VllmDraft.of(HEAD | {"model": str(tmp_path)}).fingerprint("of the target") in seen
     (tmp_path / "config.json").unlink()
     assert usage_error(lambda: files_fingerprint(str(tmp_path))).endswith("has no config.json; give the folder of one")
     (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").unlink()
     assert "has no weights" in usage_error(lambda: files_fingerprint(str(tmp_path)))
