@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from fsd_calib.vllm_plugin.audit import OUTCOMES
+from support.paths import DOCS
 from support.vllm_engine import arithmetic, saved
 from support.vllm_server import Server, following, wait_until
 
 COUNT = 12
+DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana.json").read_text())
 GRADER = "def even(prompt, answer):\n    return 'Question' in prompt and answer.count('=') % 2 == 0\n"
 
 
@@ -62,11 +65,11 @@ def test_texts_are_decoded_losslessly_once_more_and_compared(audited: tuple[Serv
 def test_nobody_waits_for_audits_or_gets_other_texts(audited: tuple[Server, Path]) -> None:
     server, file = audited
     prompts, before = [problem.prompt for problem in arithmetic(COUNT, seed=12).problems], len(lines(file))
-    first, *others = ([server.complete(prompt).choices[0].text for prompt in prompts] for _ in range(4))
-    assert others == [first] * 3
-    wait_until(lambda: len(lines(file)) == before + 4 * COUNT)
+    first, second = ([server.complete(prompt).choices[0].text for prompt in prompts] for _ in range(2))
+    assert second == first
+    wait_until(lambda: len(lines(file)) == before + 2 * COUNT)
     facts = [tuple(each[name] for name in ("tokens", "lossless_tokens", "first_difference")) for each in lines(file)]
-    assert all(count % 4 == 0 for count in Counter(facts[before:]).values())  # each text four times, as it was
+    assert all(count % 2 == 0 for count in Counter(facts[before:]).values())  # each text twice, as it was
 
 
 def test_a_text_that_its_limit_ends_is_compared_up_to_there(audited: tuple[Server, Path]) -> None:
@@ -75,3 +78,13 @@ def test_a_text_that_its_limit_ends_is_compared_up_to_there(audited: tuple[Serve
     server.complete(arithmetic(1).problems[0].prompt, max_tokens=5)
     wait_until(lambda: len(lines(file)) > before)
     assert [(each["tokens"], each["lossless_tokens"]) for each in lines(file)[before:]] == [(5, 5)]
+
+
+def test_every_panel_asks_for_metrics_that_a_server_has(audited: tuple[Server, Path]) -> None:
+    """After the tests above, so that everything has been counted."""
+    server, _ = audited
+    shown = {line.partition("{")[0] for line in server.get("/metrics").splitlines() if not line.startswith("#")}
+    expressions = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    asked = {name for expression in expressions for name in re.findall(r"(?:fsd|vllm):\w+", expression)}
+    assert len(asked) > 8
+    assert asked <= shown

@@ -1,39 +1,17 @@
-"""docs/grafana.json asks a server for metrics that it has, and vLLM's own counts agree with the plugin's."""
+"""docs/grafana.json, and that vLLM's own counts, which it shows, agree with the plugin's."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from fsd_calib.vllm_plugin.telemetry.metrics import NAMES
 from support.paths import DOCS
 from support.vllm_engine import LENGTH, Recorded, arithmetic, engine, metric, sampling, saved, worker
-from support.vllm_server import Server, following
 
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("watched")
-    with following(folder, {"fsd": {"profile": saved(folder), "audit": 1.0, "grader": "operator:contains"}}) as started:
-        yield started
-
-
-def test_every_panel_asks_for_metrics_that_a_server_has(server: Server) -> None:
-    for problem in arithmetic(40).problems:
-        server.complete(problem.prompt)
-    shown = {line.partition("{")[0] for line in server.get("/metrics").splitlines() if not line.startswith("#")}
-    expressions = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    asked = {name for expression in expressions for name in re.findall(r"(?:fsd|vllm):\w+", expression)}
-    assert len(asked) > 8
-    assert asked <= shown
 
 
 def test_panels_do_not_overlap_and_have_titles_of_their_own() -> None:
