@@ -7,9 +7,12 @@ setting to measure in place of a profile, and `calibrating.py` changes it betwee
 of `fsd_calib/engines/vllm` import vLLM.
 """
 
-from typing import Final
+from __future__ import annotations
 
-from fsd_decoding.profile.parts import DraftKind
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from fsd_decoding.profile.parts import DraftKind
 
 KEY = "fsd"
 """The entry of --additional-config that holds the plugin's settings."""

@@ -156,8 +156,9 @@ def test_what_reports_print_decodes_with_the_draft(draft: dict[str, Any], named:
 
 
 def test_vllm_refuses_profiles_of_other_drafts() -> None:
-    with pytest.raises(UsageError, match="the profile's draft is the EAGLE head '/a/head', and vLLM follows profiles"):
-        check_profile(drafting({"kind": "eagle", "id": "/a/head"}))
+    check_profile(drafting({"kind": "eagle", "id": "/a/head"}))
+    with pytest.raises(UsageError, match=r"the n-gram draft 'NGram.+', and vLLM follows profiles of"):
+        check_profile(drafting({"kind": "ngram", "id": "NGram()"}))
 
 
 class Own:
@@ -171,7 +172,7 @@ class Own:
         (Own(), {}, "Eagle(…) of a folder or hub id, NGram(…), or drafter_named"),
         (NGram(), {"predictor": "auto"}, "the draft is NGram(), and a predictor ends chains of draft models early"),
         (["a", Eagle("b")], {"threshold_policy": "schedule"}, "how fast drafts by it are with policy schedule is not"),
-        (NGram(), {"engine": "vllm"}, "which is calibrated with a draft model, and the draft is NGram(): give a model"),
+        (NGram(), {"engine": "vllm"}, "which loads drafters itself, and the draft is NGram(): give a model, or a head"),
     ],
     ids=["of the user", "predictor", "policy", "vLLM"],
 )

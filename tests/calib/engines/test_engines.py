@@ -63,7 +63,7 @@ PAIR = tuple(map(str, pair_paths()))
     ("given", "way_out"),
     [
         ({"model": "x"}, "give it as target"),
-        ({"speculative_config": {}}, "draft and its lengths as draft_length"),
+        ({"speculative_config": {}}, "another drafter as speculative_config"),
         ({"data_parallel_size": 2}, "workers starts replicas"),
         ({"revision": "x"}, "download that revision"),
         ({"load_format": "dummy"}, "the checkpoint's own weights"),

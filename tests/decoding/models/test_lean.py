@@ -462,7 +462,7 @@ def test_rounding_in_16_bits_is_judged_against_fp32(monkeypatch: pytest.MonkeyPa
         with lean_module.InFp32():
             wide = lean_module._logits(model, ModuleForward(model), tokens)
         exact = lean_module._logits(model.float(), ModuleForward(model), tokens)
-    assert lean_module._error(wide, exact) < 1e-5
+    assert lean_module._error(wide, exact) < 1e-4  # fp32 rounds so on some processors, bf16 a hundred times as much
     assert lean_module._error(own, theirs) > lean_module._TOLERANCE[torch.bfloat16]
     assert isinstance(choose(noisy(torch.bfloat16)), LeanModel)
 
