@@ -17,7 +17,7 @@ FILES = {
 BLOCK = 32
 """Problems of a block."""
 _PROBLEMS = 512  # of a task at most
-_COSTED, _COSTED_TOKENS = 16, 128  # problems and tokens on which rounds are timed
+_COSTED, _COSTED_TOKENS = 4, 48  # problems and tokens on which rounds are timed
 
 
 def problems_of(name: str, data: Path | None, decoder: SpeculativeDecoder) -> Task:
