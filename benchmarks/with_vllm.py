@@ -182,12 +182,14 @@ def calibrate_each(folder: Path, options: Sequence[str]) -> list[dict[str, Any]]
         if not kept.exists():
             ran = calibrate(folder / engine, *GOAL, f"--engine={engine}", *options)
             profile = load_run(ran.folder).profile
+            parts = {
+                name: part and part.model_dump(mode="json")
+                for name in ("certificate", "speed", "tokens_per_round", "effort")
+                for part in [getattr(profile, name)]
+            }
             found = {
                 "engine": engine, "seconds": ran.seconds, "exit_code": ran.code, "outcome": profile.outcome,
-                "score": profile.score, "threshold": profile.threshold, "draft_length": profile.draft_length,
-                "certificate": profile.certificate.model_dump(mode="json"), "speed": profile.speed.model_dump(mode="json"),
-                "tokens_per_round": profile.tokens_per_round.model_dump(mode="json"),
-                "effort": profile.effort and profile.effort.model_dump(mode="json"),
+                "score": profile.score, "threshold": profile.threshold, "draft_length": profile.draft_length, **parts,
             }  # fmt: skip
             write_json(found, kept)
         one = json.loads(kept.read_text())
