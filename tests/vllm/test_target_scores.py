@@ -35,7 +35,7 @@ SLOTS, COUNTS, PROMPTS, PLACES = (3, 0, 5, 1, 2), (4, 3, 0, 5, 2), (7, 9, 4, 30,
 
 def following(score: str, policy: ScalePolicy | None = None) -> ThresholdProfile:
     given = None if policy is None else PolicyInfo.of(str(policy.identity)).model_dump()
-    changes = {"score": score, "threshold": T, "policy": given, "logits": "processed" if score == "typical" else "raw"}
+    changes = {"score": score, "threshold": T, "policy": given, "logits": score_named(score).on or "raw"}
     return profile({name: value for name, value in changes.items() if value is not None})
 
 
@@ -101,7 +101,7 @@ def reference(followed: ThresholdProfile, policy: ScalePolicy | None, logits: Te
 
 
 @pytest.mark.parametrize("policy", [None, Schedule(start=T, end=T * LATER, over=OVER), EntropyScaled(T, 1.0)])
-@pytest.mark.parametrize("score", ["margin", "margin@2", "relaxed", "typical"])
+@pytest.mark.parametrize("score", ["margin", "margin@2", "relaxed", "typical", "accept-threshold"])
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_are_made_certain_where_the_score_is_at_most_t(
     score: str, policy: ScalePolicy | None, seed: int
