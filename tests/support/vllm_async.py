@@ -14,7 +14,7 @@ from vllm.platforms.cpu import CpuPlatform
 from support.vllm_engine import engine
 
 
-def async_engine(followed: str | None = None, **keywords: Any) -> LLM:
+def async_engine(followed: str | None = None, settings: dict[str, Any] | None = None, **keywords: Any) -> LLM:
     """An engine as `engine` makes it, whose scheduler runs a step ahead of its worker also on a CPU."""
     turns_off = CpuPlatform.check_and_update_config
 
@@ -24,7 +24,7 @@ def async_engine(followed: str | None = None, **keywords: Any) -> LLM:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuPlatform, "check_and_update_config", classmethod(leaves_on))
-        llm = engine(followed, **keywords)
+        llm = engine(followed, settings, **keywords)
     core: Any = llm.llm_engine.engine_core
     assert core.engine_core.batch_queue is not None
     return llm

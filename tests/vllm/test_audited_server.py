@@ -14,7 +14,8 @@ import pytest
 
 from fsd_calib.vllm_plugin.audit import OUTCOMES
 from support.paths import DOCS
-from support.vllm_engine import arithmetic, saved
+from support.vllm_async import async_engine
+from support.vllm_engine import arithmetic, sampling, saved
 from support.vllm_server import Server, following, wait_until
 
 COUNT = 12
@@ -88,3 +89,22 @@ def test_every_panel_asks_for_metrics_that_a_server_has(audited: tuple[Server, P
     asked = {name for expression in expressions for name in re.findall(r"(?:fsd|vllm):\w+", expression)}
     assert len(asked) > 8
     assert asked <= shown
+
+
+def test_a_scheduler_that_runs_ahead_audits_the_same(tmp_path: Path) -> None:
+    """Asynchronous scheduling, in this process: steps are taken until there is no work."""
+    file, prompts = tmp_path / "audits.jsonl", [problem.prompt for problem in arithmetic(COUNT).problems]
+    llm = async_engine(saved(tmp_path, {"threshold": 0.4}), {"audit": 1.0, "audit_file": str(file)})
+    core: Any = llm.llm_engine.engine_core
+    assert type(core.engine_core.scheduler).__name__ == "AuditingAsyncScheduler"
+    served, lossless = (
+        [output.outputs[0] for output in llm.generate(prompts, sampling(options), use_tqdm=False)]
+        for options in (None, {"fsd": "off"})
+    )
+    while core.engine_core.scheduler.has_requests() or core.engine_core.batch_queue:
+        core.engine_core.step_fn()
+    wait_until(lambda: len(lines(file)) == COUNT)
+    found = Counter((each["tokens"], each["lossless_tokens"]) for each in lines(file))
+    expected = zip(*([len(each.token_ids) for each in texts] for texts in (served, lossless)), strict=True)
+    assert found == Counter(expected)
+    assert sum(each["first_difference"] is not None for each in lines(file)) > COUNT / 3
