@@ -3,18 +3,20 @@
 Runs `fsd-calibrate --task arithmetic --min-acc 0.98` as a user would, with folders of its own, beside none and two
 processes that never wait, once per seed. What each run found is kept in `--runs`: the same command continues. At last
 the settings are timed beside `sd` in turns, in this process, which is to be alone, on problems that no calibration has
-decoded, those of the pool: the truth that verdicts on speed are compared with. Prints claims, and writes
-all results to `--out` as JSON.
+decoded, those of the pool: the truth that verdicts on speed are compared with, and how much of a draft each setting
+accepts. Prints claims, and writes all results to `--out` as JSON.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +29,20 @@ from fsd_calib.measuring.interleaved import measure_speeds
 from fsd_calib.tasks.base import Problem
 from fsd_common.progress.base import Silent
 from fsd_data import pair_paths
+from fsd_decoding.profile.io import FILE_NAME
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.common.claims import Claim
 from lib.common.command import GOAL, QUICK, calibrate
 from lib.common.results import conclude, machine_facts, options_of, write_json
-from lib.pool import Pool, PooledForecast
+from lib.pool import Pool
 
 RULE = "fsd-coupled"
 _BUSY = (0, 2)
 _FRESH, _FRESH_QUICK = 60, 6  # problems that the truth is timed on
 _NEAR = 0.2  # of the level: a p-value that near to it may fall on the other side
 _TIMES = 2.5  # the quiet run's seconds, beside two processes
+_NOT_WORTH_IT = "not-worth-it"  # ended with its plan, without a profile
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # and does not outlive this process
 
 
@@ -64,16 +68,21 @@ def run(seed: int, busy: int, command: Sequence[str], folder: Path) -> dict[str,
         shutil.rmtree(own, ignore_errors=True)  # of a run that was interrupted
         with beside(busy):
             ran = calibrate(own, *command, f"--seed={seed}")
-        profile = ThresholdProfile.load(ran.folder)
-        intervals, chosen, sd = profile.speed.intervals, profile.chosen, profile.lossless
-        found = {
-            "seed": seed, "busy": busy, "seconds": ran.seconds, "outcome": profile.outcome, "p": _p(profile),
-            "level": profile.certificate.level, "score": chosen.score, "threshold": chosen.threshold,
-            "draft_length": chosen.draft_length, "sd_draft_length": None if sd is None else sd.draft_length,
-            "over_lossless": None if intervals is None else intervals.over_lossless, "threads": profile.speed.threads,
-        }  # fmt: skip
-        write_json(found, kept)
+        about = {"seed": seed, "busy": busy, "seconds": ran.seconds}
+        found = _verdict(ran.folder) if (ran.folder / FILE_NAME).exists() else {"outcome": _NOT_WORTH_IT}
+        write_json(about | found | {"said": ran.said}, kept)
     return dict(json.loads(kept.read_text()))
+
+
+def _verdict(folder: Path) -> dict[str, Any]:
+    profile = ThresholdProfile.load(folder)
+    intervals, chosen, sd = profile.speed.intervals, profile.chosen, profile.lossless
+    return {
+        "outcome": profile.outcome, "p": _p(profile), "level": profile.certificate.level, "score": chosen.score,
+        "threshold": chosen.threshold, "draft_length": chosen.draft_length,
+        "sd_draft_length": None if sd is None else sd.draft_length,
+        "over_lossless": None if intervals is None else intervals.over_lossless, "threads": profile.speed.threads,
+    }  # fmt: skip
 
 
 def _p(profile: ThresholdProfile) -> float | None:
@@ -94,19 +103,47 @@ def certified(found: dict[str, Any]) -> bool:
     return bool(found["outcome"].startswith("certified"))
 
 
-def true_speeds(runs: Sequence[dict[str, Any]], problems: int) -> list[float | None]:
-    """Returns, for each run, how many times as fast as its `sd` its setting is, all timed in turns."""
-    pairs = [(setting(found), Setting("sd", "js", found["sd_draft_length"])) for found in runs]
-    timed = list(dict.fromkeys(one for chosen, sd in pairs if chosen for one in (chosen, sd)))
-    speeds = tokens_per_second(timed, problems) if timed else {}
-    return [speeds[chosen] / speeds[sd] if chosen else None for chosen, sd in pairs]
+@dataclass
+class Decoded:
+    """What problems that no calibration has decoded show of a setting.
+
+    Attributes:
+        speed: Tokens/s, beside the other settings'.
+        logit_share: The logit of the share of looked at drafted tokens that are accepted, which does not depend on L
+            much; half a token more of either kind.
+    """
+
+    speed: float = math.nan
+    accepted: float = 0.5
+    rejected: float = 0.5
+
+    @property
+    def logit_share(self) -> float:
+        return math.log(self.accepted / self.rejected)
 
 
-def tokens_per_second(configurations: Sequence[Setting], problems: int) -> dict[Setting, float]:
+def add_truth(runs: Sequence[dict[str, Any]], problems: int) -> None:
+    """Adds to each run how many times as fast as its `sd` its setting is, all timed in turns, and its share."""
+    pairs = [(chosen, Setting("sd", "js", found["sd_draft_length"])) for found in runs if (chosen := setting(found))]
+    decoded = decode_in_turns(list(dict.fromkeys(one for pair in pairs for one in pair)), problems)
+    for found in runs:
+        chosen = setting(found)
+        found |= {"true_over_lossless": None, "logit_share": None}
+        if chosen is not None:
+            sd = decoded[Setting("sd", "js", found["sd_draft_length"])]
+            true = decoded[chosen].speed / sd.speed
+            found |= {"true_over_lossless": true, "logit_share": decoded[chosen].logit_share}
+
+
+def decode_in_turns(configurations: Sequence[Setting], problems: int) -> dict[Setting, Decoded]:
     """Times configurations in turns, with one stream and one thread."""
+    if not configurations:
+        return {}
     torch.set_num_threads(1)
     pair = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
     task = load_task("arithmetic", seed=Pool.read().about["seed"], limit=problems, tokenizer=pair.tokenizer)
+
+    decoded = {configuration: Decoded() for configuration in configurations}
 
     def emitted(configuration: Setting, some: Sequence[Problem]) -> int:
         decoder = pair.with_config(rule=configuration.rule, score=configuration.score)
@@ -115,19 +152,15 @@ def tokens_per_second(configurations: Sequence[Setting], problems: int) -> dict[
             [p.prompt for p in some], task.max_new_tokens, ids=[p.id for p in some], stop=task.stop,
             draft_length=configuration.draft_length, batch_size=1, **arguments,
         )  # fmt: skip
+        for result in results:
+            decoded[configuration].accepted += result.accepted
+            decoded[configuration].rejected += result.rounds - result.bonus  # each ended by a rejection or the text
         return sum(result.emitted for result in results)
 
     speeds = measure_speeds(emitted, configurations, task.problems, progress=Silent())
-    return {configuration: speeds.of(configuration).value for configuration in configurations}
-
-
-def logit_share(found: dict[str, Any], forecast: PooledForecast) -> float | None:
-    """Returns T on the scale that the search has: the logit of the share of drafted tokens that it accepts."""
-    chosen = setting(found)
-    if chosen is None:
-        return None
-    grid = np.linspace(forecast.lowest, forecast.highest, 1001)
-    return float(np.interp(chosen.threshold or 0.0, [forecast.threshold(chosen, at) for at in grid], grid))
+    for configuration, one in decoded.items():
+        one.speed = speeds.of(configuration).value
+    return decoded
 
 
 def claims(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
@@ -164,8 +197,8 @@ def spread(shares: Sequence[float | None]) -> tuple[float, float]:
 
 def other_accuracy(found: dict[str, Any], quiet: dict[str, Any]) -> bool:
     """Whether the accuracy's verdict is not the quiet run's, though that was not close to the level."""
-    p, level = quiet["p"], quiet["level"]
-    close = p is not None and abs(p - level) <= _NEAR * level
+    p = quiet.get("p")
+    close = p is not None and abs(p - quiet["level"]) <= _NEAR * quiet["level"]
     return certified(found) != certified(quiet) and not close
 
 
@@ -181,13 +214,14 @@ def wrong_about_speed(found: dict[str, Any]) -> bool:
 def table(runs: Sequence[dict[str, Any]]) -> str:
     lines = ["| seed | busy | s | outcome | setting | threads | by its clock, over `sd` | truly |", "| --- " * 8 + "|"]
     for found in runs:
+        begun = f"| {found['seed']} | {found['busy']} | {found['seconds']:.0f} | {found['outcome']} | "
+        if found["outcome"] == _NOT_WORTH_IT:
+            lines.append(f"{begun}{found['said'].splitlines()[-1]} | | | |")
+            continue
         chosen = "" if found["threshold"] is None else f"{found['score']} {found['threshold']:.4g}"
         over = "" if found["over_lossless"] is None else " to ".join(f"{end:.2f}" for end in found["over_lossless"])
         true = "" if found["true_over_lossless"] is None else f"{found['true_over_lossless']:.2f}"
-        lines.append(
-            f"| {found['seed']} | {found['busy']} | {found['seconds']:.0f} | {found['outcome']} | {chosen}, "
-            f"L = {found['draft_length']} | {found['threads']} | {over} | {true} |"
-        )
+        lines.append(f"{begun}{chosen}, L = {found['draft_length']} | {found['threads']} | {over} | {true} |")
     return "\n".join(lines)
 
 
@@ -200,9 +234,7 @@ def main() -> int:
     seeds, command, fresh = (1, QUICK, _FRESH_QUICK) if options.quick else (options.seeds, GOAL, _FRESH)
     numbers = sorted({0, *options.busy}, reverse=True)
     runs = [run(seed, busy, command, options.runs) for seed in range(seeds) for busy in numbers]
-    forecast = PooledForecast.read(Pool.read())
-    for found, true in zip(runs, true_speeds(runs, fresh), strict=True):
-        found |= {"true_over_lossless": true, "logit_share": logit_share(found, forecast)}
+    add_truth(runs, fresh)
     return conclude(options, machine, {"runs": runs}, claims(runs), table(runs))
 
 

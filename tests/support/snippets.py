@@ -136,7 +136,11 @@ def check(words: list[str], snippet: Snippet) -> None:
         extras = [extra for word in rest for extra in re.findall(r"fsd-calib\[([\w-]+)\]", word)]
         assert set(extras) <= set(_PROJECT["optional-dependencies"]), snippet
     elif name == "python":
-        known = find_spec(rest[1]) if rest[0] == "-m" else (ROOT / rest[0]).exists()
+        if rest[0] != "-m":
+            known = (ROOT / rest[0]).exists()
+        else:
+            needed = (snippet.needs or "").lower()
+            known = rest[1].partition(".")[0] == needed or find_spec(rest[1]) is not None
         assert known, f"{snippet}: {shlex.join(words)}"
     else:
         assert snippet.needs is not None, f"{snippet}: {name} cannot be run here; say what it needs"

@@ -19,15 +19,17 @@ _DECIDED = {0, 3}  # exit codes of a calibration that came to its end
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibration that came to its end. Its profile and its record are in `folder`.
+    """A calibration that came to its end. Its profile and its record are in `folder`, unless nothing was worth it.
 
     Attributes:
+        said: The last that it wrote on stderr.
         plan: The steps by name, and `seconds` in all, as it printed them.
         planned_after: Seconds of what came before the plan.
     """
 
     folder: Path
     code: int
+    said: str
     seconds: float
     cpu_seconds: float
     plan: dict[str, Any]
@@ -54,7 +56,9 @@ def calibrate(folder: Path, *options: str) -> Calibrated:
         raise RuntimeError(f"{' '.join(command)} ended with exit code {ended.returncode}: {ended.stderr[-2000:]}")
     plan = json.loads((folder / "plan.json").read_text())
     after = plan.pop("at") - began
-    return Calibrated(folder / "out", ended.returncode, seconds, _cpu_seconds() - before, plan, after)
+    return Calibrated(
+        folder / "out", ended.returncode, ended.stderr[-2000:], seconds, _cpu_seconds() - before, plan, after
+    )
 
 
 def _cpu_seconds() -> float:
