@@ -49,6 +49,7 @@ from fsd_calib.common_options import (
     family_of,
 )
 from fsd_calib.search.storage_url import without_password
+from fsd_calib.servers.description import ServerDescription, parse_slo
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks
 from fsd_common.addons import AddonKind, unless_known
@@ -75,10 +76,15 @@ Timing = Literal["run", "careful", "none"]
 Compiling = Literal["auto", "off", "capture", "on"]
 """How rounds are called: as pays best within the planned work, or as `profile.costs.Rounds` names it."""
 DesignName = Literal["all", "auto"]
-EngineName = Literal["fsd-calib", "vllm"]
+EngineName = Literal["fsd-calib", "vllm", "server"]
 """What decodes."""
 DRAFTERS = ("model", "eagle", "ngram", AUTO)
 """What --drafter takes, beside drafters of one's own."""
+
+
+def _service_level(text: str) -> str:
+    parse_slo(text)
+    return text
 
 
 def _found(kind: AddonKind, name: str, own: tuple[str, ...]) -> str:
@@ -167,6 +173,11 @@ class Job(Settings):
             read=lambda option, text: json_object(option, text, '{"method": "eagle3", "model": "HEAD"}'),
         ),
     ] = None
+    server: Annotated[
+        ServerDescription | None,
+        SkipValidation,
+        Option("The server of engine server, see docs/servers.md.", command=False, written=ServerDescription),
+    ] = None
     drafter: Annotated[
         Several[Annotated[str, AfterValidator(lambda name: _found("drafter", name, DRAFTERS))]] | None,
         Option(
@@ -235,6 +246,22 @@ class Goal(Settings):
         ),
     ] = 10  # fmt: skip
     serve_batch: Annotated[Count, Option("Streams decoded at once when speed is measured.", GOAL)] = 1
+    rate: Annotated[
+        Annotated[float, Field(gt=0, allow_inf_nan=False), Rule("it must be a number of requests/s above 0")] | None,
+        Option(
+            "With --engine server: measure speeds at so many requests/s, which arrive as a Poisson process, in place "
+            "of --serve-batch streams.",
+            GOAL,
+        ),
+    ] = None
+    slo: Annotated[
+        Annotated[str, AfterValidator(_service_level)] | None,
+        Option(
+            "With --engine server: the service level that requests are counted by, such as ttft=500ms,itl=50ms (time "
+            "to the first token, and from one token to the next).",
+            GOAL,
+        ),
+    ] = None
     explore: Annotated[
         bool,
         Option(
@@ -498,8 +525,9 @@ class RunConfig(PromptOptions):
     engine: Annotated[
         EngineName,
         Option(
-            "What decodes, times and is certified: fsd-calib, our own engine, or vllm, for profiles that vLLM serves "
-            "(needs vLLM in this environment). With --certify also fsd-calib,vllm: the second is tested once the first "
+            "What decodes, times and is certified: fsd-calib, our own engine, vllm, for profiles that vLLM serves "
+            "(needs vLLM in this environment), or server, one that somebody else runs and --config describes "
+            "(docs/servers.md). With --certify also fsd-calib,vllm: the second is tested once the first "
             "has passed, in the same attempt, and each has a profile in a folder of its name in --out.",
             DECODING,
             read=several,

@@ -141,6 +141,7 @@ def addon(kind: AddonKind, name: str) -> Addon | None:
             _ADDED.append(str(folder.resolve()))
             sys.path.append(_ADDED[-1])
             break
+    importlib.invalidate_caches()  # the module may have been written just now
     found = _known(kind, name)
     if found is None:
         looked = "".join(f", nor in {folder}" for folder in _FOLDERS.get())

@@ -93,7 +93,7 @@ class Batch:
                 setattr(self, name, column[rows])
 
 
-FinishReason = Literal["eos", "stop", "length"]
+FinishReason = Literal["eos", "stop", "length", "unanswered"]
 
 
 @dataclass

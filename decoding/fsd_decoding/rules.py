@@ -192,7 +192,7 @@ class Block(Rule):
             return Coupled().judge(proposal)
         (p, q), inside = _probabilities(proposal), proposal.inside
         ratio = torch.where(inside, proposal.of_drafted(p) / proposal.of_drafted(q), 0.0)
-        kept = [torch.ones_like(ratio[:, 0])]  # of the draft up to each place, what the target gives it: (B,) each
+        kept = [ratio.new_ones(len(ratio))]  # of the draft up to each place, what the target gives it: (B,) each
         for place in range(ratio.shape[1]):
             kept.append((kept[-1] * ratio[:, place]).clamp_max(1.0))
         share = torch.stack(kept, 1)  # (B, L + 1)

@@ -161,6 +161,8 @@ class Calibration:
     fixed: ThresholdProfile | None = None
     sequence: EngineSequence | None = None
 
+    server = None  # its engines are known from inside
+
     def __post_init__(self) -> None:
         check_policies(self._policies)
         for rule in listed(self.decoding.rule):

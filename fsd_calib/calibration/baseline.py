@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fsd_calib.calibrate_options import Goal
-from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.session import Session, TextSession
 from fsd_calib.certification.bounds import DELTA, Floor
 from fsd_calib.engines.base import WantedTraces
 from fsd_calib.measuring.measurement import Measurement
@@ -68,7 +68,7 @@ class Baseline:
         )
 
 
-def measure_baseline(session: Session, lossless: Setting, first: int) -> Baseline:
+def measure_baseline(session: TextSession, lossless: Setting, first: int) -> Baseline:
     """Measures target and lossless rule on the first tuning problems.
 
     Args:

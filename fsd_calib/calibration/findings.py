@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fsd_calib.calibration.baseline import Baseline
 from fsd_calib.calibration.guards import Guarded
 from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.calibration.ready import Ready
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
@@ -39,7 +40,7 @@ class Findings:
         guarded: what the chosen setting kept on other tasks.
     """
 
-    ready: Prepared
+    ready: Ready
     outcome: Outcome
     certified: bool
     chosen: Setting
@@ -53,6 +54,12 @@ class Findings:
     evidence: Mapping[Setting, Evidence] = field(default_factory=dict)
     trials: Sequence[FinishedTrial] = ()
     guarded: tuple[Guarded, ...] = ()
+
+    @property
+    def prepared(self) -> Prepared:
+        """What was prepared with engines that are known from inside."""
+        assert isinstance(self.ready, Prepared)
+        return self.ready
 
     @property
     def lossy(self) -> bool:

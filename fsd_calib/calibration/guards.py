@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fsd_calib.calibration.memory import usable
-from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.session import TextSession
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.tasks.base import Task
@@ -75,7 +75,7 @@ class Guarded:
     paired: Paired
 
 
-def measure_guards(session: Session, setting: Setting, alone: Setting) -> tuple[Guarded, ...]:
+def measure_guards(session: TextSession, setting: Setting, alone: Setting) -> tuple[Guarded, ...]:
     """Decodes the guards' problems with the chosen setting and with the target alone.
 
     What is seen of them may guide what is certified next, so the ledger has them as tuned on.
@@ -83,7 +83,7 @@ def measure_guards(session: Session, setting: Setting, alone: Setting) -> tuple[
     return tuple(_measured(session, task, setting, alone) for task in session.guards)
 
 
-def _measured(session: Session, task: Task, setting: Setting, alone: Setting) -> Guarded:
+def _measured(session: TextSession, task: Task, setting: Setting, alone: Setting) -> Guarded:
     decode = session.tuned.before(session.decode.for_task(task))
     problems = Evaluator(decode, task.problems, "tuning")
     return Guarded(task, Paired.of(problems.measure(alone), problems.measure(setting)))

@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.drafts import drafts_of
+from fsd_calib.servers.description import ServerDescription
+from fsd_calib.servers.profile import ServerProfile, load_any
 from fsd_calib.tasks.base import Task
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -56,6 +58,8 @@ class Asked(Protocol):
     def config(self) -> RunConfig: ...
     @property
     def fixed(self) -> ThresholdProfile | None: ...
+    @property
+    def server(self) -> ServerDescription | None: ...
 
 
 def identity_of(asked: Asked, engine: str | None = None) -> str:
@@ -75,6 +79,7 @@ def identity_of(asked: Asked, engine: str | None = None) -> str:
         "data": _named(asked.config.path("data")),
         "engine": engine or asked.config.engine,
         "certified": None if asked.fixed is None else asked.fixed.digest,
+        "server": None if asked.server is None else asked.server.identity,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -134,7 +139,7 @@ def claim(folder: Path, asked: Asked) -> None:
         _mark(folder, asked)
 
 
-def save(profile: ThresholdProfile, folder: Path, asked: Asked) -> bool:
+def save(profile: ThresholdProfile | ServerProfile, folder: Path, asked: Asked) -> bool:
     """Saves a profile, and returns whether as profile.json.
 
     What certifies nothing is written beside one that certifies something; and so is anything, under its run's name,
@@ -173,16 +178,18 @@ def _is_free(folder: Path) -> bool:
 
 def _certifies(file: Path) -> bool:
     with suppress(UsageError):
-        return ThresholdProfile.load(file).certifies
+        return load_any(file).certifies
     return False
 
 
 def _contents(file: Path) -> str:
     """What a profile is of, in words."""
     try:
-        profile = ThresholdProfile.load(file, allow_edited=True)
+        profile = load_any(file, allow_edited=True)
     except UsageError:
         return "which cannot be read"
+    if isinstance(profile, ServerProfile):
+        return f"task {profile.task}, {profile.server.model} at {profile.server.url}, {profile.outcome}"
     wanted, speed = profile.certificate.wanted, profile.speed.wanted
     goal = f"{profile.certificate.acc} {wanted:g}" if wanted is not None else f"speed {speed:g}" if speed else "no goal"
     return f"task {profile.task}, {profile.target.id} with {profile.draft.id}, {goal}, {profile.outcome}"

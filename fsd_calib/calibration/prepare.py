@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +31,6 @@ from fsd_calib.calibration.odds import odds_of
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.calibration.plan import (
     Paces,
-    Plan,
     PlannedStep,
     check_enough,
     claim_of,
@@ -40,9 +39,10 @@ from fsd_calib.calibration.plan import (
     planned_steps,
 )
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, begin_or_resume, first_rival, known_facts
+from fsd_calib.calibration.ready import Ready
+from fsd_calib.calibration.run_facts import Pace, Timings, begin_or_resume, known_facts
 from fsd_calib.calibration.run_name import RunName
-from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.session import Session, TextSession
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.calibration.worth import expected_gain
 from fsd_calib.certification.claim import Claim
@@ -85,47 +85,17 @@ _OTHER_SHAPES = 9  # of rounds, beside one for each L: target, lossless rule; at
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The measurements that the search, the certificate and the timing start from.
-
-    Args:
-        rivals: the lossless settings that are fastest in replay, the fastest first, and what cannot be replayed.
-        fixed: the settings to certify where none are searched.
-        seconds: what the preparation took.
-    """
+class Prepared(Ready):
+    """What is prepared with engines that are known from inside."""
 
     session: Session
-    goal: Goal
-    space: Space
-    facts: RunFacts
     forecast: DraftForecasts
-    rivals: tuple[Setting, ...]
     timer: Timer
-    plan: Plan
-    config: RunConfig
-    early_stop: EarlyStopInfo | None
-    fixed: tuple[Setting, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def alone(self) -> Setting:
-        return self.session.setting("target")
+    early_stop: EarlyStopInfo | None = None
 
     def costs_of(self, setting: Setting) -> CostModel:
         """Returns the costs of a round with the setting's draft."""
         return self.facts.timings.costs[self.space.compared.index(setting.drafting)]
-
-    @property
-    def lossless(self) -> Setting:
-        return self.rivals[0].under(LOSSLESS)
-
-    @cached_property
-    def rival(self) -> Setting:
-        """The fastest of `rivals` by the clock of the run's first process, and no other one for the rest of the run."""
-        if self.timer.way == "none" and self.facts.rival is None:
-            return self.rivals[0]  # a forecast, and no choice for a process of this run that times
-        folder, progress = self.config.path("out"), self.session.progress
-        return first_rival(folder, self.facts, lambda: self.timer.fastest(self.rivals), progress)
 
 
 @dataclass(frozen=True)
@@ -278,7 +248,7 @@ def prepare(
         )  # fmt: skip
         session.call_rounds(facts.timings.compile)
         claim, level = test_of(session, goal, facts.attempt)
-        _check_enough(goal, session, session.holdout.problems, level)
+        check_problems(goal, session, session.holdout.problems, level)
         costs = dict(zip(space.compared, facts.timings.costs, strict=True))
         chain = costs[Drafting(first)]
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
@@ -298,7 +268,7 @@ def prepare(
     goes_on = goes_on_from(extension)
     designs = goal.min_acc is not None and not goal.explore and goal.guarantee == "population" and extension is None
     pilot = _pilot(session, baseline, fuzzy, claim, designs)
-    _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
+    check_problems(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space, baseline)
     graphs = pace.capture * _shapes(space, config)
@@ -317,7 +287,7 @@ def prepare(
     )  # fmt: skip
     plan = replace(plan, tokens=fuzzy.tokens / fuzzy.correct.size, ceiling=ceiling, expected=expected)
     info = early.info if early else None
-    return Prepared(session, goal, space, facts, forecast, rivals, timer, plan, config, info, fixed)
+    return Prepared(session, goal, space, facts, forecast, rivals, timer, plan, config, fixed, early_stop=info)
 
 
 def _replayed(session: Session, space: Space) -> Mapping[str, Any] | None:
@@ -378,7 +348,7 @@ def _given(request: Request, chosen: Chosen | None, sequence: EngineSequence | N
     return of_predictor | of_setting | of_scores | ({} if sequence is None else {"sequence": asdict(sequence)})
 
 
-def test_of(session: Session, goal: Goal, attempt: int) -> tuple[Claim, float]:
+def test_of(session: TextSession, goal: Goal, attempt: int) -> tuple[Claim, float]:
     """Returns what an attempt of this number claims, and the size of its test."""
     levels = session.holdout.levels(goal.confidence, attempt)
     return claim_of(goal, session.holdout.looks(goal.tests).sized(levels)), sum(levels)
@@ -488,7 +458,7 @@ def _costed(session: Session) -> list[KeyedPrompt]:
 
 
 def efforts(
-    session: Session, paces: Paces, goal: Goal, fixed: tuple[Setting, ...], share: float, timed: int = 0,
+    session: TextSession, paces: Paces, goal: Goal, fixed: tuple[Setting, ...], share: float, timed: int = 0,
     timed_seconds: float = 0.0, graphs: float = 0.0, design: Design | None = None,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     """Returns the steps; of a design, where one is given."""
@@ -505,12 +475,12 @@ def efforts(
     )  # fmt: skip
 
 
-def check_best_case(goal: Goal, session: Session) -> None:
+def check_best_case(goal: Goal, session: TextSession) -> None:
     """UsageError: there are too few problems for the goal, whatever the outcomes, by the attempts of the ledger."""
-    _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
+    check_problems(goal, session, *session.holdout.best_case(goal.confidence))
 
 
-def _check_enough(goal: Goal, session: Session, problems: int, level: float, accuracy: float = 1.0) -> None:
+def check_problems(goal: Goal, session: TextSession, problems: int, level: float, accuracy: float = 1.0) -> None:
     """UsageError: there are too few problems to certify the goal. Not checked if nothing is tested."""
     if not goal.explore:
         out = session.holdout.whole - problems

@@ -20,7 +20,7 @@ from fsd_calib.calibration.baseline import (
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.guards import Guarded, measure_guards
 from fsd_calib.calibration.plan import stages_of
-from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.calibration.ready import Ready
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.claim import Claim
@@ -68,7 +68,7 @@ def decided(outcome: Outcome, chosen: Setting | None) -> str:
 _MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
 
 
-def study_name(ready: Prepared, objective: Objective) -> str:
+def study_name(ready: Ready, objective: Objective) -> str:
     """Returns a name made of everything that the values of a trial depend on, so such processes share the study.
 
     Beside the run's name these are the level of its attempt, on which chances of passing depend, and the costs of a
@@ -83,15 +83,8 @@ def study_name(ready: Prepared, objective: Objective) -> str:
         *ready.space.scores,
     ]
     digest = hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:8]
-    words = ", ".join([ready.session.task.name, _pair(ready), _goal(ready.goal, objective)])
+    words = ", ".join([ready.session.task.name, ready.session.models, _goal(ready.goal, objective)])
     return f"{words[:_MAX_LENGTH]}, {digest}"
-
-
-def _pair(ready: Prepared) -> str:
-    """Architectures and sizes: the same models in other folders share the study."""
-    engines = [*ready.session.drafts.values()] or [ready.session.engine]
-    drafts = [engine.short_names[1] for engine in engines]
-    return f"{engines[0].short_names[0]} with {' or '.join(drafts)}"
 
 
 def _goal(goal: Goal, objective: Objective) -> str:
@@ -111,7 +104,7 @@ HOPELESS, _EVEN = 0.02, 0.5  # probabilities of passing: below the first a test 
 class Meter:
     """Times each stage, counts what was decoded and reused in it, and tells the outlook where the calibration is."""
 
-    ready: Prepared
+    ready: Ready
     outlook: ProgressEstimate
     stage: str = "baseline"
     steps: list[Step] = field(default_factory=list)
@@ -132,7 +125,7 @@ class Meter:
         self.began = now
 
 
-def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
+def find(ready: Ready, outlook: ProgressEstimate) -> Findings:
     """Returns what the long work found. The certification part is decoded only after candidates are frozen."""
     outlook.expect(stages_of(ready.plan.steps), ready.session.decode.count)
     outlook.begin("baseline")
@@ -164,7 +157,7 @@ def find(ready: Prepared, outlook: ProgressEstimate) -> Findings:
     return _time(ready, decision, baseline, meter)
 
 
-def _certify_fixed(ready: Prepared, objective: Objective, baseline: Baseline, meter: Meter) -> Findings:
+def _certify_fixed(ready: Ready, objective: Objective, baseline: Baseline, meter: Meter) -> Findings:
     """Returns what was found of settings, chosen elsewhere, that are tested without a search."""
     for setting in ready.fixed:
         ready.session.tuning.measure(setting)  # whether a test is worth an attempt, and how fast it is
@@ -193,7 +186,7 @@ class Decision:
     trials: Sequence[FinishedTrial] = ()
 
 
-def _time(ready: Prepared, decision: Decision, baseline: Baseline, meter: Meter) -> Findings:
+def _time(ready: Ready, decision: Decision, baseline: Baseline, meter: Meter) -> Findings:
     """Times the target alone, the lossless rival and the chosen setting, and returns the findings."""
     meter.begin("timing")
     compared = [ready.alone, ready.rival, *([decision.chosen] if decision.chosen else [])]
@@ -201,7 +194,7 @@ def _time(ready: Prepared, decision: Decision, baseline: Baseline, meter: Meter)
     return _export(ready, decision, baseline, timed, meter)
 
 
-def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
+def _export(ready: Ready, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
     """Returns the findings, with the outcome that follows from the timing."""
     rival = ready.rival
     outcome, chosen = _timed_outcome(ready, decision, timed.speeds), decision.chosen or rival
@@ -209,8 +202,9 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     over_lossless = timed.speeds.ratio(chosen, rival)
     ends = (over_lossless.low, over_lossless.high) if timed.speeds.timed else (0.0, math.inf)
     followed = follows(outcome, ends, certified=certified, lossless_meets=_lossless_meets(ready))
-    (decision.opened or ready.session.tuning).measure(rival, COUNTED)
-    ready.session.tuning.measure(rival, COUNTED)  # for its forecast
+    if rival != ready.alone:  # for its tokens per round, and its forecast
+        (decision.opened or ready.session.tuning).measure(rival, COUNTED)
+        ready.session.tuning.measure(rival, COUNTED)
     for setting in (ready.alone, chosen):
         ready.session.tuning.measure(setting)
     single = ready.timer.time_single([*dict.fromkeys((ready.alone, rival, chosen))], decision.opened)
@@ -222,7 +216,7 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     )  # fmt: skip
 
 
-def _guarded(ready: Prepared, chosen: Setting, meter: Meter) -> tuple[Guarded, ...]:
+def _guarded(ready: Ready, chosen: Setting, meter: Meter) -> tuple[Guarded, ...]:
     session = ready.session
     if session.guards and chosen.threshold is None:
         session.progress.note("the guards were not decoded: nothing lossy was chosen")
@@ -232,7 +226,7 @@ def _guarded(ready: Prepared, chosen: Setting, meter: Meter) -> tuple[Guarded, .
     return ()
 
 
-def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Setting]) -> Outcome:
+def _timed_outcome(ready: Ready, decision: Decision, speeds: Speeds[Setting]) -> Outcome:
     """Returns the outcome after timing, which shows of a setting that would be followed how fast it is, if anything."""
     if decision.chosen is None or not speeds.timed:
         return decision.outcome
@@ -241,20 +235,20 @@ def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Setting])
     return timed_outcome(decision.outcome, *intervals, ready.goal.min_speed)
 
 
-def _lossless_meets(ready: Prepared) -> bool:
+def _lossless_meets(ready: Ready) -> bool:
     """Returns whether lossless decoding meets the goal, as far as that was to be shown, where it is the faster."""
     if ready.goal.min_speed is not None:
         return True
     return bool(_lossless_rung(ready)) if ready.goal.acc == "absolute" else _needs_no_gain(ready)
 
 
-def _needs_no_gain(ready: Prepared) -> bool:
+def _needs_no_gain(ready: Ready) -> bool:
     """Returns whether the goal is a retention that is met by losing nothing."""
     goal = ready.goal
     return goal.min_acc is not None and goal.min_acc <= 1 and goal.acc == "retention"
 
 
-def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objective:
+def _objective(ready: Ready, baseline: Baseline, alone: Measurement) -> Objective:
     goal, problems = ready.goal, ready.session.holdout.problems
     if goal.min_acc is not None:
         plan = ready.plan
@@ -264,12 +258,12 @@ def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objec
     return MaxAccuracy(goal.min_speed) if goal.min_speed is not None else ParetoFront()
 
 
-def _chance(ready: Prepared) -> Chance:
+def _chance(ready: Ready) -> Chance:
     return chance_of(ready.plan.claim, ready.plan.delta)
 
 
 def _search(
-    ready: Prepared, objective: Objective, alone: Measurement, lossless: float, outlook: ProgressEstimate
+    ready: Ready, objective: Objective, alone: Measurement, lossless: float, outlook: ProgressEstimate
 ) -> tuple[list[Setting], Sequence[FinishedTrial]]:
     """Returns the frozen candidates, the safest first, and the trials. Each attempt and goal has a study.
 
@@ -297,13 +291,13 @@ def _search(
     return frozen, searched.trials
 
 
-def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Setting]) -> list[Setting]:
+def _agreed(ready: Ready, study: str, key: str, own: Sequence[Setting]) -> list[Setting]:
     """Returns what the first process of the study chose, which is this one's choice where that is the first."""
     recorded = agreed(ready.config.study_storage, study, key, [setting.values for setting in own])
     return [Setting.of(values) for values in recorded]
 
 
-def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
+def _decide(ready: Ready, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
     """Tests the rungs that are worth an attempt, if any, and decides."""
     if ready.session.holdout.extension is not None:
         return _test(ready, objective, frozen)
@@ -315,7 +309,7 @@ def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Setting], ba
     return _test(ready, objective, rungs) if rungs else _nothing_to_test(ready, objective, frozen, baseline)
 
 
-def _explored(ready: Prepared, objective: Objective, rungs: Sequence[Setting], frozen: Sequence[Setting]) -> Decision:
+def _explored(ready: Ready, objective: Objective, rungs: Sequence[Setting], frozen: Sequence[Setting]) -> Decision:
     """Returns the setting that is estimated: the fastest that will probably pass, else the one nearest to the goal."""
     if isinstance(objective, ParetoFront):
         return Decision("front")
@@ -323,13 +317,13 @@ def _explored(ready: Prepared, objective: Objective, rungs: Sequence[Setting], f
     return Decision("not-certified" if chosen is None else "untested", chosen)
 
 
-def _nothing_to_test(ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
+def _nothing_to_test(ready: Ready, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> Decision:
     if _needs_no_gain(ready) and not _faster(ready, frozen, baseline):
         return Decision("lossless")
     return Decision("too-slow" if isinstance(objective, MaxAccuracy) else "not-certified", next(iter(frozen), None))
 
 
-def _test(ready: Prepared, objective: Objective, rungs: Sequence[Setting]) -> Decision:
+def _test(ready: Ready, objective: Objective, rungs: Sequence[Setting]) -> Decision:
     opened = _open_holdout(ready, rungs)
     verdict = opened.decide(ready.session.progress)
     evidence = dict(zip(rungs, verdict.tested, strict=False))
@@ -340,9 +334,7 @@ def _test(ready: Prepared, objective: Objective, rungs: Sequence[Setting]) -> De
     return Decision(*_outcome(ready, "certified-speed-unknown", best), opened, evidence)
 
 
-def _agreed_fastest(
-    ready: Prepared, objective: Objective, opened: HoldoutAttempt, passed: Sequence[Setting]
-) -> Setting:
+def _agreed_fastest(ready: Ready, objective: Objective, opened: HoldoutAttempt, passed: Sequence[Setting]) -> Setting:
     """Returns the fastest of the certified settings by the clock of the first process that timed them so."""
     own = ready.timer.fastest(_fastest(ready, passed))
     key = f"fastest of attempt {opened.attempt.number}, timing {ready.timer.way}"
@@ -350,19 +342,19 @@ def _agreed_fastest(
     return first if first in passed else own  # a process with another ledger may have certified others
 
 
-def _fastest(ready: Prepared, passed: Sequence[Setting]) -> list[Setting]:
+def _fastest(ready: Ready, passed: Sequence[Setting]) -> list[Setting]:
     """Returns those of the jointly certified settings that may be the fastest, by their forecasts."""
     speeds = {c: ready.forecast.measured(ready.session.tuning.measure(c)) for c in passed if c != ready.alone}
     close = [c for c in speeds if speeds[c] >= _CLOSE * max(speeds.values())]
     return sorted(close, key=lambda c: -speeds[c])[:_CONTEST] or list(passed)
 
 
-def _bound_front(ready: Prepared, points: Sequence[Setting]) -> Decision:
+def _bound_front(ready: Ready, points: Sequence[Setting]) -> Decision:
     opened = _open_holdout(ready, points)
     return Decision("front", None, opened, dict(zip(points, opened.bound_all(ready.session.progress), strict=True)))
 
 
-def _open_holdout(ready: Prepared, frozen: Sequence[Setting]) -> HoldoutAttempt:
+def _open_holdout(ready: Ready, frozen: Sequence[Setting]) -> HoldoutAttempt:
     """Opens the certification part for these; the attempt is spent from here on."""
     holdout = ready.session.holdout
     opened = holdout.open(frozen, ready.alone, ready.plan.claim, ready.goal.confidence, ready.facts.run)
@@ -371,14 +363,14 @@ def _open_holdout(ready: Prepared, frozen: Sequence[Setting]) -> HoldoutAttempt:
     return opened
 
 
-def _outcome(ready: Prepared, outcome: Outcome, best: Setting) -> tuple[Outcome, Setting | None]:
+def _outcome(ready: Ready, outcome: Outcome, best: Setting) -> tuple[Outcome, Setting | None]:
     """Returns outcome and choice; where lossless decoding is the best, nothing fuzzy is chosen."""
     if best != ready.alone:
         return outcome, best
     return (outcome if outcome == "not-certified" else "lossless"), None
 
 
-def _lossless_rung(ready: Prepared) -> list[Setting]:
+def _lossless_rung(ready: Ready) -> list[Setting]:
     """Returns the target alone as the first rung, where an absolute accuracy is requested that it probably has.
 
     That is judged by tuning data, so that it may come first in the sequence. Lossless rules emit the target's
@@ -393,9 +385,7 @@ def _lossless_rung(ready: Prepared) -> list[Setting]:
     return [ready.alone] if _chance(ready)(alone, alone) >= _EVEN else []
 
 
-def _worth_testing(
-    ready: Prepared, objective: Objective, frozen: Sequence[Setting], baseline: Baseline
-) -> list[Setting]:
+def _worth_testing(ready: Ready, objective: Objective, frozen: Sequence[Setting], baseline: Baseline) -> list[Setting]:
     """Returns the candidates with a chance to meet the goal; others would only spend an attempt."""
     if isinstance(objective, MaxSpeed):
         least = objective.wanted if ready.goal.explore else HOPELESS
@@ -407,13 +397,13 @@ def _worth_testing(
     return _faster(ready, frozen, baseline)
 
 
-def _faster(ready: Prepared, frozen: Sequence[Setting], baseline: Baseline) -> list[Setting]:
+def _faster(ready: Ready, frozen: Sequence[Setting], baseline: Baseline) -> list[Setting]:
     """Returns the candidates that are faster than lossless decoding by their forecasts."""
     lossless = ready.forecast.measured(baseline.lossless)
     return [c for c in frozen if ready.forecast.measured(ready.session.tuning.measure(c)) > lossless]
 
 
-def _spread(ready: Prepared, front: Sequence[Setting]) -> list[Setting]:
+def _spread(ready: Ready, front: Sequence[Setting]) -> list[Setting]:
     """Returns few enough points to be bounded together, spread in retention and speed, where users choose first."""
     alone, measured = ready.session.tuning.measure(ready.alone), [ready.session.tuning.measure(c) for c in front]
     spots = [FrontPoint(retention(m, alone), ready.forecast.measured(m)) for m in measured]

@@ -25,6 +25,7 @@ from fsd_common.strict_yaml import Strict, read_yaml
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.output_folder import Asked
+    from fsd_calib.servers.profile import ServerProfile
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 NAME = "run.yaml"
@@ -136,7 +137,7 @@ class _UnnamedError(Exception):
 
 
 def save_run(
-    calibration: Asked, profile: ThresholdProfile | None = None, certify: Path | None = None,
+    calibration: Asked, profile: ThresholdProfile | ServerProfile | None = None, certify: Path | None = None,
     engines: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Saves what was asked for in the output folder, where there is one and its profile is of this.
@@ -178,10 +179,14 @@ def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -
     run = saved(config) | {"engine": _one_or_several(engines or [config.engine])}
     if storage is not None and not is_url(storage):
         run["storage"] = str(Path(storage).absolute())
+    server = calibration.server
+    models = {} if server is not None else {
+        "target": _place(calibration.target), **_drafts(drafts_of(calibration.draft), certify is not None)
+    }  # fmt: skip
     content = {
         "task": _task(calibration.task),
-        "target": _place(calibration.target),
-        **_drafts(drafts_of(calibration.draft), certify is not None),
+        "server": None if server is None else server.model_dump(mode="json", exclude_unset=True),
+        **models,
         "certify": None if certify is None else _place(certify),
         "goal": saved(calibration.goal),
         "decoding": saved(calibration.decoding) if certify is None else {"seed": calibration.decoding.seed},

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsd_calib.calibrate_options import Compiling, Goal, RunConfig
 from fsd_calib.calibration.run_facts import RunFacts, known_facts
-from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.session import TextSession
 from fsd_calib.certification.extension import TESTS_VERSION
 from fsd_calib.search.space import Space
 from fsd_common.digests import facts_digest
@@ -23,7 +23,7 @@ class RunName:
         extends: Whether it goes on from an attempt.
     """
 
-    session: Session
+    session: TextSession
     goal: Goal
     space: Space
     config: RunConfig

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Acc
 from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
 from fsd_calib.certification.marking import LEDGER
-from fsd_calib.engines.base import Engine
+from fsd_calib.engines.base import Engine, TextEngine
 from fsd_calib.engines.own import OwnEngine, round_seconds
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
@@ -38,20 +39,15 @@ _EXCERPT = 60  # characters of a problem in a note
 
 
 @dataclass(frozen=True)
-class Session:
-    """The resources shared by the steps of a calibration.
+class TextSession:
+    """The resources of a calibration by texts alone.
 
     Args:
-        engine: the engine with the first draft.
         identity: what determines texts besides prompts and the searched settings: models, sampling, seeds, versions.
-        cache: folder of decodings and traces; None stores nothing.
-        drafts: the engines by the names of their drafts, if there are several drafts.
-        workers: processes that decode too; None: there are none.
-        threads: chooses those of this process; None: an engine that has its own, or no CPU, decodes.
         guards: other tasks on which the chosen setting is measured.
     """
 
-    engine: Engine
+    engine: TextEngine
     task: Task
     decode: CachedDecoder
     identity: str
@@ -59,12 +55,74 @@ class Session:
     tuned: TuningRecord
     holdout: Holdout
     batch_size: int
-    cache: Path | None
     progress: Progress
+    guards: tuple[Task, ...] = ()
+
+    @property
+    def engines(self) -> Sequence[TextEngine]:
+        """All engines: one for each draft."""
+        return (self.engine,)
+
+    @property
+    def models(self) -> str:
+        """Architectures and sizes of the models, in words."""
+        drafts = " or ".join(engine.short_names[1] for engine in self.engines)
+        return f"{self.engines[0].short_names[0]} with {drafts}"
+
+    def setting(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Setting:
+        """The setting of a rule without a threshold."""
+        return Setting(rule, self.engine.score, draft_length, draft=draft)
+
+    def certifying(self, run: str, trained: frozenset[int]) -> Self:
+        """Returns a copy whose holdout is limited to the problems that this run may use, see `Holdout.of_run`."""
+        trained = trained.union(*(engine.trained_on for engine in self.engines))
+        holdout = self.holdout.of_run(run, trained)
+        out = self.holdout.problems - holdout.problems
+        if out:
+            grouped = any(problem.group is not None for problem in self.holdout.part)
+            self.progress.note(
+                f"{out} of {self.holdout.problems} certification problems were tuned"
+                f"{' or trained' if trained else ''} on before{', or share a group with one,' if grouped else ''} and "
+                "are left out"
+            )
+        self._note_known(holdout)
+        return replace(self, holdout=holdout)
+
+    def _note_known(self, holdout: Holdout) -> None:
+        """Notes certification problems that hold what was seen before of other tasks, in another wrapper."""
+        texts = [content_key(problem.question) for problem in holdout.part[:_COMPARED]]
+        found = held(texts, [content_key(text) for text in holdout.other_questions(self.task.problems)])
+        if found is not None:
+            first = "the first " if len(texts) < holdout.problems else ""
+            one, other = (f"{text[:_EXCERPT]!r}" for text in found.closest)
+            self.progress.note(
+                f"{found.count} of {first}{len(texts)} certification problems closely resemble one that was tuned or "
+                "certified on before, with other words around it; the closest, at a similarity of "
+                f"{found.similarity:.2f}: {one} and {other}. Leave out what is the same problem"
+            )
+
+
+@dataclass(frozen=True)
+class Session(TextSession):
+    """The resources shared by the steps of a calibration whose engines are known from inside.
+
+    Args:
+        engine: the engine with the first draft.
+        cache: folder of decodings and traces; None stores nothing.
+        drafts: the engines by the names of their drafts, if there are several drafts.
+        workers: processes that decode too; None: there are none.
+        threads: chooses those of this process; None: an engine that has its own, or no CPU, decodes.
+    """
+
+    engine: Engine
+    cache: Path | None = None
     drafts: Mapping[str, Engine] = field(default_factory=dict)
     workers: ModelWorkers | None = None
     threads: Threads | None = None
-    guards: tuple[Task, ...] = ()
+
+    @property
+    def engines(self) -> Sequence[Engine]:
+        return [*self.drafts.values()] or [self.engine]
 
     @property
     def decoder(self) -> SpeculativeDecoder:
@@ -127,39 +185,6 @@ class Session:
         holdout = self.holdout.of_identity(decode, identity)
         return replace(self, decode=decode, identity=identity, tuning=tuning, holdout=holdout)
 
-    def certifying(self, run: str, trained: frozenset[int]) -> Session:
-        """Returns a copy whose holdout is limited to the problems that this run may use, see `Holdout.of_run`."""
-        engines = self.drafts.values() or [self.engine]
-        trained = trained.union(*(engine.trained_on for engine in engines))
-        holdout = self.holdout.of_run(run, trained)
-        out = self.holdout.problems - holdout.problems
-        if out:
-            grouped = any(problem.group is not None for problem in self.holdout.part)
-            self.progress.note(
-                f"{out} of {self.holdout.problems} certification problems were tuned"
-                f"{' or trained' if trained else ''} on before{', or share a group with one,' if grouped else ''} and "
-                "are left out"
-            )
-        self._note_known(holdout)
-        return replace(self, holdout=holdout)
-
-    def _note_known(self, holdout: Holdout) -> None:
-        """Notes certification problems that hold what was seen before of other tasks, in another wrapper."""
-        texts = [content_key(problem.question) for problem in holdout.part[:_COMPARED]]
-        found = held(texts, [content_key(text) for text in holdout.other_questions(self.task.problems)])
-        if found is not None:
-            first = "the first " if len(texts) < holdout.problems else ""
-            one, other = (f"{text[:_EXCERPT]!r}" for text in found.closest)
-            self.progress.note(
-                f"{found.count} of {first}{len(texts)} certification problems closely resemble one that was tuned or "
-                "certified on before, with other words around it; the closest, at a similarity of "
-                f"{found.similarity:.2f}: {one} and {other}. Leave out what is the same problem"
-            )
-
-    def setting(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Setting:
-        """The setting of a rule without a threshold."""
-        return Setting(rule, self.engine.score, draft_length, draft=draft)
-
 
 @contextmanager
 def open_session(
@@ -202,8 +227,8 @@ def open_session(
         holdout = Holdout(certifying, ledger, family, f"{task.claim}, {acc}", identity, sequence)
         yield Session(
             engine, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
-            batch_size, cache, progress, drafts or {}, None if workers is None else workers.models,
-            _threads(engine, parts, progress), guards,
+            batch_size, progress, guards, cache, drafts or {}, None if workers is None else workers.models,
+            _threads(engine, parts, progress),
         )  # fmt: skip
 
 

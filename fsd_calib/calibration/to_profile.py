@@ -11,7 +11,7 @@ from typing import Any
 
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.guards import Guarded
-from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.calibration.ready import Ready
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.harm import difference_of, harm_of, retention_interval
 from fsd_calib.certification.holdout import HoldoutAttempt
@@ -43,7 +43,7 @@ _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
 
 def to_profile(findings: Findings) -> ThresholdProfile:
     """Returns the profile, with a threshold only where the goal was met, or its test waived."""
-    ready, chosen = findings.ready, findings.chosen
+    ready, chosen = findings.prepared, findings.chosen
     engine = ready.session.engine_of(findings.followed)
     pair, decoding = engine.pair, engine.decoding
     fuzzy = findings.measured(chosen)
@@ -53,7 +53,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         outcome=findings.outcome,
         task=ready.session.task.name,
         prompt=ready.session.task.prompt,
-        data=_data(ready),
+        data=data_of(ready),
         target=pair.target,
         draft=pair.draft,
         tokenizer=pair.tokenizer,
@@ -71,7 +71,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         seeds=ready.session.decode.seeds,
         lossy=findings.lossy,
         curve=list(_curve(findings)),
-        certificate=_certificate(findings),
+        certificate=certificate_of(findings),
         guards=tuple(_guard(each, ready.goal.confidence) for each in findings.guarded),
         accuracy=Accuracy(target=grades.target_accuracy, chosen=grades.accuracy),
         tokens_per_round=TokensPerRound(
@@ -81,11 +81,9 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         estimate=_estimate(findings, fuzzy),
         costs=CostInfo(**asdict(ready.costs_of(findings.followed)), batch=ready.goal.serve_batch),
         numerical_churn=findings.baseline.numerical_churn,
-        truncation=_truncation(findings, fuzzy),
-        lengths=Lengths(target=_mean_length(findings.alone(fuzzy)), chosen=_mean_length(fuzzy)),
-        repetition=Repetition(
-            texts=fuzzy.correct.size, target=_loops(findings.alone(fuzzy)), chosen=_loops(fuzzy)
-        ),
+        truncation=truncation_of(findings, fuzzy),
+        lengths=lengths_of(findings, fuzzy),
+        repetition=repetition_of(findings, fuzzy),
         acceptance=_acceptance(fuzzy) if findings.lossy else None,  # of what decoders of the profile run
         other_drafts=tuple(
             other.pair.draft for other in ready.session.drafts.values() if other is not engine
@@ -93,7 +91,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         addons=_addons(findings),
         early_stop=ready.early_stop,
         stop_policy=engine.stop_policy,
-        effort=_effort(findings),
+        effort=effort_of(findings),
         compile=None if engine.info else ready.facts.timings.compile,
         engine=engine.info,
         device=engine.device,
@@ -103,7 +101,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
 
 
 def _addons(findings: Findings) -> tuple[Addon, ...]:
-    session = findings.ready.session
+    session = findings.prepared.session
     measured = (measurement.setting for part in findings.parts for measurement in part.measured())
     drafts = (engine.pair.draft for engine in session.drafts.values() or [session.engine])
     found = [each for setting in measured for each in setting.addons]
@@ -112,7 +110,8 @@ def _addons(findings: Findings) -> tuple[Addon, ...]:
     return tuple(dict.fromkeys([*found, *([] if ending is None else [ending])]))
 
 
-def _data(ready: Prepared) -> DataInfo:
+def data_of(ready: Ready) -> DataInfo:
+    """The problems."""
     by_source = any(problem.part is not None for problem in ready.session.task.problems)
     return DataInfo(
         source=ready.session.task.source,
@@ -123,8 +122,8 @@ def _data(ready: Prepared) -> DataInfo:
     )
 
 
-def _certificate(findings: Findings) -> Certificate:
-    """Without counts where nothing was decoded on the certification part."""
+def certificate_of(findings: Findings) -> Certificate:
+    """What was tested, without counts where nothing was decoded on the certification part."""
     goal, opened, (evidence, lossless) = findings.ready.goal, findings.opened, findings.certifying
     shown = {} if evidence is None else {
         "retention": evidence.paired.retention if evidence.paired.target.any() else None,
@@ -182,7 +181,8 @@ def _harm_and_difference(evidence: Evidence, opened: HoldoutAttempt) -> dict[str
     }
 
 
-def _truncation(findings: Findings, chosen: Measurement) -> Truncation:
+def truncation_of(findings: Findings, chosen: Measurement) -> Truncation:
+    """How many texts reached the limit on new tokens."""
     limit = findings.ready.session.task.max_new_tokens
     limits = [limit if problem.room is None else problem.room for problem in findings.problems(chosen)]
     target, fuzzy = (
@@ -190,6 +190,17 @@ def _truncation(findings: Findings, chosen: Measurement) -> Truncation:
         for m in (findings.alone(chosen), chosen)
     )
     return Truncation(max_new_tokens=limit, texts=chosen.correct.size, target=target, chosen=fuzzy)
+
+
+def lengths_of(findings: Findings, chosen: Measurement) -> Lengths:
+    """How long texts are."""
+    return Lengths(target=_mean_length(findings.alone(chosen)), chosen=_mean_length(chosen))
+
+
+def repetition_of(findings: Findings, chosen: Measurement) -> Repetition:
+    """How many texts end in a loop."""
+    texts = chosen.correct.size
+    return Repetition(texts=texts, target=_loops(findings.alone(chosen)), chosen=_loops(chosen))
 
 
 def _mean_length(of: Measurement) -> float:
@@ -270,7 +281,8 @@ def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
     return AcceptanceInfo(texts=len(shares), mean=statistics.fmean(shares), deviation=statistics.pstdev(shares))
 
 
-def _effort(findings: Findings) -> Effort:
+def effort_of(findings: Findings) -> Effort:
+    """What was decoded."""
     work = {step.name: step.work or Work() for step in findings.steps}
     counted = {name: work.get(name, Work()) for name in ("baseline", "search", "certification")}
     return Effort(**counted, trials=len(findings.trials))

@@ -80,7 +80,7 @@ def _draft_alone(findings: Findings) -> DraftAlone | None:
     Returns:
         What was measured; None where the engine cannot run a draft alone, or where that failed, which a note says.
     """
-    ready, session = findings.ready, findings.ready.session
+    ready, session = findings.prepared, findings.prepared.session
     alone = Setting.draft_alone(session.engine.score, findings.followed.draft)
     if not session.engine_of(alone).runs_draft_alone:
         return None
@@ -120,7 +120,7 @@ def _rungs(findings: Findings) -> Iterator[Rung]:
 
 
 def _scales(findings: Findings) -> Iterator[Scale]:
-    space, forecast = findings.ready.space, findings.ready.forecast
+    space, forecast = findings.prepared.space, findings.prepared.forecast
     for arm, *_ in space.families:
         if arm.rule == space.rules[0]:  # thresholds do not depend on the rule
             thresholds = tuple(forecast.threshold(arm, logit(share)) for share in _SHARES)
@@ -129,7 +129,7 @@ def _scales(findings: Findings) -> Iterator[Scale]:
 
 def _replayed(findings: Findings) -> Iterator[Replayed]:
     """The chosen T at all draft lengths of the search, where there is one."""
-    chosen, ready = findings.chosen, findings.ready
+    chosen, ready = findings.chosen, findings.prepared
     if chosen.threshold is None:
         return
     for arm in next(family for family in ready.space.families if chosen.family == family[0].family):
@@ -166,8 +166,8 @@ def _token_attribution(
     Returns:
         The tokens by problem; and why there are none, if the engine cannot tell.
     """
-    chosen, session = findings.chosen, findings.ready.session
-    engine = session.decode.engine_of(chosen)
+    chosen, session = findings.chosen, findings.prepared.session
+    engine = session.engine_of(chosen)
     if not texts:
         return {}, None
     if not isinstance(engine, OwnEngine):

@@ -22,7 +22,7 @@ from fsd_calib.cli.options import (
     check_sources,
     with_preset,
 )
-from fsd_calib.cli.request import Request
+from fsd_calib.cli.request import SERVER, Request
 from fsd_calib.common_options import GOAL
 from fsd_calib.tasks.asking import PROBLEMS
 from fsd_common.option import Option
@@ -30,6 +30,7 @@ from fsd_decoding.model_options import Loading
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.run_file import RunFile
+    from fsd_common.progress.base import Progress
 
 NAME = "fsd-calibrate"
 _EPILOG = """
@@ -84,8 +85,11 @@ def command(
         asked.check()
         check_writable(asked.run.path("out") or asked.usual_folder, _EARLIER)
     else:
-        check_sources({"tokenizer": [asked.target]})
+        check_sources({"tokenizer": [asked.target]} if asked.server is None else {})
         check_data(asked.kind, asked.run.path("data"))
+    if asked.engines == (SERVER,):
+        _server(asked, progress, plan=plan, show_prompt=show_prompt, output=output)
+        return
     load_libraries(progress, "fsd_calib.cli.in_turn")
 
     from fsd_calib.calibration.plan import NotWorthItError
@@ -115,6 +119,29 @@ def command(
     if output.as_json:
         reply_json(NAME, result)
     if not result["met"] and not calibration.goal.explore:
+        raise typer.Exit(NOT_MET)
+
+
+def _server(asked: Request, progress: Progress, *, plan: bool, show_prompt: bool, output: OutputOptions) -> None:
+    load_libraries(progress, "fsd_calib.cli.of_server")
+
+    from fsd_calib.cli import of_server
+
+    calibration = of_server.calibration_of(asked, progress)
+    with interruptible(lambda: _kept(calibration.config)):
+        if show_prompt:
+            prompt = of_server.first_prompt(calibration)
+            reply_json(NAME, {"prompt": prompt}) if output.as_json else reply(prompt)
+            return
+        if plan:
+            plans = of_server.planned(calibration, silent=output.as_json)
+            if output.as_json:
+                reply_json(NAME, {"plans": plans})
+            return
+        profile = of_server.run(calibration, plan=not output.quiet, report=not output.as_json)
+    if output.as_json:
+        reply_json(NAME, of_server.result(profile))
+    if not profile.met and not calibration.goal.explore:
         raise typer.Exit(NOT_MET)
 
 

@@ -36,6 +36,7 @@ def _leave(name: str, number: int = 0, frame: FrameType | None = None) -> NoRetu
 
 
 calibrate = partial(_run, "calibrate", "fsd-calibrate")
+check = partial(_run, "check", "fsd-check")
 collect = partial(_run, "collect", "fsd-collect")
 generate = partial(_run, "generate", "fsd-generate")
 inspect = partial(_run, "inspect", "fsd-inspect")
@@ -44,4 +45,5 @@ report = partial(_run, "report", "fsd-report")
 tasks = partial(_run, "tasks", "fsd-tasks")
 traces = partial(_run, "traces", "fsd-traces")
 train_eagle = partial(_run, "train_eagle", "fsd-train-eagle")
+tune = partial(_run, "tune", "fsd-tune")
 train_predictor = partial(_run, "train_predictor", "fsd-train-predictor")

@@ -55,9 +55,14 @@ def show(path: _Profile) -> None:
     A file that was changed after its calibration is shown, too, as not certified.
     """
     from fsd_calib.report.console import print_details, print_report
-    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+    from fsd_calib.servers.profile import ServerProfile, load_any
 
-    profile = ThresholdProfile.load(path, allow_edited=True)
+    profile = load_any(path, allow_edited=True)
+    if isinstance(profile, ServerProfile):
+        from fsd_calib.servers.report import print_report as print_report_of_server
+
+        print_report_of_server(profile)
+        return
     print_report(profile)
     print_details(profile)
 
@@ -70,12 +75,12 @@ def validate(paths: _Profiles) -> None:
 
     Exit code 0: all are valid. 2: at least one is not.
     """
-    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+    from fsd_calib.servers.profile import load_any
 
     valid = True
     for path in paths:
         try:
-            ThresholdProfile.load(path)
+            load_any(path)
         except UsageError as error:
             say(NAME, f"error: {error}")
             valid = False
@@ -135,18 +140,36 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
 @app.command()
 def export(
     path: _Profile,
-    to: Annotated[str, Option("The engine: vllm, sglang, tensorrt-llm, max or transformers.", words=tuple(ENGINES))],
+    to: Annotated[
+        str | None,
+        Option(
+            "The engine: vllm, sglang, tensorrt-llm, max or transformers. Not of a server's profile.",
+            words=tuple(ENGINES),
+        ),
+    ] = None,
     allow_edited: AllowEditedOption = False,
 ) -> None:
     """Prints the engine's own options for the profile's score and T, draft length and draft: a command, a file or
-    Python, to be pasted. Comments say for which versions, what the engine does otherwise, and what is certified.
+    Python, to be pasted. Comments say for which versions, what the engine does otherwise, and what is certified. Of a
+    server's profile it prints how the knob is set.
 
     Exit code 2: the engine has no such score, or cannot do something else that the profile says, which the message
     names with the way out.
     """
-    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+    from fsd_calib.servers.profile import ServerProfile, load_any
 
-    profile = ThresholdProfile.load(path, allow_edited=allow_edited)
+    profile = load_any(path, allow_edited=allow_edited)
+    if isinstance(profile, ServerProfile):
+        from fsd_calib.servers.report import export as export_of_server
+
+        if to is not None:
+            raise UsageError(f"--to is {to!r}, and the profile is of a server, whose own knob it sets; leave it out")
+        if doubt := profile.digest_doubt():
+            say(NAME, f"warning: {doubt}")
+        reply(export_of_server(profile))
+        return
+    if to is None:
+        raise UsageError(f"Missing option '--to': give one of {', '.join(ENGINES)}")
 
     from fsd_decoding.profile.following import warning_of  # which imports torch
 

@@ -17,6 +17,7 @@ from fsd_calib.cli.family import Given
 from fsd_calib.cli.options import check_data, check_place, check_sources, folder_name, named_task
 from fsd_calib.common_options import AUTO, TASK_NAMES
 from fsd_calib.search.storage_url import check_storage
+from fsd_calib.servers.description import ServerDescription
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.registry import task_kind
 from fsd_common.errors import UsageError
@@ -30,6 +31,9 @@ from fsd_predictors import files as predictor_files
 if TYPE_CHECKING:
     from fsd_calib.calibration.run_file import RunFile
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+SERVER = "server"
+"""The engine that is a server."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +157,15 @@ class Request:
         return int(self.given.get("seed", self._of_file("decoding").get("seed", usual)))
 
     @property
+    def server(self) -> ServerDescription | None:
+        """The server that the file describes; None: it describes none."""
+        return None if self.file is None else self.file.job.get("server")
+
+    @property
     def engines(self) -> tuple[str, ...]:
         """What decodes; several certify one setting in turn."""
-        return tuple(listed(self.given.get("engine", self._of_file("run").get("engine", RunConfig().engine))))
+        usual = RunConfig().engine if self.server is None else SERVER
+        return tuple(listed(self.given.get("engine", self._of_file("run").get("engine", usual))))
 
     @property
     def run(self) -> RunConfig:
@@ -163,6 +173,8 @@ class Request:
         for engine in self.engines:
             RunConfig.over({}, {"engine": engine})
         engine = "vllm" if "vllm" in self.engines else self.engines[0]
+        if engine == SERVER:
+            return RunConfig.over(self._of_file("run"), self.given | {"engine": engine})
         kwargs = {"model_kwargs": self.loaded.target, "draft_model_kwargs": self.loaded.draft}
         return RunConfig.over(self._of_file("run") | kwargs, self.given | {"engine": engine})
 
@@ -170,7 +182,8 @@ class Request:
     def usual_folder(self) -> Path:
         """Where the first such calibration is written if nothing says where."""
         # One engine's profile does not replace another's, nor a certified setting or an estimate a searched one.
-        of_engine = "-vllm" if self.engines == ("vllm",) else ""  # of several each has a folder of its own in it
+        # Of several engines each has a folder of its own in it.
+        of_engine = f"-{self.engines[0]}" if self.engines in (("vllm",), (SERVER,)) else ""
         kind = "-certified" * (self.certify is not None) + "-explored" * self.goal.explore
         return Path("fsd-profile") / (folder_name(self.task) + of_engine + kind)
 
@@ -179,6 +192,29 @@ class Request:
         kind = self.kind
         self.goal  # noqa: B018
         run, drafters = self.run, self.drafters
+        check_data(kind, run.path("data"))
+        _check_folders({"--cache": run.path("cache"), "--state": run.path("state")})
+        check_storage(run.storage)
+        if SERVER in self.engines:
+            self._check_server()
+        else:
+            self._check_models(run, drafters)
+
+    def _check_server(self) -> None:
+        if self.server is None:
+            raise UsageError(
+                "--engine server needs a description of the server; write it into a file in YAML, under server "
+                "(docs/servers.md), and give --config FILE"
+            )
+        given = {**self.given, **({} if self.file is None else self.file.job)}
+        others = [
+            name for name in ("target", "draft", "head", "drafter", "speculative_config", "certify") if given.get(name)
+        ]
+        if len(self.engines) > 1 or others:
+            what = "another engine" if len(self.engines) > 1 else f"--{others[0].replace('_', '-')}"
+            raise UsageError(f"--engine server and {what} are both given, and a server has its own models; drop one")
+
+    def _check_models(self, run: RunConfig, drafters: Drafters) -> None:
         if drafters.of_vllm is not None and self.engines != ("vllm",):
             raise UsageError(
                 f"--speculative-config says what drafts in vLLM, and --engine is {','.join(self.engines)!r}; give "
@@ -188,9 +224,6 @@ class Request:
             self._check_searched(drafters)
         check_place(run.device, run.dtype)
         check_sources({"model": [self.target, *drafters.models], "head": drafters.heads})
-        check_data(kind, run.path("data"))
-        _check_folders({"--cache": run.path("cache"), "--state": run.path("state")})
-        check_storage(run.storage)
         if run.ray is not None:
             check_answers(run.ray)
 

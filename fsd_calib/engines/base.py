@@ -98,22 +98,18 @@ Begin = Callable[[int], bool]
 """Says whether the prompt of this index is to be decoded; called just before it is begun."""
 
 
-class Engine(ABC):
-    """Decodes the prompts of one task with one target and one draft.
+class TextEngine(ABC):
+    """Decodes the prompts of one task, and tells nothing but the texts.
 
     Attributes:
         name: As `--engine` takes it and profiles record it.
         decoding: Sampling, seed, and the logits that scores are computed on. Settings hold the rest.
         limits: Where texts end.
-        tokenizer: The tokenizer of both models.
-        ending: The policy that ends the drafts of fuzzy rules early, whatever their score; None: there is none.
     """
 
     name: ClassVar[str]
     decoding: DecodingConfig
     limits: GenerationLimits
-    tokenizer: Any
-    ending: StopPolicy | None = None
 
     @abstractmethod
     def decode(
@@ -129,15 +125,6 @@ class Engine(ABC):
             UnfinishedError: Some prompts failed; the others' results are attached.
         """
 
-    @abstractmethod
-    def walked(self, request: DecodingRequest, scores: Sequence[str]) -> Walked:
-        """Decodes losslessly, and returns what was drafted; see `Walked`.
-
-        Args:
-            request: of a lossless setting.
-            scores: to compute at every node.
-        """
-
     def emitted(self, request: DecodingRequest) -> int:
         """Decodes the prompts and returns the number of tokens they took, for timing."""
         return sum(result.emitted for result in self.decode(request))
@@ -148,6 +135,83 @@ class Engine(ABC):
 
         Raises:
             UsageError: The setting has a threshold and its rule none, or vice versa.
+        """
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The engine as profiles record it; None: our own."""
+        return None
+
+    @property
+    @abstractmethod
+    def family(self) -> str:
+        """The target's `family_id`, by which the ledger counts attempts, whatever decodes it."""
+
+    @property
+    @abstractmethod
+    def short_names(self) -> tuple[str, str]:
+        """Architecture and size of target and draft, for the names of studies."""
+
+    @property
+    def trained_on(self) -> frozenset[int]:
+        """Keys of problems that the draft was trained on, as far as it says."""
+        return frozenset()
+
+    @property
+    @abstractmethod
+    def score(self) -> str:
+        """The score of settings whose rule has none."""
+
+    @property
+    def exact_texts(self) -> bool:
+        """Whether the lossless rule gives the target's own texts, except for rounding."""
+        return True
+
+    @property
+    def compile(self) -> Compile:
+        """How rounds are called; False where the engine calls them in its own way."""
+        return False
+
+    def call_rounds(self, compile: Compile) -> None:
+        """Calls rounds this way from now on.
+
+        Raises:
+            UsageError: The engine has a way of its own.
+        """
+        if compile is not False:
+            raise UsageError(f"engine {self.name!r} calls its rounds in its own way; leave {named('compile')} out")
+
+    @abstractmethod
+    def with_limits(self, limits: GenerationLimits) -> TextEngine:
+        """Returns an engine with the same models whose texts end elsewhere, as those of another task do."""
+
+    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> TextEngine:
+        """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by score.
+
+        Raises:
+            UsageError: The engine has no place for them.
+        """
+        raise UsageError(f"engine {self.name!r} cannot end drafts by a predictor; leave {named('predictor')} out")
+
+
+class Engine(TextEngine):
+    """Decodes with one target and one draft that it knows from inside.
+
+    Attributes:
+        tokenizer: The tokenizer of both models.
+        ending: The policy that ends the drafts of fuzzy rules early, whatever their score; None: there is none.
+    """
+
+    tokenizer: Any
+    ending: StopPolicy | None = None
+
+    @abstractmethod
+    def walked(self, request: DecodingRequest, scores: Sequence[str]) -> Walked:
+        """Decodes losslessly, and returns what was drafted; see `Walked`.
+
+        Args:
+            request: of a lossless setting.
+            scores: to compute at every node.
         """
 
     @abstractmethod
@@ -188,39 +252,9 @@ class Engine(ABC):
         """The models."""
 
     @property
-    def info(self) -> EngineInfo | None:
-        """The engine as profiles record it; None: our own."""
-        return None
-
-    @property
-    @abstractmethod
-    def short_names(self) -> tuple[str, str]:
-        """Architecture and size of target and draft, for the names of studies."""
-
-    @property
-    @abstractmethod
-    def family(self) -> str:
-        """The target's `family_id`, by which the ledger counts attempts, whatever decodes it."""
-
-    @property
-    def trained_on(self) -> frozenset[int]:
-        """Keys of problems that the draft was trained on, as far as it says."""
-        return frozenset()
-
-    @property
     @abstractmethod
     def rule(self) -> str:
         """The rule that thresholds are searched for first."""
-
-    @property
-    @abstractmethod
-    def score(self) -> str:
-        """The score of settings whose rule has none."""
-
-    @property
-    def exact_texts(self) -> bool:
-        """Whether the lossless rule gives the target's own texts, except for rounding."""
-        return True
 
     @property
     def longest_draft(self) -> int | None:
@@ -247,36 +281,14 @@ class Engine(ABC):
     def dtype(self) -> str:
         """The dtype of the target, as torch names it."""
 
-    @property
-    def compile(self) -> Compile:
-        """How rounds are called; False where the engine calls them in its own way."""
-        return False
-
-    def call_rounds(self, compile: Compile) -> None:
-        """Calls rounds this way from now on.
-
-        Raises:
-            UsageError: The engine has a way of its own.
-        """
-        if compile is not False:
-            raise UsageError(f"engine {self.name!r} calls its rounds in its own way; leave {named('compile')} out")
-
     @abstractmethod
     def with_limits(self, limits: GenerationLimits) -> Engine:
-        """Returns an engine with the same models whose texts end elsewhere, as those of another task do."""
+        """See `TextEngine.with_limits`."""
 
     @property
     def stop_policy(self) -> str | None:
         """The name of the policy that ends drafts, see `ending`; None: there is none, or it has no name."""
         return None if self.ending is None else self.ending.name
-
-    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Engine:
-        """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by score.
-
-        Raises:
-            UsageError: The engine has no place for them.
-        """
-        raise UsageError(f"engine {self.name!r} cannot end drafts by a predictor; leave {named('predictor')} out")
 
 
 class EngineSource(Protocol):

@@ -119,7 +119,7 @@ class CacheKey:
     def _noise(self, known: Mapping[str, Sequence[float]]) -> float:
         noise = dict(zip(_DTYPES, known.get(self._family, ()), strict=False))
         models = (self.models["target"], self.models["draft"])
-        return max(noise.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
+        return max((noise.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping)), default=math.inf)
 
 
 def key_of(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt, Limits
+from fsd_calib.engines.base import DecodingRequest, KeyedPrompt, Limits, TextEngine
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds, groups_of
@@ -88,16 +88,16 @@ class CachedDecoder:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: TextEngine,
         task: Task,
         store: ResultCache,
         batch_size: int = 32,
         progress: Progress | None = None,
         seeds: int = 1,
-        drafts: Mapping[str, Engine] | None = None,
+        drafts: Mapping[str, TextEngine] | None = None,
         workers: EngineWorkers | None = None,
     ) -> None:
-        self._engines: dict[str | None, Engine] = {None: engine}
+        self._engines: dict[str | None, TextEngine] = {None: engine}
         self._engines.update(drafts or {})
         self._task, self._cache = task, store
         self._batch_size, self._progress = batch_size, progress or Silent()
@@ -163,10 +163,6 @@ class CachedDecoder:
         """Makes the engines of all drafts, here and in workers, call rounds this way from now on."""
         for engine in self._engines.values():
             engine.call_rounds(compile)
-
-    def engine_of(self, setting: Setting) -> Engine:
-        """Returns the engine that decodes a setting."""
-        return self._engines[setting.draft]
 
     def key(self, setting: Setting, seed: int | None = None) -> CacheKey:
         """Returns the cache key of a setting under a seed; None: the first one."""
@@ -265,7 +261,10 @@ class CachedDecoder:
 
         def add_to_cache(place: int, result: Result) -> None:
             index = indices[place]
-            done[index] = self._cache.add(key, prompts[index], threshold, result)
+            if result.finish_reason == "unanswered":  # a later run asks again
+                done[index] = CachedText.of(result, threshold)
+            else:
+                done[index] = self._cache.add(key, prompts[index], threshold, result)
             self._counts.update(decoded=1, decoded_tokens=done[index].tokens)
             advance(1)
 
@@ -315,5 +314,5 @@ class CachedDecoder:
     def _graded(self, problem: Problem, cached_text: CachedText, answer: str | None) -> Decoding:
         counts = (cached_text.tokens, cached_text.rounds, cached_text.drafted, cached_text.accepted)
         own = () if answer is None else (answer,)
-        correct = self._task.grade(problem, cached_text.text, *own)
+        correct = cached_text.rounds > 0 and self._task.grade(problem, cached_text.text, *own)
         return Decoding(correct, cached_text.text, *counts)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
+from fsd_calib.servers.profile import ServerProfile
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import (
     NONE,
@@ -301,7 +302,7 @@ def _rounds(profile: ThresholdProfile) -> str:
     return called + (f", by {profile.engine}" if profile.engine else "")
 
 
-def was_selected(profile: ThresholdProfile) -> bool:
+def was_selected(profile: ThresholdProfile | ServerProfile) -> bool:
     """Returns whether the certified setting may have been chosen among several by their test results.
 
     Where none passed, the certificate is of the first one, which is no choice.

@@ -26,6 +26,8 @@ from fsd_common.formatting import (
 )
 from fsd_decoding.profile.parts import attempt_level
 
+SERVER = "server"  # the engine whose devices are not ours
+
 if TYPE_CHECKING:
     from fsd_calib.calibration.design import Design
     from fsd_calib.calibration.memory import MemoryPlan
@@ -199,7 +201,10 @@ def step_table(plan: Plan) -> Table:
 
 
 def device_time(plan: Plan) -> str:
-    """Returns the device-hours of the whole calibration, and what they may become."""
+    """Returns the device-hours of the whole calibration, or a server's requests, and what they may become."""
+    if plan.engine is not None and plan.engine.name == SERVER:
+        requests = sum(step.decodings for step in plan.steps)
+        return f"About {requests:,} requests, answered with {tokens(round(requests * plan.tokens))}, timing among them."
     one = "one device (the CPU, all workers together)" if plan.on_cpu else "one device"
     on = one if plan.devices == 1 else f"{plan.devices} devices at once"
     text = f"Device-hours on {on}: about {device_hours(plan.device_seconds)} in all"

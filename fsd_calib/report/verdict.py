@@ -12,6 +12,7 @@ from fsd_calib.report.figures import (
     rival_of,
     was_selected,
 )
+from fsd_calib.servers.profile import ServerProfile
 from fsd_common.formatting import (
     at_most,
     attempts,
@@ -30,6 +31,8 @@ from fsd_decoding.profile.fields import CERTIFIED, MET, Speed
 from fsd_decoding.profile.parts import GuardEstimate, TextCounts
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
+Tested = ThresholdProfile | ServerProfile
+
 LIKE = {"population": "on problems like these", "dataset": "on these very problems", "none": ""}
 
 _AGREEMENT = (
@@ -38,7 +41,7 @@ _AGREEMENT = (
 )
 
 
-def shown(profile: ThresholdProfile) -> str:
+def shown(profile: Tested) -> str:
     """Returns counts and bounds on the certification part, and how the bounds are to be read."""
     if profile.outcome == "front":
         return _attempt(profile)  # the bounds of its points are in its table
@@ -56,7 +59,7 @@ def is_bounded_front(profile: ThresholdProfile) -> bool:
     return any(point.simultaneous for point in profile.curve)
 
 
-def rounding(profile: ThresholdProfile) -> str:
+def rounding(profile: Tested) -> str:
     """Returns how often the lossless rule itself flips an outcome; empty where that was not measured."""
     churn = profile.numerical_churn
     if churn is None:
@@ -68,7 +71,7 @@ def rounding(profile: ThresholdProfile) -> str:
     )
 
 
-def _counts(profile: ThresholdProfile) -> str:
+def _counts(profile: Tested) -> str:
     c = profile.certificate
     if c.guarantee == "none":
         return ""  # there is no certification part
@@ -85,14 +88,14 @@ def _counts(profile: ThresholdProfile) -> str:
     return f"{part}: {c.counts}."
 
 
-def _why_no_counts(profile: ThresholdProfile) -> str:
+def _why_no_counts(profile: Tested) -> str:
     if profile.certificate.attempt is not None:
         return "What was tested on the certification part is not in this profile."
     why = "no attempt was needed" if profile.outcome in MET else "no setting was worth an attempt"
     return f"Nothing was decoded on the certification part: {why}."
 
 
-def _bounds(profile: ThresholdProfile) -> str:
+def _bounds(profile: Tested) -> str:
     """Retention and accuracy, whichever of them was requested."""
     c = profile.certificate
     both = (("a retention", c.retention, c.lower_bound), ("an accuracy", c.accuracy, c.accuracy_lower_bound))
@@ -112,7 +115,7 @@ def _at_least(low: float | None) -> str:
     return "" if low is None else f" (at least {bound(low)})"
 
 
-def _harm(profile: ThresholdProfile) -> str:
+def _harm(profile: Tested) -> str:
     """Right answers lost, which gains hide in a retention, unless said already, and the difference in accuracy."""
     c = profile.certificate
     if c.harm is None or c.harm_upper_bound is None or c.difference is None:
@@ -125,7 +128,7 @@ def _harm(profile: ThresholdProfile) -> str:
     return f"{harm} Accuracy changed by {points(c.difference)} percentage points{interval}.".strip()
 
 
-def _selected(profile: ThresholdProfile) -> str:
+def _selected(profile: Tested) -> str:
     """Selection effects that the bounds do not account for."""
     c = profile.certificate
     if not was_selected(profile) or not c.problems:
@@ -137,7 +140,7 @@ def _selected(profile: ThresholdProfile) -> str:
     return f"{hold} not corrected for the choice among the {several} frozen settings."
 
 
-def _attempt(profile: ThresholdProfile) -> str:
+def _attempt(profile: Tested) -> str:
     c = profile.certificate
     if c.attempt is None:
         return ""
@@ -244,7 +247,7 @@ def _certified(profile: ThresholdProfile) -> str:
     return f"Certified at {exact(c.confidence)} confidence: {_chosen(profile)} {kept} {LIKE[c.guarantee]}.{harm}"
 
 
-def lost(profile: ThresholdProfile) -> str:
+def lost(profile: Tested) -> str:
     """Returns what a certified setting lost; empty where that has no bound that holds beside the claim."""
     c = profile.certificate
     if not c.certified or not c.given_passing or c.harm is None or c.harm_upper_bound is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 from openai import OpenAI
 
+from support.ports import free_port
 from support.vllm_engine import DRAFT, LENGTH, TARGET, arithmetic
 from support.vllm_mend import fsd_vllm_mend
 
@@ -98,12 +98,6 @@ def wait_until(reached: Callable[[], bool]) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it was not reached within a minute")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -24,8 +24,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from fsd_calib.vllm_plugin.command import serve_command
 from fsd_calib.vllm_plugin.running_requests import describe
 from support.paths import DOCS
+from support.ports import free_port
 from support.vllm_engine import TARGET, arithmetic, bundled_profile, saved
-from support.vllm_server import Server, free_port, running
+from support.vllm_server import Server, running
 
 _SHOWN: dict[str, Any] = {}  # names of the page's blocks: an engine that is deleted takes what others share with it
 _SMALL = "--enforce-eager --gpu-memory-utilization 0.3 --max-model-len 400 --host 127.0.0.1"

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 
 from fsd_common.addons import Addon
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.io import SCHEMA_VERSION
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
@@ -41,6 +40,7 @@ from fsd_decoding.profile.parts import (
     check_total,
 )
 from fsd_decoding.profile.prompt_form import PromptInfo
+from fsd_decoding.profile.sealed import Sealed
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.tree_shape import TreeShape
 
@@ -331,15 +331,9 @@ def _date_time(created: Any) -> Any:
     return datetime.fromisoformat(created)
 
 
-class ProfileContent(Part):
+class ProfileContent(Sealed):
     """The exported result of a calibration, as the fields of its file."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
-    """Version of this schema."""
-    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    """SHA-256, in hexadecimal, of all other fields as canonical JSON: that of Python's json.dumps with sort_keys=True
-    and separators=(",", ":"). It binds the threshold to its certificate: a profile that was changed since has another
-    one, and is not certified. It detects accidents and edits, not forgery."""
     created: Annotated[AwareDatetime, BeforeValidator(_date_time)]
     """When the calibration began, ISO 8601 with a time zone."""
     outcome: Outcome

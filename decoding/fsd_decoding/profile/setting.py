@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DRAFT_ALONE = "draft"
 """In place of a rule: the draft writes the text by itself. Only some engines of a calibration can do that."""
+KNOB = "knob"
+"""In place of a rule: a server's own, by a knob of the score's name."""
 
 
 class Drafting(NamedTuple):
@@ -123,6 +125,8 @@ class Setting:
             return self.rule
         if self.rule == DRAFT_ALONE:
             return "draft alone" if self.draft is None else f"{PurePath(self.draft).name} alone"
+        if self.rule == KNOB:
+            return f"{self.score} = {self.threshold:.4g}"
         by = "" if self.policy is None else f" by {self.policy}"
         bound = "" if self.threshold is None else f" {self.score} <= {self.threshold:.4g}{by}"
         drafting = "" if self.draft is None else f" with {PurePath(self.draft).name}"

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import PrivateAttr, ValidationError
+from pydantic import PrivateAttr
 
 from fsd_common.errors import UsageError
 from fsd_common.notebook import html_of
 from fsd_decoding.model_options import UNQUANTISED
 from fsd_decoding.profile.fields import MET, ProfileContent
-from fsd_decoding.profile.io import digest_of, edited_message, file_of, first_problem, read, write_atomically
+from fsd_decoding.profile.io import file_of, write_atomically
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
 
@@ -35,16 +34,10 @@ class ThresholdProfile(ProfileContent):
     """
 
     _folder: Path | None = PrivateAttr(default=None)
-    _file: Path | None = PrivateAttr(default=None)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the contents are the same, wherever they are."""
-        return isinstance(other, ThresholdProfile) and self.__dict__ == other.__dict__
 
     @property
-    def file(self) -> Path | None:
-        """The file that it was loaded from, or last saved to; None: neither."""
-        return self._file
+    def name(self) -> str:
+        return f"the profile of {self.task!r}"
 
     @property
     def folder(self) -> Path | None:
@@ -57,47 +50,14 @@ class ThresholdProfile(ProfileContent):
         return self.outcome in MET and self.bound
 
     @property
-    def bound(self) -> bool:
-        """Whether the digest shows that the content is what the calibration wrote. If not, nothing is certified."""
-        return self.digest is not None and not self.edited
-
-    @property
     def certifies(self) -> bool:
         """Whether anything is certified: the chosen setting, points of a front, or lossless decoding itself."""
         front, lossless = any(p.simultaneous for p in self.curve), self.outcome == "lossless"
         return self.bound and (self.certificate.certified or front or (lossless and self.certificate.lossless))
 
-    @property
-    def edited(self) -> bool:
-        """Whether the content is not what its digest was made from. Without a digest that is not known: False."""
-        return self.digest is not None and self.digest != self._own_digest()
-
     def _repr_html_(self) -> str | None:
         """Returns what notebooks show."""
         return html_of("profile", self)
-
-    def sealed(self) -> Self:
-        """Returns a copy with the digest of its content, by which the caller says that a calibration found it so."""
-        return self.model_copy(update={"digest": self._own_digest()})
-
-    def _own_digest(self) -> str:
-        return digest_of(json.loads(self.model_dump_json()))
-
-    def require_unedited(self, name: str | None = None) -> None:
-        """Raises UsageError if the profile is edited; `name` is what the message calls it."""
-        if self.edited:
-            raise UsageError(edited_message(name or f"the profile of {self.task!r}"))
-
-    def digest_doubt(self) -> str | None:
-        """Returns a warning if the profile is not bound by its digest, so that nothing certifies it; else None."""
-        if self.edited:
-            return f"the profile of {self.task!r} was edited: its certificate does not cover this decoding"
-        if self.digest is None:
-            return (
-                f"the profile of {self.task!r} has no digest, so nothing shows that it is what a calibration found, "
-                "and nothing certifies it; calibrate again"
-            )
-        return None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file atomically. The path of its predictor is adapted if the folder changes.
@@ -107,11 +67,7 @@ class ThresholdProfile(ProfileContent):
         Raises:
             UsageError: the profile has no digest, or the file cannot be written.
         """
-        if self.digest is None:
-            raise UsageError(
-                f"the profile of {self.task!r} has no digest, without which its file would be refused; save what a "
-                "calibration returned, or what sealed() returns"
-            )
+        self.check_sealed()
         folder = Path(path).absolute().parent
         write_atomically(Path(path), self._relative_to(folder).model_dump_json(indent=2) + "\n")
         self._file = Path(path)
@@ -168,27 +124,17 @@ class ThresholdProfile(ProfileContent):
         )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, allow_edited: bool = False) -> ThresholdProfile:
-        """Reads a file that `save` wrote.
-
-        Args:
-            path: the file, or its folder, if it is named profile.json.
-            allow_edited: load a file that was changed, too; the profile is then `edited`.
-
-        Raises:
-            UsageError: the file is missing, malformed, of a newer schema, or edited.
-        """
-        file = file_of(path)
-        name = f"profile {str(file)!r}"
-        content = read(file, name)
-        try:
-            profile = cls.model_validate_json(json.dumps(content), strict=True)
-        except ValidationError as error:
-            raise UsageError(f"{name} is not valid: {first_problem(error)}") from error
-        profile._file, profile._folder = file, file.absolute().parent
-        if not allow_edited:
-            profile.require_unedited(name)
+    def load(cls, path: str | os.PathLike[str], *, allow_edited: bool = False) -> Self:
+        profile = super().load(path, allow_edited=allow_edited)
+        profile._folder = file_of(path).absolute().parent
         return profile
+
+    @classmethod
+    def _check_kind(cls, kind: object, name: str) -> None:
+        if kind == "server":
+            raise UsageError(
+                f"{name} is of a server's knob, which no decoder here follows; fsd-profile show and export read it"
+            )
 
     @classmethod
     def from_content(cls, content: str) -> ThresholdProfile:

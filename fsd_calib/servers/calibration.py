@@ -1,0 +1,293 @@
+"""Calibration of a server's knob, by outcomes and clocks alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
+from fsd_calib.calibration import output_folder
+from fsd_calib.calibration.draft_forecasts import LOSSLESS
+from fsd_calib.calibration.pilot import Pilot
+from fsd_calib.calibration.plan import Paces, Plan, expected_share, make_plan
+from fsd_calib.calibration.prepare import PILOT, check_best_case, check_problems, efforts, test_of
+from fsd_calib.calibration.ready import Ready
+from fsd_calib.calibration.run import find
+from fsd_calib.calibration.run_facts import Pace, Timings, begin_or_resume
+from fsd_calib.calibration.run_name import RunName
+from fsd_calib.calibration.session import DECODINGS, TextSession
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.holdout import Holdout, TuningRecord
+from fsd_calib.certification.marking import LEDGER
+from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
+from fsd_calib.measuring.measurement import Decoding, Seeds
+from fsd_calib.measuring.result_cache import ResultCache
+from fsd_calib.search.space import Space
+from fsd_calib.search.storage_url import check_storage
+from fsd_calib.servers.description import ServerDescription
+from fsd_calib.servers.identity import is_another, probe
+from fsd_calib.servers.ladder import LadderForecast
+from fsd_calib.servers.load import Load
+from fsd_calib.servers.profile import ServerProfile
+from fsd_calib.servers.prompting import engine_for, task_for
+from fsd_calib.servers.requests import ServerEngine, setting_of
+from fsd_calib.servers.served import Served
+from fsd_calib.servers.timer import LoadTimer, time_in_turn
+from fsd_calib.servers.to_profile import to_profile
+from fsd_calib.tasks.base import Problem, Task
+from fsd_calib.tasks.grading.apart import broken_texts
+from fsd_calib.tasks.split import Parts, parts_of
+from fsd_collectors.replay.cost import CostModel
+from fsd_common.argument_checks import named
+from fsd_common.errors import UsageError
+from fsd_common.progress.base import ProgressEstimate, showing_whole
+from fsd_common.settings import Settings
+from fsd_common.user_folders import default_cache, default_state
+from fsd_decoding.profile.setting import KNOB, Setting
+
+LOG = "server.log"
+_LOOKED = 24  # problems by which each value's speed is measured at first
+_TURNS = 8  # of a first measurement
+_OF_SAMPLING = {"temperature", "top_k", "top_p", "min_p", "seed"}
+_OF_RUN = {
+    "data", "limit", "group", "seeds", "min_gain", "trials", "timing", "engine", "out", "replace", "cache", "state",
+    "storage", "progress", "system", "chat_template_kwargs", "max_new_tokens", "answer_after",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServerCalibration:
+    """A calibration of a server that is fully specified: `plan` stops before the long work, `run` does it.
+
+    Args:
+        task: A task's name, or the path of its file.
+        server: With a knob and a lossless reference.
+        goal, decoding, config: See `Calibration`; what a server cannot do is refused.
+
+    Raises:
+        UsageError: The server lacks a knob or a reference, or something is asked for that it cannot do.
+    """
+
+    task: str
+    server: ServerDescription
+    goal: Goal
+    decoding: SearchSpace
+    config: RunConfig
+
+    fixed = None  # a setting is always searched
+
+    def __post_init__(self) -> None:
+        if self.server.knob is None or self.server.reference is None:
+            lacks = "knob" if self.server.knob is None else "reference"
+            raise UsageError(f"server has no {lacks}, which a calibration sets; describe it (docs/servers.md)")
+        others = [name for name in _changed(self.decoding) if name not in _OF_SAMPLING]
+        others += [name for name in _changed(self.config) if name not in _OF_RUN]
+        if others:
+            raise UsageError(
+                f"{named(others[0])} is given, and a server decodes as it was started; leave it out, or calibrate with "
+                f"{named('engine')} fsd-calib or vllm"
+            )
+        if self.config.timing == "careful":
+            raise UsageError(f"{named('timing')} careful starts processes anew, and a server is none; leave it out")
+
+    @property
+    def target(self) -> str:
+        """What identifies the server's model, for its folder."""
+        return self.server.name or self.server.model
+
+    @property
+    def draft(self) -> str:
+        """What else of the server its folder is called by."""
+        return self.server.knob.name  # type: ignore[union-attr]  # checked when it was made
+
+    def plan(self) -> Plan:
+        """See `Calibration.plan`."""
+        out, outlook = self.config.path("out"), ProgressEstimate()
+        kept = out if out is not None and output_folder.is_own(out, self) else None
+        with showing_whole(self.config.reporter, outlook), self._prepared(kept) as ready:
+            return ready.plan
+
+    def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ServerProfile:
+        """Returns the profile and saves it in `out`, if given.
+
+        Args:
+            show_plan: receives the plan before the long work.
+        """
+        outlook, before, out = ProgressEstimate(), broken_texts(), self.config.path("out")
+        made = nullcontext() if out is None else output_folder.made(out)
+        with made, showing_whole(self.config.reporter, outlook), self._prepared(out) as ready:
+            if out is not None:
+                output_folder.claim(out, self)
+            show_plan(ready.plan)
+            findings = find(ready, outlook)
+            if broken := broken_texts() - before:
+                self.config.reporter.note(f"texts that broke the grader, and count as wrong: {broken}")
+            engine = ready.session.engine
+            assert isinstance(engine, ServerEngine)
+            profile = to_profile(findings, engine)
+            if out is not None:
+                output_folder.save(profile, out, self)
+        return profile
+
+    def load_task(self) -> Task:
+        """Returns the task, with prompts as the server is asked."""
+        config = self.config
+        return task_for(
+            self.server, self.task, seed=self.decoding.seed, limit=config.limit, data=config.path("data"),
+            group=config.group, **dict(config.prompts),
+        )  # fmt: skip
+
+    def parts(self) -> Parts:
+        """Returns the tuning and the certification part."""
+        return parts_of(self.load_task())
+
+    @contextmanager
+    def _prepared(self, out: Path | None) -> Iterator[Ready]:
+        """What is ready for the long work, which writes to `out`."""
+        began, asked = time.monotonic(), self.config
+        if (folder := asked.path("out")) is not None:
+            output_folder.check_own(folder, self)
+        check_storage(asked.study_storage)
+        config = asked.changed(out=out, cache=asked.cache or default_cache(), state=asked.state or default_state())
+        task = self.load_task()
+        parts = parts_of(task)
+        for note in parts.notes:
+            config.reporter.note(note)
+        log = nullcontext(str(out)) if out is not None else TemporaryDirectory()
+        with (
+            log as place,
+            Served(self.server, Path(place, LOG), config.reporter) as served,
+            self._opened(config, task, parts, served) as (session, engine),
+        ):
+            yield replace(self._ready(session, engine, config), seconds=time.monotonic() - began)
+
+    @contextmanager
+    def _opened(
+        self, config: RunConfig, task: Task, parts: Parts, served: Served
+    ) -> Iterator[tuple[TextSession, ServerEngine]]:
+        engine = engine_for(served, task, self.decoding.sampling, self.decoding.seed)
+        cache, state, progress = config.path("cache"), config.path("state"), config.reporter
+        seeds = 1 if self.decoding.sampling.greedy else config.seeds
+        with (
+            ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / LEDGER) as ledger,
+        ):  # fmt: skip
+            cached = CachedDecoder(engine, task, store, self.server.at_once, progress, seeds)
+            alone = Setting.alone(engine.score)
+            graded = f" graded by {task.graded}" if task.graded else ""
+            identity = f"{cached.key(alone).json} with {cached.seeds} seeds{graded}"
+            tuned = TuningRecord(ledger, engine.family)
+            decode = _BesideReference(cached, alone)
+            tuning = Evaluator(tuned.before(decode), parts.tuning, "tuning")
+            holdout = Holdout(
+                Evaluator(decode, parts.certification, "certification"), ledger, engine.family,
+                f"{task.claim}, {self.goal.acc}", identity,
+            )  # fmt: skip
+            yield (
+                TextSession(
+                    engine, task, cached, identity, tuning, tuned, holdout, self.server.at_once, progress
+                ), engine,
+            )  # fmt: skip
+
+    def _ready(self, session: TextSession, engine: ServerEngine, config: RunConfig) -> Ready:
+        """Measures speeds and a pilot, and makes the plan."""
+        goal, out = self.goal, config.path("out")
+        load = Load(goal.serve_batch, goal.rate)
+        check_best_case(goal, session)
+        ladder = [setting_of(self.server, value) for value in self.server.knob.ladder]  # type: ignore[union-attr]
+        space = Space((KNOB,), (engine.score,), (1,))
+        given = {"ladder": [setting.values for setting in ladder], "load": str(load)}
+        run = RunName(session, goal, space, config, given)
+        if not goal.explore:
+            session = session.certifying(run.text, frozenset())
+        probed = probe(engine.served.at(None))
+        facts = begin_or_resume(
+            out, run.text, run.asked, session.holdout, lambda: _measured(session, engine, ladder, load),
+            session.progress, probes=probed,
+        )  # fmt: skip
+        if is_another(facts.probes, probed):
+            raise UsageError(
+                f"the server at {self.server.url} answers otherwise than when this run began; start it as it was, or "
+                f"give another {named('out')}"
+            )
+        claim, level = test_of(session, goal, facts.attempt)
+        check_problems(goal, session, session.holdout.problems, level)
+        lossless, *speeds = (float(cost.tokens_per_second(1, 1, 0)) for cost in facts.timings.costs)
+        forecast = LadderForecast(ladder, dict(zip(ladder, speeds, strict=True)), lossless)
+        timer = LoadTimer(session, engine, load, config.timing, forecast, goal.confidence)
+        target = session.setting("target")
+        alone = session.tuning.measure(target, PILOT)
+        if not alone.correct.any():
+            raise UsageError(
+                f"the server solves none of {alone.problems} {session.task.name} problems, so retention is undefined; "
+                f"look at a prompt ({named('show_prompt')}), or at what the server answers"
+            )
+        again = session.tuning.measure(target.under(LOSSLESS), PILOT) if engine.exact_texts else None
+        fuzzy = session.tuning.measure(ladder[len(ladder) // 2], PILOT)
+        pilot = Pilot.of(alone, again, fuzzy, claim)
+        check_problems(goal, session, session.holdout.problems, level, pilot.accuracy)
+        pace = facts.timings.pace
+        steps = efforts(
+            session, Paces(pace.target, pace.lossless, pace.lossless), goal, (), expected_share(claim, level)
+        )
+        timed = 0.0 if config.timing == "none" else max(sum(step.seconds for step in steps) / 3, 60.0)
+        timer = replace(timer, seconds=timed)
+        steps = (*steps[:-1], replace(steps[-1], once=timed))
+        plan = make_plan(claim, pilot, session.holdout.problems, level, steps, seeds=session.decode.seeds)
+        plan = replace(
+            plan, engine=engine.info, attempt=None if goal.explore else facts.attempt, design=None,
+            tokens=fuzzy.tokens / fuzzy.correct.size,
+        )  # fmt: skip
+        return Ready(session, goal, space, facts, forecast, (target,), timer, plan, config)
+
+
+def _changed(settings: Settings) -> Iterator[str]:
+    """The names of fields that have not the usual value, as the file beside a profile has them all."""
+    usual = type(settings)()
+    return (name for name in type(settings).model_fields if getattr(settings, name) != getattr(usual, name))
+
+
+class _BesideReference:
+    """Decodes and grades problems, where what the reference leaves unanswered is right under no setting.
+
+    So its problems count for none: neither side solves them.
+
+    Args:
+        decode: What decodes and grades.
+        alone: The reference.
+    """
+
+    def __init__(self, decode: CachedDecoder, alone: Setting) -> None:
+        self._decode, self._alone = decode, alone
+        self._answered: dict[int, list[bool]] = {}  # by problem and seed
+
+    def __call__(self, setting: Setting, problems: Sequence[Problem]) -> Sequence[Seeds]:
+        if setting == self._alone:
+            found = self._decode(setting, problems)
+            self._answered |= {p.id: [one.rounds > 0 for one in of] for p, of in zip(problems, found, strict=True)}
+            return found
+        if unknown := [problem for problem in problems if problem.id not in self._answered]:
+            self(self._alone, unknown)
+        found = self._decode(setting, problems)
+        answered = [self._answered[problem.id] for problem in problems]
+        return [tuple(map(_if_answered, *both)) for both in zip(found, answered, strict=True)]
+
+
+def _if_answered(decoding: Decoding, answered: bool) -> Decoding:
+    return decoding if answered else replace(decoding, correct=False)
+
+
+def _measured(session: TextSession, engine: ServerEngine, ladder: Sequence[Setting], load: Load) -> Timings:
+    """Returns seconds per token of the reference and of each value, as costs, and of a text while calibrating."""
+    alone, problems = session.setting("target"), session.tuning.problems
+    looked = problems[: max(_LOOKED, 4 * load.at_once)]
+    speeds, seen = time_in_turn(engine, [alone, *ladder], looked, load, most=_TURNS, progress=session.progress)
+    costs = tuple(CostModel(0.0, 1 / speeds.of(setting).value) for setting in (alone, *ladder))
+    requests = sum(len(each.timed) for each in seen.values())
+    busy = math.fsum(each.whole for one in seen.values() for each in one.timed)
+    each = busy / max(requests, 1) / session.batch_size
+    return Timings(costs, Pace(each, each))

@@ -1,0 +1,1 @@
+"""Stand-ins for servers, for tests of what asks them."""

@@ -1,0 +1,218 @@
+"""A stand-in for servers with a lossy knob: it knows the answers of the task `arithmetic`, and gets some wrong.
+
+It speaks the fields of vLLM with our plugin (`vllm_xargs`, `metrics.speculative_decoding`) and of SGLang
+(`/set_internal_state`, `meta_info`), as their sources have them, and is none of them: what it writes follows from the
+prompt and the knob's value alone. The looser the value, the faster it is, and the more texts are others.
+
+    python -m support.servers.stand_in --port 8000 --value 0.5
+
+starts one in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fsd_calib.tasks.registry import load_task
+
+TOKENS = 20  # of a text
+PROBLEMS = 600
+
+
+@cache
+def references() -> dict[str, str]:
+    """The reference answers of a task by its questions."""
+    return {problem.question: problem.reference for problem in load_task("arithmetic", limit=PROBLEMS).problems}
+
+
+def share(of: str, salt: str = "") -> float:
+    """A number from 0 to 1 that follows from a text."""
+    return int.from_bytes(hashlib.sha256(f"{salt}{of}".encode()).digest()[:6]) / 2**48
+
+
+@dataclass
+class Behaviour:
+    """How the stand-in behaves; tests may change it while it runs.
+
+    Attributes:
+        value: Of the knob, from 0 (lossless) up, for requests that do not say.
+        wrong: The share of answers that are wrong at a value.
+        changed: The share of texts that are others at a value.
+        seconds: For each token at a value.
+        always_noisy: Whether greedy texts vary, too.
+        fault: Called with the number of a request, and names what goes wrong with it; None: nothing.
+    """
+
+    value: float = 0.0
+    wrong: Callable[[float], float] = lambda value: max(value - 0.5, 0.0)
+    changed: Callable[[float], float] = lambda value: value
+    seconds: Callable[[float], float] = lambda value: 4e-4 * (1 - 0.8 * value)
+    fault: Callable[[int], str | None] = lambda number: None
+    always_noisy: bool = False
+    version: str = "1.0"
+    flavour: str = "vllm"
+    asked: list[dict[str, Any]] = field(default_factory=list)  # bodies, in their order
+
+    def text(self, question: str, value: float, noise: str) -> str:
+        """The answer to a question: its reference, in other words or wrong as the value has it."""
+        reference = references().get(question, f"I do not know. #### {len(question)}")
+        words = "So" if share(question + noise, "changed") < self.changed(value) else "Then"
+        if share(question, "wrong") < self.wrong(value):
+            reference = f"{reference}1"
+        return f"{words}, {reference}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: StandIn
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged."""
+
+    def do_GET(self) -> None:
+        behaviour = self.server.behaviour
+        if self.path == "/v1/models":
+            self._send({"object": "list", "data": [{"id": "model", "root": "a-model", "created": time.time_ns()}]})
+        elif self.path == "/version":
+            self._send({"version": behaviour.version})
+        else:
+            self._send({}, 200 if self.path == "/health" else 404)
+
+    def do_POST(self) -> None:
+        behaviour = self.server.behaviour
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/set_internal_state":
+            behaviour.value = 1 - body["server_args"]["speculative_accept_threshold_single"]
+            self._send({"updated": True})
+            return
+        with self.server.lock:
+            number = len(behaviour.asked)
+            behaviour.asked.append(body | {"headers": {name.lower(): value for name, value in self.headers.items()}})
+        fault = behaviour.fault(number)
+        if fault is not None and self._fail(fault):
+            return
+        value = (body.get("vllm_xargs") or {}).get("fsd_threshold", behaviour.value)
+        value = 0.0 if (body.get("vllm_xargs") or {}).get("fsd") == "off" else float(value)
+        sampled = behaviour.always_noisy or body.get("temperature", 0) > 0
+        noise = str(body.get("seed", time.time_ns())) if sampled else ""
+        question = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        question = question.removeprefix("Question: ").removesuffix("\nAnswer:")
+        text = behaviour.text(question, value, noise)
+        if body.get("max_tokens", TOKENS) < TOKENS:
+            text = text[: 2 * body["max_tokens"]]
+        if body.get("stream"):
+            self._stream(text, behaviour.seconds(value))
+        else:
+            time.sleep(TOKENS * behaviour.seconds(value))
+            self._send(self._answer(number, text))
+
+    def _answer(self, number: int, text: str) -> dict[str, Any]:
+        behaviour = self.server.behaviour
+        chat = self.path.endswith("/chat/completions")
+        written: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        answer = {
+            "id": f"cmpl-{number}", "choices": [{"index": 0, "finish_reason": "stop", **written}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": TOKENS},
+        }  # fmt: skip
+        if behaviour.flavour == "sglang":
+            answer["choices"][0]["meta_info"] = {"spec_verify_ct": 5, "spec_accept_length": 4.0}  # type: ignore[index]
+            return answer
+        counts = {"num_spec_steps": 5, "num_draft_tokens": 25, "num_accepted_draft_tokens": 15}
+        return answer | {"metrics": {"speculative_decoding": counts}}
+
+    def _stream(self, text: str, seconds: float) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for piece in (text[: len(text) // 2], text[len(text) // 2 :]):
+            time.sleep(TOKENS * seconds / 2)
+            choice = {"index": 0, "text": piece, "delta": {"content": piece}}
+            self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+        usage = {"choices": [], "usage": {"completion_tokens": TOKENS}}
+        self.wfile.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
+        self.close_connection = True
+
+    def _send(self, content: Any, status: int = 200, headers: dict[str, str] | None = None, kind: str = "json") -> None:
+        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"application/{kind}" if kind == "json" else f"text/{kind}")
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _fail(self, fault: str) -> bool:
+        """Does what a fault is called; returns whether there is no answer besides."""
+        self.close_connection = fault in ("reset", "half")
+        if fault == "reset":
+            self.connection.close()
+        elif fault == "half":
+            self.wfile.write(
+                b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"id": "x'
+            )
+        elif fault == "cut":
+            self._send('{"id": "cmpl-x", "choices": [')
+        elif fault == "html":
+            self._send("<html>Sign in</html>", kind="html")
+        elif fault == "unfinished":
+            answer = self._answer(1, "half")
+            answer["choices"][0]["finish_reason"] = None
+            self._send(answer)
+        elif fault == "duplicate":
+            self._send(self._answer(0, "#### 1"))
+        elif fault == "slow":
+            time.sleep(0.5)
+            return False
+        else:
+            self._send({"error": fault}, int(fault), {"Retry-After": "0.1"})
+        return True
+
+
+class StandIn(ThreadingHTTPServer):
+    """The server, on a free port of this machine."""
+
+    daemon_threads = True
+
+    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
+        self.behaviour, self.lock = behaviour, threading.Lock()
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    @property
+    def root(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.root}/v1"
+
+
+@contextmanager
+def standing_in(**behaviour: Any) -> Iterator[StandIn]:
+    """Runs a stand-in within this process."""
+    with StandIn(Behaviour(**behaviour)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--value", type=float, default=0.0)
+    parser.add_argument("--length", type=int, default=1)
+    options = parser.parse_args()
+    best = abs(options.length - 4)  # the number of drafted tokens from the fastest
+    seconds = 2e-4 * (1 + 0.5 * best)
+    StandIn(Behaviour(options.value, seconds=lambda value: seconds / (1 + value)), options.port).serve_forever()
