@@ -48,7 +48,9 @@ _CHOOSING, _CHOICES = (
     3,
 )  # share of the time for a choice, and the most choices: of the lossless rival, maybe twice, and of T
 _DRAFT_ALONE, _SINGLE = 0.1, 0.2  # shares for the draft alone, and for one stream where several are served
-_SHARE_OF_REST, _ALWAYS = 1 / 3, 45.0  # timing may take so much of the time of all other steps, or so many seconds
+_SHARE_OF_REST = 1 / 3  # timing may take so much of the time of all other steps, or ALWAYS
+ALWAYS = 45.0
+"""Seconds that timing may take in any case."""
 _ENOUGH = 20  # turns that there is time for even where they take longer
 
 Opened = HoldoutAttempt | Evaluator
@@ -109,7 +111,7 @@ class Timer:
     sources: Sources
     forecast: Forecast | None = None
     early_stop: tuple[Path, EarlyStopInfo] | None = None
-    seconds: float = _ALWAYS
+    seconds: float = ALWAYS
 
     def within(self, paces: Paces, rest: float) -> Timer:
         """Returns a timer with the time that a plan has for it.
@@ -123,7 +125,7 @@ class Timer:
         """
         if self.way == "none":
             return replace(self, seconds=0.0)
-        allowed = max(_SHARE_OF_REST * rest, _ALWAYS, self._seconds_of(_ENOUGH, paces))
+        allowed = max(_SHARE_OF_REST * rest, ALWAYS, self._seconds_of(_ENOUGH, paces))
         return replace(self, seconds=self._processes * min(self._seconds_of(LOOKS[-1], paces), allowed))
 
     def time(self, settings: Sequence[Setting], opened: Opened | None = None) -> Timed:

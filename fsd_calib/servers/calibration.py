@@ -21,6 +21,7 @@ from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_facts import Pace, Timings, begin_or_resume
 from fsd_calib.calibration.run_name import RunName
 from fsd_calib.calibration.session import DECODINGS, TextSession
+from fsd_calib.calibration.timing import ALWAYS
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.certification.marking import LEDGER
@@ -234,7 +235,7 @@ class ServerCalibration:
         steps = efforts(
             session, Paces(pace.target, pace.lossless, pace.lossless), goal, (), expected_share(claim, level)
         )
-        timed = 0.0 if config.timing == "none" else max(sum(step.seconds for step in steps) / 3, 60.0)
+        timed = 0.0 if config.timing == "none" else max(sum(step.seconds for step in steps) / 3, ALWAYS)
         timer = replace(timer, seconds=timed)
         steps = (*steps[:-1], replace(steps[-1], once=timed))
         plan = make_plan(claim, pilot, session.holdout.problems, level, steps, seeds=session.decode.seeds)
@@ -285,9 +286,28 @@ def _measured(session: TextSession, engine: ServerEngine, ladder: Sequence[Setti
     """Returns seconds per token of the reference and of each value, as costs, and of a text while calibrating."""
     alone, problems = session.setting("target"), session.tuning.problems
     looked = problems[: max(_LOOKED, 4 * load.at_once)]
-    speeds, seen = time_in_turn(engine, [alone, *ladder], looked, load, most=_TURNS, progress=session.progress)
-    costs = tuple(CostModel(0.0, 1 / speeds.of(setting).value) for setting in (alone, *ladder))
+    told = _rounds_told(session, engine, ladder)
+    timed = [alone] if told else [alone, *ladder]
+    speeds, seen = time_in_turn(engine, timed, looked, load, most=_TURNS, progress=session.progress)
+    lossless = speeds.of(alone).value
+    gains = told or [speeds.ratio(setting, alone).value for setting in ladder]
+    costs = tuple(CostModel(0.0, 1 / (lossless * gain)) for gain in (1.0, *gains))
     requests = sum(len(each.timed) for each in seen.values())
     busy = math.fsum(each.whole for one in seen.values() for each in one.timed)
     each = busy / max(requests, 1) / session.batch_size
     return Timings(costs, Pace(each, each))
+
+
+def _rounds_told(session: TextSession, engine: ServerEngine, ladder: Sequence[Setting]) -> list[float] | None:
+    """Returns how many times the reference's tokens a round makes at each value; None: the server does not tell.
+
+    A round of one server takes as long at each value, so that is how many times as fast it is, without a clock's noise.
+    """
+    reference = engine.served.description.reference
+    if reference is None or reference.url is not None:
+        return None
+    alone = session.tuning.measure(session.setting("target"), _LOOKED)
+    if alone.rounds == alone.tokens:  # as where nothing is told
+        return None
+    made = (session.tuning.measure(setting, _LOOKED) for setting in ladder)
+    return [each.tokens_per_round / alone.tokens_per_round for each in made]

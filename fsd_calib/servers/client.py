@@ -60,10 +60,14 @@ class Client:
         """Does asynchronous work to its end; Ctrl-C cancels it."""
         return self._runner.run(work)
 
-    async def models(self) -> list[dict[str, Any]]:
-        """Returns what the server says of its models. UsageError: it does not answer."""
+    async def models(self) -> list[dict[str, Any]] | None:
+        """Returns what the server says of its models; None: it has no list of them. UsageError: it does not answer."""
         try:
             found: Any = await self._openai.with_options(max_retries=0).get("/models", cast_to=object)
+        except _REFUSALS as error:
+            raise UsageError(f"the server at {self.url} refuses requests: {_reason(error)}") from None
+        except openai.APIStatusError:
+            return None
         except openai.OpenAIError as error:
             raise UsageError(
                 f"the server at {self.url} does not answer ({_reason(error)}); start it, or mend its url"

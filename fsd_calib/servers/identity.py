@@ -44,11 +44,12 @@ def identity_of(client: Client) -> ServerIdentity:
 
 async def _identity_of(client: Client) -> ServerIdentity:
     models, wanted = await client.models(), client.server.model
-    found = next((model for model in models if model.get("id") == wanted), None)
+    unlisted = {"id": wanted} if models is None else None
+    found = next((model for model in models or () if model.get("id") == wanted), unlisted)
     if found is None:
         raise UsageError(
             f"the server at {client.url} has no model {wanted!r}; it has "
-            f"{', '.join(repr(model.get('id')) for model in models) or 'none'}: name one of these as server.model"
+            f"{', '.join(repr(model.get('id')) for model in models or ()) or 'none'}: name one of these as server.model"
         )
     said = await client.get(f"{client.url.removesuffix('/v1')}/version")
     version = str(said["version"]) if isinstance(said, Mapping) and "version" in said else "unknown"

@@ -23,7 +23,7 @@ from fsd_collectors.split import Part
 from fsd_common.progress.base import Progress, Silent
 from fsd_decoding.profile.setting import Setting
 
-_REST = 1.0  # seconds before a setting's turn, in which a server ends what it has begun
+_REST, _LONG_REST = 0.1, 1.0  # seconds before a setting's turn; where its value is set for all requests
 _FEWEST, _MOST = 10, 40  # turns: enough for an interval, and more than most speeds need
 _BLOCKS = 2  # times that a server is started for each setting
 _CHOICE = 8  # turns, where one of several settings is chosen
@@ -126,7 +126,7 @@ def time_in_turn(
     def take(setting: Setting, piece: Sequence[Problem], number: int) -> Piece:
         way = engine.served.at(value_of(engine.served.description, setting))
         bodies = [engine.body(prompt, engine.decoding.seed) for prompt in prompts_of(piece)]
-        time.sleep(_REST if number >= 0 else 0.0)
+        time.sleep(_LONG_REST if engine.served.is_switched else _REST)
         return send(way, bodies, load, seed + number)
 
     with (progress or Silent()).step(f"timing, {load}", turns) as advance:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from openai import BadRequestError
 
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
+from fsd_calib.cli.check import app
+from fsd_calib.cli.console import run
+from fsd_calib.servers.calibration import ServerCalibration
+from fsd_calib.servers.description import ServerDescription
 from support.vllm_engine import arithmetic, engine, sampling, saved
 from support.vllm_server import Server, following, wait_until
 
@@ -142,3 +149,45 @@ def test_a_refused_server_ends_with_the_reason_as_its_last_line(tmp_path: Path) 
     last = str(caught.value).strip().splitlines()[-1]
     assert "UsageError: the profile's target is" in last
     assert "calibrate again" in last
+
+
+def described(server: Server) -> ServerDescription:
+    knob = {"name": "fsd_threshold", "values": [0.05, 0.3, 3.0], "request": {"vllm_xargs": {"fsd_threshold": "{T}"}}}
+    reference = {"request": {"vllm_xargs": {"fsd": "off"}}}
+    return ServerDescription.model_validate(
+        {"url": f"{server.address}/v1", "model": server.model, "knob": knob, "reference": reference, "at_once": 16}
+    )
+
+
+def test_its_knob_is_calibrated_over_http(server: Server, tmp_path: Path) -> None:
+    """What accepts everything loses most answers, and what accepts next to nothing none."""
+    folders: dict[str, Any] = {name: tmp_path / name for name in ("out", "cache", "state")}
+    goal = Goal(min_acc=0.8)
+    config = RunConfig(engine="server", limit=120, **folders)
+    asked = ServerCalibration("arithmetic", described(server), goal, SearchSpace(), config)
+    profile = asked.run()
+    assert profile.certificate.certified
+    assert profile.value in (0.05, 0.3)
+    assert profile.server.version.startswith("0.3")
+    assert profile.numerical_churn is not None
+    assert profile.numerical_churn.outcomes_flipped == 0
+    assert {point.value for point in profile.curve} >= {profile.value}
+    assert profile.speed is not None
+    assert profile.speed.chosen.failed == 0
+    assert profile.speed.over_reference > 0
+
+
+@pytest.mark.parametrize(("value", "code"), [("0", 0), ("3", 3)])
+def test_a_check_tells_a_lossy_setting_from_a_lossless_one(
+    server: Server, tmp_path: Path, value: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(yaml.safe_dump({"server": described(server).model_dump(mode="json", exclude_unset=True)}))
+    options = ["--config", str(file), "--value", value, "--prompts", "12", "--json"]
+    assert run(app, "fsd-check", options) == code
+    found = json.loads(capsys.readouterr().out)["result"]
+    assert found["lossless"] == (code == 0)
+    if code:
+        gaps = [parting["gap"] for parting in found["partings"] if parting["gap"] is not None]
+        assert gaps  # vLLM tells log probabilities
+        assert min(gaps) >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.servers.description import ServerDescription, merged, parse_slo, with_value
+from fsd_calib.servers.json_schema import schema_text
 from fsd_common.errors import UsageError
+from support.paths import DOCS
 
 KNOB = {"name": "fsd_threshold", "values": [0.1, 0.5], "request": {"vllm_xargs": {"fsd_threshold": "{T}"}}}
 SERVER = {"url": "http://localhost:8000/v1", "model": "m", "knob": KNOB, "reference": {"value": 0.1}}
@@ -90,3 +93,16 @@ def test_a_service_level_is_read() -> None:
 def test_what_is_no_service_level_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as"):
         parse_slo(text)
+
+
+def test_the_schema_for_editors_is_up_to_date() -> None:
+    assert (DOCS / "server.schema.json").read_text(encoding="utf-8") == schema_text()
+
+
+@pytest.mark.parametrize("title", ["server", "sglang", "fly", "tensorrt_llm", "llama_cpp", "tune"])
+def test_the_examples_of_the_page_are_descriptions(tmp_path: Path, title: str) -> None:
+    page = (DOCS / "servers.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf'```yaml title="{title}.yaml"\n(.*?)```', page, flags=re.DOTALL)
+    file = tmp_path / "example.yaml"
+    file.write_text(text)
+    assert isinstance(read_run_file(file).job["server"], ServerDescription)

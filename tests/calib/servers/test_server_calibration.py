@@ -41,6 +41,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_RETRIES", 2)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setattr("fsd_calib.servers.timer._REST", 0.0)
+    monkeypatch.setattr("fsd_calib.servers.timer._LONG_REST", 0.0)
 
 
 def described(server: StandIn, **changes: Any) -> ServerDescription:
