@@ -49,7 +49,7 @@ from fsd_calib.common_options import (
     family_of,
 )
 from fsd_calib.search.storage_url import without_password
-from fsd_calib.servers.description import ServerDescription, parse_slo
+from fsd_calib.server_options import ServerDescription, parse_slo
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks
 from fsd_common.addons import AddonKind, unless_known

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.drafts import drafts_of
-from fsd_calib.servers.description import ServerDescription
-from fsd_calib.servers.profile import ServerProfile, load_any
+from fsd_calib.server_options import ServerDescription
 from fsd_calib.tasks.base import Task
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
@@ -33,6 +32,7 @@ from fsd_decoding.loading import is_source
 from fsd_decoding.models.fingerprint import model_fingerprint
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.io import FILE_NAME, write_atomically
+from fsd_decoding.profile.server_profile import ServerProfile, load_any
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 MARK, NOT_CERTIFIED = "asked.json", "not-certified.json"

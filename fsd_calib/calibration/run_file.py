@@ -25,7 +25,7 @@ from fsd_common.strict_yaml import Strict, read_yaml
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.output_folder import Asked
-    from fsd_calib.servers.profile import ServerProfile
+    from fsd_decoding.profile.server_profile import ServerProfile
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 NAME = "run.yaml"

@@ -19,8 +19,8 @@ from fsd_common.errors import UsageError
 from fsd_common.option import Option
 
 if TYPE_CHECKING:
+    from fsd_calib.server_options import ServerDescription
     from fsd_calib.servers.check import Verdict
-    from fsd_calib.servers.description import ServerDescription
     from fsd_common.progress.base import Progress
 
 NAME = "fsd-check"
@@ -103,7 +103,7 @@ def _described(config: Path | None, url: str | None, reference: str | None, mode
         raise UsageError("--url takes --reference, a lossless server of the same model, and --model")
     from pydantic import ValidationError
 
-    from fsd_calib.servers.description import Reference, ServerDescription
+    from fsd_calib.server_options import Reference, ServerDescription
 
     try:
         return ServerDescription(url=url, model=model, reference=Reference(url=reference))

@@ -15,10 +15,10 @@ from fsd_calib.cli.request import Request
 from fsd_calib.report.plan import print_plan
 from fsd_calib.servers.calibration import ServerCalibration
 from fsd_calib.servers.messages import shown
-from fsd_calib.servers.profile import ServerProfile
 from fsd_calib.servers.report import print_report
 from fsd_common.console import LiteralConsole
 from fsd_common.progress.base import Progress
+from fsd_decoding.profile.server_profile import ServerProfile
 
 
 def calibration_of(asked: Request, progress: Progress) -> ServerCalibration:

@@ -55,7 +55,7 @@ def show(path: _Profile) -> None:
     A file that was changed after its calibration is shown, too, as not certified.
     """
     from fsd_calib.report.console import print_details, print_report
-    from fsd_calib.servers.profile import ServerProfile, load_any
+    from fsd_decoding.profile.server_profile import ServerProfile, load_any
 
     profile = load_any(path, allow_edited=True)
     if isinstance(profile, ServerProfile):
@@ -75,7 +75,7 @@ def validate(paths: _Profiles) -> None:
 
     Exit code 0: all are valid. 2: at least one is not.
     """
-    from fsd_calib.servers.profile import load_any
+    from fsd_decoding.profile.server_profile import load_any
 
     valid = True
     for path in paths:
@@ -156,7 +156,7 @@ def export(
     Exit code 2: the engine has no such score, or cannot do something else that the profile says, which the message
     names with the way out.
     """
-    from fsd_calib.servers.profile import ServerProfile, load_any
+    from fsd_decoding.profile.server_profile import ServerProfile, load_any
 
     profile = load_any(path, allow_edited=allow_edited)
     if isinstance(profile, ServerProfile):

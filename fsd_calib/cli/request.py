@@ -17,7 +17,7 @@ from fsd_calib.cli.family import Given
 from fsd_calib.cli.options import check_data, check_place, check_sources, folder_name, named_task
 from fsd_calib.common_options import AUTO, TASK_NAMES
 from fsd_calib.search.storage_url import check_storage
-from fsd_calib.servers.description import ServerDescription
+from fsd_calib.server_options import ServerDescription
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.registry import task_kind
 from fsd_common.errors import UsageError

@@ -16,7 +16,7 @@ from fsd_common.errors import UsageError
 from fsd_common.option import Option, whole_numbers
 
 if TYPE_CHECKING:
-    from fsd_calib.servers.description import Body, ServerDescription
+    from fsd_calib.server_options import Body, ServerDescription
 
 NAME = "fsd-tune"
 _EPILOG = """
@@ -102,13 +102,13 @@ def _described(config: Path) -> ServerDescription:
 
 def _modes(server: ServerDescription, profile: Path | None) -> dict[str, Body]:
     """Fields of requests: lossless, and at the profile's value. UsageError: it has none that requests can have."""
-    from fsd_calib.servers.description import plain, with_value
+    from fsd_calib.server_options import plain, with_value
 
     reference: Any = None if server.reference is None else server.reference.request
     modes: dict[str, Body] = {"lossless": reference or {}}
     if profile is None:
         return modes
-    from fsd_calib.servers.profile import ServerProfile
+    from fsd_decoding.profile.server_profile import ServerProfile
 
     found = ServerProfile.load(profile)
     if found.value is None or found.knob.way != "request":

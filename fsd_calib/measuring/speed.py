@@ -195,9 +195,11 @@ class TimedSpeeds(Speeds[C]):
         Noise is the median absolute deviation of the pairs' log ratios, which does not depend on their centre. Users
         wait for the wall's seconds; the processor's leave out what other processes take.
         """
+        if "cpu" not in self.runs[0].seconds:
+            return "wall"
         *_, slow, fast = self.runs[0].tokens
         noise = {clock: _deviation(self._ratios(fast, slow, clock)) for clock in self.runs[0].seconds}
-        return "cpu" if "cpu" in noise and noise["wall"] > _MUCH_NOISIER * noise["cpu"] else "wall"
+        return "cpu" if noise["wall"] > _MUCH_NOISIER * noise["cpu"] else "wall"
 
     def of(self, setting: C) -> Interval:
         return self._interval([run.by_piece(run.log_rate(setting, "wall")) for run in self.runs])

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
-from fsd_calib.servers.profile import ServerProfile
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import (
     NONE,
@@ -25,6 +24,7 @@ from fsd_common.formatting import (
 )
 from fsd_decoding.profile.fields import CurvePoint, Source, Speed, SpeedFigures
 from fsd_decoding.profile.parts import Certificate
+from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -12,7 +12,6 @@ from fsd_calib.report.figures import (
     rival_of,
     was_selected,
 )
-from fsd_calib.servers.profile import ServerProfile
 from fsd_common.formatting import (
     at_most,
     attempts,
@@ -29,6 +28,7 @@ from fsd_common.formatting import (
 )
 from fsd_decoding.profile.fields import CERTIFIED, MET, Speed
 from fsd_decoding.profile.parts import GuardEstimate, TextCounts
+from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 Tested = ThresholdProfile | ServerProfile

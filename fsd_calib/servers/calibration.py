@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,11 +29,10 @@ from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
-from fsd_calib.servers.description import ServerDescription
+from fsd_calib.server_options import ServerDescription
 from fsd_calib.servers.identity import is_another, probe
 from fsd_calib.servers.ladder import LadderForecast
 from fsd_calib.servers.load import Load
-from fsd_calib.servers.profile import ServerProfile
 from fsd_calib.servers.prompting import engine_for, task_for
 from fsd_calib.servers.requests import ServerEngine, setting_of
 from fsd_calib.servers.served import Served
@@ -49,6 +47,7 @@ from fsd_common.errors import UsageError
 from fsd_common.progress.base import ProgressEstimate, showing_whole
 from fsd_common.settings import Settings
 from fsd_common.user_folders import default_cache, default_state
+from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.setting import KNOB, Setting
 
 LOG = "server.log"
@@ -285,16 +284,16 @@ def _if_answered(decoding: Decoding, answered: bool) -> Decoding:
 def _measured(session: TextSession, engine: ServerEngine, ladder: Sequence[Setting], load: Load) -> Timings:
     """Returns seconds per token of the reference and of each value, as costs, and of a text while calibrating."""
     alone, problems = session.setting("target"), session.tuning.problems
+    began, before = time.monotonic(), session.decode.decoded
+    session.tuning.measure(alone, PILOT)
+    each = (time.monotonic() - began) / max(session.decode.decoded - before, 1)  # 0: an earlier run asked for all
     looked = problems[: max(_LOOKED, 4 * load.at_once)]
     told = _rounds_told(session, engine, ladder)
     timed = [alone] if told else [alone, *ladder]
-    speeds, seen = time_in_turn(engine, timed, looked, load, most=_TURNS, progress=session.progress)
+    speeds, _ = time_in_turn(engine, timed, looked, load, most=_TURNS, progress=session.progress)
     lossless = speeds.of(alone).value
     gains = told or [speeds.ratio(setting, alone).value for setting in ladder]
     costs = tuple(CostModel(0.0, 1 / (lossless * gain)) for gain in (1.0, *gains))
-    requests = sum(len(each.timed) for each in seen.values())
-    busy = math.fsum(each.whole for one in seen.values() for each in one.timed)
-    each = busy / max(requests, 1) / session.batch_size
     return Timings(costs, Pace(each, each))
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
+from fsd_calib.server_options import merged
 from fsd_calib.servers.client import NoAnswerError, side_by_side
-from fsd_calib.servers.description import merged
 from fsd_calib.servers.exchangeable import Differing, compare
 from fsd_calib.servers.requests import ServerEngine, prompts_of
 from fsd_calib.servers.served import Way

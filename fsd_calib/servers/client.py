@@ -9,8 +9,8 @@ from typing import Any, Self, TypeVar
 
 import openai
 
+from fsd_calib.server_options import ServerDescription, merged
 from fsd_calib.servers.answers import Acceptance, Answer, Timed, likeliest_at
-from fsd_calib.servers.description import ServerDescription, merged
 from fsd_common.errors import UsageError
 
 _RETRIES = 6  # of a request: for about half a minute, or as long as Retry-After says

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fsd_calib.report.verdict import LIKE, rounding, shown
-from fsd_calib.servers.description import plain, with_value
-from fsd_calib.servers.profile import LoadFigures, LoadInfo, ServerPoint, ServerProfile
+from fsd_calib.server_options import plain, with_value
 from fsd_common.console import TITLE, LiteralConsole, literal
 from fsd_common.formatting import NONE, bound, exact, interval, pace, percent, tokens
 from fsd_decoding.profile.fields import CERTIFIED
+from fsd_decoding.profile.server_profile import LoadFigures, LoadInfo, ServerPoint, ServerProfile
 
 
 def print_report(profile: ServerProfile, path: Path | None = None, console: Console | None = None) -> None:

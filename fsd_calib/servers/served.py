@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from fsd_calib.server_options import Body, ServerDescription, plain, with_value
 from fsd_calib.servers.client import Client
-from fsd_calib.servers.description import Body, ServerDescription, plain, with_value
 from fsd_calib.servers.process import ServerProcess
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress

@@ -17,9 +17,12 @@ from fsd_calib.calibration.to_profile import (
 )
 from fsd_calib.certification.harm import retention_interval
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.servers.description import parse_slo
+from fsd_calib.server_options import parse_slo
 from fsd_calib.servers.load import Load, Seen, Slo
-from fsd_calib.servers.profile import (
+from fsd_calib.servers.requests import ServerEngine, value_of
+from fsd_calib.servers.timer import LoadTimed
+from fsd_decoding.profile.parts import Accuracy, SamplingInfo
+from fsd_decoding.profile.server_profile import (
     AcceptanceTold,
     KnobInfo,
     LoadFigures,
@@ -29,9 +32,6 @@ from fsd_calib.servers.profile import (
     ServerProfile,
     Unanswered,
 )
-from fsd_calib.servers.requests import ServerEngine, value_of
-from fsd_calib.servers.timer import LoadTimed
-from fsd_decoding.profile.parts import Accuracy, SamplingInfo
 
 _PACKAGES = ("fsd-calib", "openai", "optuna")
 

@@ -15,8 +15,8 @@ from openai import BadRequestError
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.cli.check import app
 from fsd_calib.cli.console import run
+from fsd_calib.server_options import ServerDescription
 from fsd_calib.servers.calibration import ServerCalibration
-from fsd_calib.servers.description import ServerDescription
 from support.vllm_engine import arithmetic, engine, sampling, saved
 from support.vllm_server import Server, following, wait_until
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
+from fsd_calib.server_options import ServerDescription
 from fsd_calib.servers.answers import Timed
 from fsd_calib.servers.client import Client
-from fsd_calib.servers.description import ServerDescription
 from fsd_calib.servers.load import Load, Piece, Seen, Slo, _arrivals, send
 from fsd_calib.servers.served import Way
 from support.servers.stand_in import TOKENS, standing_in

@@ -18,12 +18,12 @@ from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.cli.calibrate import app
 from fsd_calib.cli.console import run
+from fsd_calib.server_options import ServerDescription
 from fsd_calib.servers import client as client_module
 from fsd_calib.servers.calibration import ServerCalibration
-from fsd_calib.servers.description import ServerDescription
-from fsd_calib.servers.profile import ServerProfile, load_any
 from fsd_calib.servers.report import export
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.server_profile import ServerProfile, load_any
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.common.forked_programs import environment
 from support.ports import answers, free_port

@@ -57,7 +57,7 @@ def test_ways_are_dropped_once_they_are_shown_to_be_slower() -> None:
 
 
 def test_ways_without_a_place_for_the_number_are_one_way_each() -> None:
-    from fsd_calib.servers.description import Launches
+    from fsd_calib.server_options import Launches
     from fsd_calib.servers.tune import launches_of
 
     launches = Launches(commands={"ngram": "serve --k {K}", "none": "serve"}, lengths=[5, 2], health="http://a")

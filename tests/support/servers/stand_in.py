@@ -4,26 +4,25 @@ It speaks the fields of vLLM with our plugin (`vllm_xargs`, `metrics.speculative
 (`/set_internal_state`, `meta_info`), as their sources have them, and is none of them: what it writes follows from the
 prompt and the knob's value alone. The looser the value, the faster it is, and the more texts are others.
 
-    python -m support.servers.stand_in --port 8000 --value 0.5
-
-starts one in a process of its own.
+`python -m support.servers.stand_in --port 8000 --value 0.5` starts one in a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from fsd_calib.tasks.registry import load_task
+from support.servers.faults import FaultyHandler
 
 TOKENS = 20  # of a text
 PROBLEMS = 600
@@ -72,35 +71,33 @@ class Behaviour:
         return f"{words}, {reference}"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(FaultyHandler):
     server: StandIn
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  as http.server calls it
         behaviour = self.server.behaviour
         if self.path == "/v1/models":
-            self._send({"object": "list", "data": [{"id": "model", "root": "a-model", "created": time.time_ns()}]})
+            self.send({"object": "list", "data": [{"id": "model", "root": "a-model", "created": time.time_ns()}]})
         elif self.path == "/version":
-            self._send({"version": behaviour.version})
+            self.send({"version": behaviour.version})
         else:
-            self._send({}, 200 if self.path == "/health" else 404)
+            self.send({}, 200 if self.path == "/health" else 404)
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         behaviour = self.server.behaviour
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/set_internal_state":
             behaviour.value = 1 - body["server_args"]["speculative_accept_threshold_single"]
-            self._send({"updated": True})
-            return
+            return self.send({"updated": True})
         with self.server.lock:
             number = len(behaviour.asked)
             behaviour.asked.append(body | {"headers": {name.lower(): value for name, value in self.headers.items()}})
         fault = behaviour.fault(number)
-        if fault is not None and self._fail(fault):
-            return
+        if fault is not None and self.fails(fault):
+            return None
         value = (body.get("vllm_xargs") or {}).get("fsd_threshold", behaviour.value)
         value = 0.0 if (body.get("vllm_xargs") or {}).get("fsd") == "off" else float(value)
         sampled = behaviour.always_noisy or body.get("temperature", 0) > 0
@@ -108,16 +105,14 @@ class _Handler(BaseHTTPRequestHandler):
         question = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         question = question.removeprefix("Question: ").removesuffix("\nAnswer:")
         text = behaviour.text(question, value, noise)
-        if body.get("max_tokens", TOKENS) < TOKENS:
-            text = text[: 2 * body["max_tokens"]]
+        text = text[: 2 * body["max_tokens"]] if body.get("max_tokens", TOKENS) < TOKENS else text
         if body.get("stream"):
-            self._stream(text, behaviour.seconds(value))
-        else:
-            time.sleep(TOKENS * behaviour.seconds(value))
-            self._send(self._answer(number, text))
+            return self._stream(text, behaviour.seconds(value))
+        time.sleep(TOKENS * behaviour.seconds(value))
+        return self.send(self.answer(number, text, value))
 
-    def _answer(self, number: int, text: str) -> dict[str, Any]:
-        behaviour = self.server.behaviour
+    def answer(self, number: int, text: str, value: float = 0.0) -> dict[str, Any]:
+        behaviour, rounds = self.server.behaviour, round(10 * (1 - 0.8 * value))
         chat = self.path.endswith("/chat/completions")
         written: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         answer = {
@@ -125,9 +120,11 @@ class _Handler(BaseHTTPRequestHandler):
             "usage": {"prompt_tokens": 1, "completion_tokens": TOKENS},
         }  # fmt: skip
         if behaviour.flavour == "sglang":
-            answer["choices"][0]["meta_info"] = {"spec_verify_ct": 5, "spec_accept_length": 4.0}  # type: ignore[index]
+            told = {"spec_verify_ct": rounds, "spec_accept_length": TOKENS / rounds}
+            answer["choices"][0]["meta_info"] = told  # type: ignore[index]
             return answer
-        counts = {"num_spec_steps": 5, "num_draft_tokens": 25, "num_accepted_draft_tokens": 15}
+        accepted = TOKENS - rounds
+        counts = {"num_spec_steps": rounds, "num_draft_tokens": 5 * rounds, "num_accepted_draft_tokens": accepted}
         return answer | {"metrics": {"speculative_decoding": counts}}
 
     def _stream(self, text: str, seconds: float) -> None:
@@ -143,47 +140,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
         self.close_connection = True
 
-    def _send(self, content: Any, status: int = 200, headers: dict[str, str] | None = None, kind: str = "json") -> None:
-        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", f"application/{kind}" if kind == "json" else f"text/{kind}")
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _fail(self, fault: str) -> bool:
-        """Does what a fault is called; returns whether there is no answer besides."""
-        self.close_connection = fault in ("reset", "half")
-        if fault == "reset":
-            self.connection.close()
-        elif fault == "half":
-            self.wfile.write(
-                b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"id": "x'
-            )
-        elif fault == "cut":
-            self._send('{"id": "cmpl-x", "choices": [')
-        elif fault == "html":
-            self._send("<html>Sign in</html>", kind="html")
-        elif fault == "unfinished":
-            answer = self._answer(1, "half")
-            answer["choices"][0]["finish_reason"] = None
-            self._send(answer)
-        elif fault == "duplicate":
-            self._send(self._answer(0, "#### 1"))
-        elif fault == "slow":
-            time.sleep(0.5)
-            return False
-        else:
-            self._send({"error": fault}, int(fault), {"Retry-After": "0.1"})
-        return True
-
 
 class StandIn(ThreadingHTTPServer):
     """The server, on a free port of this machine."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
         self.behaviour, self.lock = behaviour, threading.Lock()
@@ -208,11 +170,7 @@ def standing_in(**behaviour: Any) -> Iterator[StandIn]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--value", type=float, default=0.0)
-    parser.add_argument("--length", type=int, default=1)
-    options = parser.parse_args()
-    best = abs(options.length - 4)  # the number of drafted tokens from the fastest
-    seconds = 2e-4 * (1 + 0.5 * best)
-    StandIn(Behaviour(options.value, seconds=lambda value: seconds / (1 + value)), options.port).serve_forever()
+    given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    slower = 1 + 0.5 * abs(int(given.get("--length", "4")) - 4)  # 4 drafted tokens are the fastest
+    behaviour = Behaviour(float(given.get("--value", "0")), seconds=lambda value: 2e-4 * slower / (1 + value))
+    StandIn(behaviour, int(given["--port"])).serve_forever()
