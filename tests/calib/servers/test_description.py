@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.server_options import ServerDescription, merged, parse_slo, with_value
-from fsd_calib.servers.json_schema import schema_text
 from fsd_common.errors import UsageError
+from server_schema import schema_text
 from support.paths import DOCS
 
 KNOB = {"name": "fsd_threshold", "values": [0.1, 0.5], "request": {"vllm_xargs": {"fsd_threshold": "{T}"}}}
