@@ -21,6 +21,7 @@ LENGTH = "{K}"
 """Stands for the number of drafted tokens."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SECRET = re.compile("auth|key|token|secret|cookie|password", re.IGNORECASE)
+_HIDDEN = re.compile(r"(\w+ )?\$\{\w+\}")  # a scheme, such as Bearer, and a variable
 _MOST = 1000  # values of a knob
 _UNITS = {"ms": 1e-3, "s": 1.0}
 _LIMIT = re.compile(r"(ttft|itl)\s*=\s*(\d+(?:\.\d*)?)\s*(ms|s)")
@@ -59,6 +60,11 @@ class Live(_Described):
     body: Body
     """What is sent, as JSON, with {T} in place of the value."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_url(self.url)
+        return self
+
 
 class Restart(_Described):
     """A knob that the server is told when it starts: it is started anew for every value."""
@@ -69,6 +75,11 @@ class Restart(_Described):
     """Answers with status 200 once the server is ready."""
     seconds: Seconds = 600.0
     """How long a start may take."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_url(self.health)
+        return self
 
 
 class Knob(_Described):
@@ -175,7 +186,7 @@ class ServerDescription(_Described):
     def _check(self) -> Self:
         _check_url(self.url)
         for name, value in self.headers.items():
-            if _SECRET.search(name) and not _VARIABLE.search(value):
+            if _SECRET.search(name) and not _HIDDEN.fullmatch(value):
                 raise ValueError(f"header {name} is secret; write it as ${{NAME}}, which the environment has")
         if self.tokenizer is not None and self.endpoint == "chat":
             raise ValueError("tokenizer renders prompts for endpoint completions, and endpoint is chat; drop one")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -77,7 +77,6 @@ class RunFacts(Part):
         rival: the lossless setting that everything is compared with; None: none has been timed.
         extends: the place in the ledger of the attempt that it goes on from; None: it searches.
         design: certification problems and seeds of each, where a plan chose them.
-        probes: hashes of what a server answered to some fixed prompts.
     """
 
     name: str
@@ -88,7 +87,6 @@ class RunFacts(Part):
     rival: Setting | None = None
     extends: Natural | None = None
     design: tuple[Natural, Natural] | None = None
-    probes: tuple[str, ...] = ()
 
     def pace_of(self, workers: int) -> Pace | None:
         """Returns the pace of so many processes; None: it is not recorded."""
@@ -103,13 +101,12 @@ class RunFacts(Part):
 def begin_or_resume(
     folder: Path | None, name: str, asked: str, holdout: Holdout, measure: Callable[[], Timings],
     progress: Progress | None = None, extends: int | None = None, design: tuple[int, int] | None = None,
-    probes: Sequence[str] = (),
 ) -> RunFacts:  # fmt: skip
     """Returns the facts of the run `name`: from the folder, else from the ledger, else of a run that begins now.
 
     Args:
         folder: the output folder; None: nothing is written.
-        asked, extends, design, probes: see `RunFacts`.
+        asked, extends, design: see `RunFacts`.
         measure: takes the timings of a new run.
         progress: receives a note where another process takes them for long.
     """
@@ -120,7 +117,7 @@ def begin_or_resume(
         started, timings = datetime.now(UTC), measure()
         return RunFacts(
             name=name, asked=asked, started=started, attempt=holdout.next_attempt, timings=timings, extends=extends,
-            design=design, probes=tuple(probes),
+            design=design,
         )  # fmt: skip
 
     if folder is None:

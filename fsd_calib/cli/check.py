@@ -121,10 +121,13 @@ def _check(
     from fsd_calib.servers.prompting import engine_and_task
     from fsd_calib.servers.served import Served, Way
 
-    if value is not None and server.knob is not None and server.knob.way != "request":
+    knob, reference = server.knob, server.reference
+    if value is not None and knob is None:
+        raise UsageError("--value is of a knob, and none is described; describe it in a file, and give --config")
+    if knob is not None and (knob.way == "restart" or (knob.way == "live" and reference and reference.url is None)):
         raise UsageError(
-            f"knob {server.knob.name} holds for all requests, and both sides are asked in turn; check two servers: "
-            "--url and --reference"
+            f"knob {knob.name} holds for all requests, and both sides are asked in turn; check two servers: --url and "
+            "--reference"
         )
     with TemporaryDirectory() as folder, Served(server, Path(folder, "server.log"), progress) as served:
         engine, loaded = engine_and_task(served, task, Drawing(**given), seed=seed, data=data)

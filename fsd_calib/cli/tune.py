@@ -105,7 +105,7 @@ def _modes(server: ServerDescription, profile: Path | None) -> dict[str, Body]:
     from fsd_calib.server_options import plain, with_value
 
     reference: Any = None if server.reference is None else server.reference.request
-    modes: dict[str, Body] = {"lossless": reference or {}}
+    modes: dict[str, Body] = {"as it answers by itself": {}} if reference is None else {"lossless": reference}
     if profile is None:
         return modes
     from fsd_decoding.profile.server_profile import ServerProfile

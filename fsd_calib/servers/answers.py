@@ -117,7 +117,7 @@ def likeliest_at(content: Any, at: int) -> dict[str, float]:
     except (KeyError, TypeError, IndexError):
         raise ValueError("the answer has no log probabilities") from None
     end = 0
-    for token, top in zip(tokens, tops, strict=True):
+    for token, top in zip(tokens, (top or {} for top in tops), strict=True):
         end += len(token)
         if end > at:  # texts part within this token
             begun = token[: len(token) - (end - at)]

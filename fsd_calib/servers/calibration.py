@@ -30,7 +30,7 @@ from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.server_options import ServerDescription
-from fsd_calib.servers.identity import is_another, probe
+from fsd_calib.servers.identity import generation_of, probe
 from fsd_calib.servers.ladder import LadderForecast
 from fsd_calib.servers.load import Load
 from fsd_calib.servers.prompting import engine_for, task_for
@@ -43,8 +43,9 @@ from fsd_calib.tasks.grading.apart import broken_texts
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.argument_checks import named
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
-from fsd_common.progress.base import ProgressEstimate, showing_whole
+from fsd_common.progress.base import Progress, ProgressEstimate, showing_whole
 from fsd_common.settings import Settings
 from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.profile.server_profile import ServerProfile
@@ -92,6 +93,8 @@ class ServerCalibration:
                 f"{named(others[0])} is given, and a server decodes as it was started; leave it out, or calibrate with "
                 f"{named('engine')} fsd-calib or vllm"
             )
+        if self.config.timing == "none" and self.goal.min_speed is not None:
+            raise UsageError(f"{named('min_speed')} takes timing, and {named('timing')} is none; leave one of them out")
         if self.config.timing == "careful":
             raise UsageError(f"{named('timing')} careful starts processes anew, and a server is none; leave it out")
 
@@ -172,11 +175,14 @@ class ServerCalibration:
     ) -> Iterator[tuple[TextSession, ServerEngine]]:
         engine = engine_for(served, task, self.decoding.sampling, self.decoding.seed)
         cache, state, progress = config.path("cache"), config.path("state"), config.reporter
+        self._tell_from_before(engine, cache, progress)
         seeds = 1 if self.decoding.sampling.greedy else config.seeds
         with (
             ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / LEDGER) as ledger,
         ):  # fmt: skip
-            cached = CachedDecoder(engine, task, store, self.server.at_once, progress, seeds)
+            # Outcomes are those of the load, where it has several streams.
+            at_once = self.goal.serve_batch if self.goal.serve_batch > 1 else self.server.at_once
+            cached = CachedDecoder(engine, task, store, at_once, progress, seeds)
             alone = Setting.alone(engine.score)
             graded = f" graded by {task.graded}" if task.graded else ""
             identity = f"{cached.key(alone).json} with {cached.seeds} seeds{graded}"
@@ -189,9 +195,24 @@ class ServerCalibration:
             )  # fmt: skip
             yield (
                 TextSession(
-                    engine, task, cached, identity, tuning, tuned, holdout, self.server.at_once, progress
+                    engine, task, cached, identity, tuning, tuned, holdout, at_once, progress
                 ), engine,
             )  # fmt: skip
+
+    def _tell_from_before(self, engine: ServerEngine, cache: Path | None, progress: Progress) -> None:
+        """Numbers the server among those that say the same of themselves, by what it answers to some fixed prompts,
+        losslessly and at the loosest value: what was asked of another one is not reused."""
+        knob = self.server.knob
+        assert knob is not None
+        said = facts_digest([engine.identity.facts, self.server.identity])[:16]
+        probed = [probe(engine.served.at(value)) for value in (None, knob.ladder[-1])]
+        number = generation_of(None if cache is None else cache / f"server-{said}.json", probed)
+        if number:
+            progress.note(
+                f"the server answers fixed prompts otherwise than {number} before it that said the same of themselves: "
+                "what was asked of those is not reused"
+            )
+        engine.identity = replace(engine.identity, generation=number)
 
     def _ready(self, session: TextSession, engine: ServerEngine, config: RunConfig) -> Ready:
         """Measures speeds and a pilot, and makes the plan."""
@@ -204,16 +225,10 @@ class ServerCalibration:
         run = RunName(session, goal, space, config, given)
         if not goal.explore:
             session = session.certifying(run.text, frozenset())
-        probed = probe(engine.served.at(None))
         facts = begin_or_resume(
             out, run.text, run.asked, session.holdout, lambda: _measured(session, engine, ladder, load),
-            session.progress, probes=probed,
+            session.progress,
         )  # fmt: skip
-        if is_another(facts.probes, probed):
-            raise UsageError(
-                f"the server at {self.server.url} answers otherwise than when this run began; start it as it was, or "
-                f"give another {named('out')}"
-            )
         claim, level = test_of(session, goal, facts.attempt)
         check_problems(goal, session, session.holdout.problems, level)
         lossless, *speeds = (float(cost.tokens_per_second(1, 1, 0)) for cost in facts.timings.costs)
@@ -306,7 +321,7 @@ def _rounds_told(session: TextSession, engine: ServerEngine, ladder: Sequence[Se
     if reference is None or reference.url is not None:
         return None
     alone = session.tuning.measure(session.setting("target"), _LOOKED)
-    if alone.rounds == alone.tokens:  # as where nothing is told
+    if alone.rounds >= alone.tokens:  # as where nothing is told
         return None
     made = (session.tuning.measure(setting, _LOOKED) for setting in ladder)
     return [each.tokens_per_round / alone.tokens_per_round for each in made]

@@ -6,15 +6,16 @@ their outcomes are: each by half of the stated error rate.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 from typing import Any, NamedTuple
 
 from fsd_calib.server_options import merged
 from fsd_calib.servers.client import NoAnswerError, side_by_side
-from fsd_calib.servers.exchangeable import Differing, compare
+from fsd_calib.servers.exchangeable import Differing, compare, least_p_value
 from fsd_calib.servers.requests import ServerEngine, prompts_of
 from fsd_calib.servers.served import Way
 from fsd_calib.tasks.base import Problem, Task
@@ -101,6 +102,12 @@ class Check:
 
     def run(self) -> Verdict:
         """Asks both sides and compares what they answer. UsageError: a server does not answer."""
+        tests = 1 if self.engine.decoding.sampling.greedy else 2
+        if (least := least_p_value(len(self.task.problems), self.times)) * tests > self.level:
+            raise UsageError(
+                f"{len(self.task.problems)} prompts, asked {self.times} times from each side, show p = "
+                f"{least * tests:.2g} at least, and the level is {self.level:g}; ask more (prompts, times)"
+            )
         problems, reference, other, left_out = self._both(self.task.problems, self.times)
         if self.engine.decoding.sampling.greedy:
             found = {"texts": compare(reference, other)}
@@ -118,8 +125,8 @@ class Check:
     ) -> tuple[Sequence[Problem], Texts, Texts, int]:
         """Asks both sides; returns the problems that both answered each time, their texts, and how many they are not.
 
-        The sides take turns, and each time the prompts come in another order and by other numbers at once, so that they
-        share their batches with others.
+        Each time the requests of both sides come in one order, drawn anew, and by other numbers at once: so whatever
+        changes in the meantime changes both sides alike, and prompts share their batches with others.
 
         Args:
             fields: Further ones of requests.
@@ -129,12 +136,12 @@ class Check:
         with self.progress.step("asking both sides", 2 * times * len(problems)) as advance:
             for time in range(times):
                 streams = max(self.engine.served.description.at_once >> (time % 3), 1)
-                for number in order.sample([0, 1], 2):
-                    places = order.sample(range(len(problems)), len(problems))
-                    texts = self._texts(sides[number], [problems[place] for place in places], streams, time, fields)
-                    for place, text in zip(places, texts, strict=True):
-                        found[number][place].append(text)
-                    advance(len(places))
+                jobs = [(side, place) for side in range(2) for place in range(len(problems))]
+                asked = order.sample(jobs, len(jobs))
+                texts = self._texts([(sides[side], problems[place]) for side, place in asked], streams, time, fields)
+                for (side, place), text in zip(asked, texts, strict=True):
+                    found[side][place].append(text)
+                advance(len(jobs))
         kept = [place for place in range(len(problems)) if None not in (*found[0][place], *found[1][place])]
         if not kept:
             raise UsageError(f"no prompt was answered by both sides; look at the logs of {self.other.client.url}")
@@ -145,28 +152,31 @@ class Check:
         return [self.task.grade(problem, text) for text in texts]
 
     def _texts(
-        self, way: Way, problems: Sequence[Problem], streams: int, time: int, fields: dict[str, Any]
+        self, jobs: Sequence[tuple[Way, Problem]], streams: int, time: int, fields: dict[str, Any]
     ) -> list[str | None]:
-        bodies = [merged(merged(self._body(problem, time), fields), way.fields) for problem in problems]
-        texts: list[str | None] = [None] * len(bodies)
-        left = iter(range(len(bodies)))
+        """The texts of requests, so many at once; None: unanswered."""
+        texts: list[str | None] = [None] * len(jobs)
+        left = iter(range(len(jobs)))
 
         async def stream() -> None:
             for place in left:
-                try:
-                    texts[place] = (await way.client.ask(bodies[place])).text
-                except NoAnswerError:
-                    await asyncio.sleep(0)
+                way, problem = jobs[place]
+                body = merged(merged(self._body(problem, time), fields), way.fields)
+                with suppress(NoAnswerError):
+                    texts[place] = (await way.client.ask(body)).text
 
-        way.client.run(side_by_side(stream() for _ in range(streams)))
+        self.other.client.run(side_by_side(stream() for _ in range(streams)))
         return texts
 
     def _body(self, problem: Problem, time: int) -> dict[str, Any]:
         """A request whose noise is its own: the sides are compared by their laws."""
         (prompt,) = prompts_of([problem])
         body = self.engine.body(prompt, time)
-        body.pop("seed", None)
-        return body
+        return body if self.engine.decoding.sampling.greedy else body | {"seed": self._seeds.getrandbits(31)}
+
+    @cached_property
+    def _seeds(self) -> Random:
+        return Random()
 
     def _explained(self, partings: Sequence[Parting]) -> Iterator[Parting]:
         """Yields the partings, the first ones with how near the reference was to the other token."""

@@ -14,7 +14,8 @@ from fsd_calib.servers.answers import Acceptance, Answer, Timed, likeliest_at
 from fsd_common.errors import UsageError
 
 _RETRIES = 6  # of a request: for about half a minute, or as long as Retry-After says
-_SOON = 10.0  # seconds that an answer about the server itself may take
+_SOON, _SOON_RETRIES = 10.0, 3  # seconds that an answer about the server itself may take, and repetitions
+_NO_SUCH = (400, 404, 405, 500, 501)  # there is no such list; where a server has none, it may also fail
 _TRIES, _PAUSE = 3, 1.0  # for an answer that is none, and seconds between them
 _REFUSALS = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
 _MOST_UNANSWERED, _ALWAYS_BORNE = 0.01, 2  # share of requests, and number, that may stay unanswered
@@ -34,41 +35,47 @@ class Client:
     Args:
         server: Its description.
         url: Another address than the description's; the rest holds for it, too.
+        runner: That of a client by whose side it asks; None: one of its own.
     """
 
-    def __init__(self, server: ServerDescription, url: str | None = None) -> None:
+    def __init__(self, server: ServerDescription, url: str | None = None, runner: asyncio.Runner | None = None) -> None:
         self.server, self.url = server, (url or server.url).rstrip("/")
         self.asked = self.unanswered = 0
         self._numbers: dict[str, int] | None = {}  # of answers, with a hash of what was asked; None: they tell nothing
-        self._runner = asyncio.Runner()
+        self.runner, self._is_own = runner or asyncio.Runner(), runner is None
         try:
             headers = server.sent_headers()
         except ValueError as error:
             raise UsageError(f"server {self.url}: {error}") from None
+        # A variable of the environment may name an organization, which is none of this server's business.
+        own: dict[str, Any] = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit(), **headers}
         self._openai = openai.AsyncOpenAI(
-            base_url=self.url, api_key="none", default_headers=headers, timeout=server.timeout, max_retries=_RETRIES
+            base_url=self.url, api_key="none", default_headers=own, timeout=server.timeout, max_retries=_RETRIES
         )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._runner.run(self._openai.close())
-        self._runner.close()
+        self.runner.run(self._openai.close())
+        if self._is_own:
+            self.runner.close()
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Does asynchronous work to its end; Ctrl-C cancels it."""
-        return self._runner.run(work)
+        return self.runner.run(work)
 
     async def models(self) -> list[dict[str, Any]] | None:
         """Returns what the server says of its models; None: it has no list of them. UsageError: it does not answer."""
         try:
-            found: Any = await self._openai.with_options(max_retries=0).get("/models", cast_to=object)
-        except _REFUSALS as error:
+            found: Any = await self._openai.with_options(max_retries=_SOON_RETRIES).get("/models", cast_to=object)
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise UsageError(f"the server at {self.url} refuses requests: {_reason(error)}") from None
-        except openai.APIStatusError:
-            return None
-        except openai.OpenAIError as error:
+        except openai.APIStatusError as error:
+            if error.status_code in _NO_SUCH:
+                return None
+            raise UsageError(f"the server at {self.url} is not ready: {_reason(error)}; wait, or mend it") from None
+        except (openai.OpenAIError, ValueError) as error:
             raise UsageError(
                 f"the server at {self.url} does not answer ({_reason(error)}); start it, or mend its url"
             ) from None
@@ -104,26 +111,36 @@ class Client:
         raise NoAnswerError(reason)
 
     async def time(self, body: Mapping[str, Any]) -> Timed:
-        """Returns when the parts of an answer came, which is streamed and asked for once. NoAnswerError: it failed."""
+        """Returns when the parts of an answer came, which is streamed and asked for once.
+
+        Raises:
+            NoAnswerError: It failed.
+            UsageError: Too many failed.
+        """
+        self.asked += 1
+        try:
+            return await self._timed(body)
+        except (openai.OpenAIError, ValueError, TypeError, KeyError, AttributeError) as error:
+            self._count_unanswered(_reason(error))
+            raise NoAnswerError(_reason(error)) from None
+
+    async def _timed(self, body: Mapping[str, Any]) -> Timed:
         content = merged(self.server.body, body) | {"stream": True, "stream_options": {"include_usage": True}}
         began, first, tokens, acceptance = time.perf_counter(), None, None, None
-        try:
-            stream: Any = await self._openai.post(
-                self._path, body=content, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object],
-                options={"max_retries": 0},
-            )  # fmt: skip
-            async for part in stream:
-                if first is None and _says(part):
-                    first = time.perf_counter() - began
-                if isinstance(usage := part.get("usage"), Mapping):
-                    tokens = int(usage["completion_tokens"])
-                if isinstance(part.get("metrics"), Mapping):
-                    acceptance = Acceptance.of(part)
-        except openai.OpenAIError as error:
-            raise NoAnswerError(_reason(error)) from None
+        stream: Any = await self._openai.post(
+            self._path, body=content, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object],
+            options={"max_retries": 0},
+        )  # fmt: skip
+        async for part in stream:
+            if first is None and _says(part):
+                first = time.perf_counter() - began
+            if isinstance(usage := part.get("usage"), Mapping):
+                tokens = int(usage["completion_tokens"])
+            if isinstance(part.get("metrics"), Mapping):
+                acceptance = Acceptance.of(part)
         whole = time.perf_counter() - began
         if tokens is None:
-            raise NoAnswerError("a streamed answer ended without its usage")
+            raise ValueError("a streamed answer ended without its usage (stream_options.include_usage)")
         return Timed(whole if first is None else first, whole, tokens, acceptance)
 
     async def likeliest(self, body: Mapping[str, Any], at: int) -> dict[str, float]:
@@ -147,11 +164,15 @@ class Client:
         return True
 
     async def get(self, url: str) -> Any:
-        """Returns what an address has, as JSON or text; None: nothing."""
+        """Returns what an address has, as JSON or text; None: there is no such address. UsageError: it fails."""
         try:
-            return await self._openai.with_options(max_retries=1, timeout=_SOON).get(url, cast_to=object)
-        except (openai.OpenAIError, ValueError):
-            return None
+            return await self._openai.with_options(max_retries=_SOON_RETRIES, timeout=_SOON).get(url, cast_to=object)
+        except openai.APIStatusError as error:
+            if error.status_code in _NO_SUCH:
+                return None
+            raise UsageError(f"{url} fails: {_reason(error)}; wait until the server is ready") from None
+        except (openai.OpenAIError, ValueError) as error:
+            raise UsageError(f"{url} fails: {_reason(error)}; wait until the server is ready") from None
 
     async def send(self, url: str, body: Mapping[str, Any]) -> Any:
         """Returns the answer to JSON that is sent to an address. UsageError: it does not take it."""

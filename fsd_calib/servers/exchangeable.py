@@ -8,6 +8,7 @@ that a side has by itself, by rounding in other batches or by sampling, is the f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -52,6 +53,11 @@ def compare(reference: Answers, other: Answers, seed: int = 0) -> Differing:
     between = 1 - float(equal[:, :times, times:].mean())
     differing = equal[~equal.all((1, 2))]  # the others are the same under every labelling
     return Differing(float(shares[0]), float(shares[1]), between, _p_value(differing, labels, seed))
+
+
+def least_p_value(prompts: int, times: int) -> float:
+    """Returns the p-value of answers that all differ across the sides, and never within."""
+    return max((2 / math.comb(2 * times, times)) ** prompts, 1 / (_SHUFFLES + 1))
 
 
 def _equal(answers: Sequence[Hashable]) -> NDArray[np.float64]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fsd_calib.servers.client import Client, NoAnswerError
 from fsd_calib.servers.served import Way
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.io import write_atomically
 
 _PROBES = ("The capital of France is", "1, 1, 2, 3, 5, 8,", "def add(a, b):", "Once upon a time")
 _LONG = 24  # tokens of an answer to a probe
@@ -23,14 +26,20 @@ class ServerIdentity:
     Attributes:
         model: What it says of the model, without what changes with every start.
         version: Its version, or that it does not say.
+        reference: What the other server says that is the reference; None: it is none.
+        generation: How often it was found to answer otherwise than before, though it said the same.
     """
 
     model: Mapping[str, Any]
     version: str
+    reference: ServerIdentity | None = None
+    generation: int = 0
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"model": dict(self.model), "version": self.version}
+        reference = None if self.reference is None else self.reference.facts
+        return {"model": dict(self.model), "version": self.version, "reference": reference,
+                "generation": self.generation}  # fmt: skip
 
 
 def identity_of(client: Client) -> ServerIdentity:
@@ -78,6 +87,29 @@ def _says(text: str) -> Sequence[Mapping[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def is_another(before: Sequence[str], now: Sequence[str]) -> bool:
-    """Whether most probes are answered otherwise than before: rounding changes a few at most."""
-    return sum(one != other for one, other in zip(before, now, strict=True)) > len(before) / 2
+Probed = list[list[str]]
+"""Hashes of answers to the probes, a list for each way that was asked."""
+
+
+def is_another(before: Probed, now: Probed) -> bool:
+    """Whether most probes of a way are answered otherwise than before: rounding changes a few at most."""
+    return any(
+        sum(one != other for one, other in zip(*of, strict=True)) > len(_PROBES) / 2
+        for of in zip(before, now, strict=True)
+    )
+
+
+def generation_of(known: Path | None, probed: Probed) -> int:
+    """Returns the number of the server among those that said the same and answered otherwise, and keeps it.
+
+    Args:
+        known: The file that they are kept in; None: nothing is kept.
+    """
+    if known is None:
+        return 0
+    before: list[Probed] = json.loads(known.read_text()) if known.exists() else []
+    for number, each in enumerate(before):
+        if not is_another(each, probed):
+            return number
+    write_atomically(known, json.dumps([*before, probed]) + "\n", "probes of a server")
+    return len(before)

@@ -63,14 +63,17 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ends it, and all that it started."""
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
-        _signal(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
-        _signal(process, signal.SIGKILL)
-        process.wait()
+        try:
+            _signal(process, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE)
+        finally:  # also where Ctrl-C does not wait
+            _signal(process, signal.SIGKILL)
+            process.wait()
+            self._process = None
         until = time.monotonic() + _PATIENCE
         while self._answers() and time.monotonic() < until:  # what the shell had started is gone a little later
             time.sleep(_POLL)

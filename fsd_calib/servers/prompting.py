@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ def engine_for(served: Served, task: Task, sampling: Sampling, seed: int) -> Ser
     """Returns the engine that asks a server the task's prompts."""
     arguments = {} if task.prompt is None else dict(task.prompt.template_arguments)
     decoding = DecodingConfig(sampling=sampling, seed=seed)
-    return ServerEngine(served, identity_of(served.client), decoding, task, arguments)
+    identity = identity_of(served.client)
+    if served.lossless is not served.client:
+        identity = replace(identity, reference=identity_of(served.lossless))
+    return ServerEngine(served, identity, decoding, task, arguments)
 
 
 def engine_and_task(

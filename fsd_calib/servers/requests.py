@@ -126,12 +126,11 @@ class ServerEngine(TextEngine):
 
     def key(self, setting: Setting, seed: int) -> CacheKey:
         server, sampling = self.served.description, self.decoding.sampling
-        value = value_of(server, setting)
-        fields: Any = server.reference if value is None else server.knob
-        written = None if fields is None else fields.model_dump(mode="json", exclude={"values", "range"})
+        knob = None if server.knob is None else server.knob.model_dump(mode="json", exclude={"values", "range"})
+        reference = None if server.reference is None else server.reference.model_dump(mode="json")
         engine = {
-            "identity": self.identity.facts, "endpoint": server.endpoint, "body": server.body, "value": value,
-            "fields": written, "arguments": self.arguments,
+            "identity": self.identity.facts, "endpoint": server.endpoint, "body": server.body, "knob": knob,
+            "reference": reference, "value": value_of(server, setting), "arguments": self.arguments,
         }  # fmt: skip
         return CacheKey(
             setting=replace(setting.arm, draft=None), criterion=None, models={"target": None, "draft": None},
@@ -141,7 +140,8 @@ class ServerEngine(TextEngine):
 
     @property
     def family(self) -> str:
-        return facts_digest([self.served.description.name or self.served.description.model, self.identity.model])
+        said = [self.identity.model.get(name) for name in ("id", "root")]
+        return facts_digest([self.served.description.name or self.served.description.model, *said])
 
     @property
     def short_names(self) -> tuple[str, str]:

@@ -30,6 +30,7 @@ class Served:
     def __init__(self, server: ServerDescription, log: Path, progress: Progress) -> None:
         self.description, self._log, self._progress = server, log, progress
         self._set: float | None = None  # the value of a knob that holds for all requests
+        self._touched = False  # a live one
 
     def __enter__(self) -> Self:
         server, knob = self.description, self.description.knob
@@ -37,7 +38,9 @@ class Served:
             self.client = opened.enter_context(Client(server))
             reference = server.reference
             other = None if reference is None else reference.url
-            self.lossless = self.client if other is None else opened.enter_context(Client(server, other))
+            self.lossless = self.client
+            if other is not None:
+                self.lossless = opened.enter_context(Client(server, other, self.client.runner))
             self._process = None
             if knob is not None and knob.restart is not None:
                 started = knob.restart.health, knob.restart.seconds
@@ -50,9 +53,12 @@ class Served:
     def __exit__(self, *error: object) -> None:
         knob, reference = self.description.knob, self.description.reference
         with self._opened:
-            if knob is not None and knob.live is not None and self._set is not None:  # what others are served with
+            if knob is not None and knob.live is not None and self._touched:  # others are served with it
                 value = None if reference is None else reference.value
-                self._turn_to(knob.ladder[0] if value is None else value)
+                try:
+                    self._turn_to(knob.ladder[0] if value is None else value)
+                except UsageError as left:
+                    self._progress.note(f"the knob may still be at a lossy value: {left}")
 
     @property
     def is_switched(self) -> bool:
@@ -84,16 +90,18 @@ class Served:
         return Way(self.client, {})
 
     def _turn_to(self, value: float) -> None:
-        if value == self._set:
-            return
         knob = self.description.knob
         assert knob is not None
+        if self._process is not None and value == self._set:
+            return
         self._set = None  # until it is known to hold
         if self._process is not None:
             assert knob.restart is not None
             self._process.start(with_value(knob.restart.command, value), f"{knob.name} = {plain(value)}")
-        elif knob.live is not None:
+        elif knob.live is not None:  # told each time: the server may have been started anew
+            self._touched = True
             said = self.client.run(self.client.send(knob.live.url, with_value(knob.live.body, value)))
-            if isinstance(said, dict) and False in (said.get("updated"), said.get("success")):
+            told = [said.get("updated"), said.get("success")] if isinstance(said, dict) else said
+            if isinstance(told, list) and False in told:  # SGLang's is a list, of one for each of its processes
                 raise UsageError(f"the server did not take {knob.name} {plain(value)}: it says {str(said)[:200]}")
         self._set = value

@@ -27,17 +27,18 @@ def test_every_request_is_sent_once_and_timed(load: Load) -> None:
     assert piece.rate(load) > 0
 
 
-def test_streams_keep_so_many_requests_under_way() -> None:
+@pytest.mark.parametrize("streams", [1, 4])
+def test_streams_keep_so_many_requests_under_way(streams: int) -> None:
     with standing_in(seconds=lambda value: 2e-3) as server, Client(_described(server.url)) as client:
-        one, four = (send(Way(client, {}), BODIES, Load(streams), 0).seconds for streams in (1, 4))
-    assert one > 2 * four
+        send(Way(client, {}), BODIES, Load(streams), 0)
+    assert server.behaviour.most_under_way == streams
 
 
 def test_failures_are_counted_and_not_timed() -> None:
-    fails = standing_in(fault=lambda number: "500" if number % 4 == 0 else None)
+    fails = standing_in(fault=lambda number: "500" if number % 6 == 0 else None)
     with fails as server, Client(_described(server.url)) as client:
         piece = send(Way(client, {}), BODIES, Load(2), 0)
-    assert (len(piece.timed), piece.failed) == (9, 3)
+    assert (len(piece.timed), piece.failed) == (10, 2)
 
 
 def test_arrivals_are_a_poisson_process() -> None:

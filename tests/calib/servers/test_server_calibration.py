@@ -23,11 +23,23 @@ from fsd_calib.servers import client as client_module
 from fsd_calib.servers.calibration import ServerCalibration
 from fsd_calib.servers.report import export
 from fsd_common.errors import UsageError
+from fsd_common.progress.base import Silent
 from fsd_decoding.profile.server_profile import ServerProfile, load_any
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.common.forked_programs import environment
 from support.ports import answers, free_port
 from support.servers.stand_in import StandIn, standing_in
+
+
+class Notes(Silent):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
 
 VALUES = [0.1, 0.3, 0.5, 0.8, 1.0]
 REQUEST: dict[str, Any] = {"vllm_xargs": {"fsd_threshold": "{T}"}}
@@ -163,19 +175,32 @@ def test_the_same_command_goes_on_and_asks_nothing_again(tmp_path: Path) -> None
         before = len(server.behaviour.asked)
         second = calibration(described(server), tmp_path, timing="none").run()
         again = len(server.behaviour.asked) - before
-    assert again == 4  # the probes
+    assert again == 8  # the probes, losslessly and at the loosest value
     assert second.certificate == first.certificate
     assert second.value == first.value
 
 
-def test_a_server_that_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_server_that_changed_is_noticed_and_nothing_is_reused(tmp_path: Path) -> None:
+    """It says the same of itself, and its lossless texts are the same: the probes at the loosest value tell."""
     with standing_in() as server:
-        calibration(described(server), tmp_path, timing="none").run()
-        server.behaviour.changed = lambda value: 1.0
-        with pytest.raises(UsageError, match="answers otherwise than when this run began"):
-            calibration(described(server), tmp_path, timing="none").run()
-        server.behaviour.version = "2.0"  # is another server, and another run
-        assert calibration(described(server), tmp_path, timing="none", replace=True).run().server.version == "2.0"
+        assert calibration(described(server), tmp_path, timing="none").run().value == 0.5
+        server.behaviour.wrong = lambda value: 0.6 if value else 0.0
+        server.behaviour.changed = lambda value: 0.0
+        notes = Notes()
+        again = calibration(described(server), tmp_path, timing="none", out=tmp_path / "other", progress=notes).run()
+    assert again.value is None
+    assert again.effort.total.decoded > 100
+    assert any("answers fixed prompts otherwise" in line for line in notes.lines)
+
+
+def test_another_way_to_set_the_knob_is_another_attempt(tmp_path: Path) -> None:
+    with standing_in() as server:
+        assert calibration(described(server), tmp_path, timing="none").run().certificate.attempt == 1
+        knob = {"name": "fsd_threshold", "values": VALUES, "request": {"vllm_xargs": {"fsd_threshold": "{T}", "x": 1}}}
+        more: dict[str, Any] = {"out": tmp_path / "other", "timing": "none"}
+        again = calibration(described(server, knob=knob), tmp_path, **more).run()
+    assert again.certificate.attempt == 2
+    assert again.effort.certification.decoded > 0
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_sampled_texts_are_compared_by_their_beginnings_and_outcomes(capsys: pyt
     assert "beginnings" in printed
     assert "outcomes" in printed
     assert {body["max_tokens"] for body in bodies} == {12, 160}
-    assert all("seed" not in body for body in bodies)  # whose noise would be the same on both sides
+    assert len({body["seed"] for body in bodies}) == len(bodies)  # else their noise would be that of the other side
 
 
 def test_a_switch_of_one_server_is_checked_against_its_reference(tmp_path: Path) -> None:
@@ -92,3 +92,24 @@ def test_mistakes_are_said_in_a_line(options: list[str], says: str, capsys: pyte
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("fsd-check: error:")
     assert says in last
+
+
+def test_too_few_prompts_to_show_anything_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with standing_in() as reference, standing_in() as server:
+        assert check(server.url, reference.url, "--prompts", "1") == 2
+    assert "1 prompts, asked 3 times from each side, show p = 0.1 at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["live", "restart"])
+def test_a_knob_of_all_requests_is_no_second_side(tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else the reference would be compared with itself."""
+    told: dict[str, Any] = {
+        "live": {"url": "http://a/set", "body": {"t": "{T}"}},
+        "restart": {"command": "serve {T}", "health": "http://a/health"},
+    }
+    knob = {"name": "t", "values": [0.0, 0.3], way: told[way]}
+    file = tmp_path / "server.yaml"
+    content = {"server": {"url": "http://a/v1", "model": "model", "knob": knob, "reference": {"value": 0.0}}}
+    file.write_text(yaml.safe_dump(content))
+    assert run(app, "fsd-check", ["--config", str(file)]) == 2
+    assert "holds for all requests" in capsys.readouterr().err

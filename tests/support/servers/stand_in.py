@@ -60,6 +60,8 @@ class Behaviour:
     always_noisy: bool = False
     version: str = "1.0"
     flavour: str = "vllm"
+    under_way: int = 0
+    most_under_way: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies, in their order
 
     def text(self, question: str, value: float, noise: str) -> str:
@@ -91,10 +93,19 @@ class _Handler(FaultyHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/set_internal_state":
             behaviour.value = 1 - body["server_args"]["speculative_accept_threshold_single"]
-            return self.send({"updated": True})
+            return self.send([True])
         with self.server.lock:
             number = len(behaviour.asked)
+            behaviour.under_way += 1
+            behaviour.most_under_way = max(behaviour.most_under_way, behaviour.under_way)
             behaviour.asked.append(body | {"headers": {name.lower(): value for name, value in self.headers.items()}})
+        try:
+            return self._reply(number, body)
+        finally:
+            behaviour.under_way -= 1
+
+    def _reply(self, number: int, body: dict[str, Any]) -> None:
+        behaviour = self.server.behaviour
         fault = behaviour.fault(number)
         if fault is not None and self.fails(fault):
             return None
