@@ -107,7 +107,7 @@ def test_both_ways_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFix
     done = along.to_pandas(table="completions")
     expected = f"24 completions, {done.emitted.sum()} tokens, accuracy {done.correct.mean():.4f}"
     assert captured.out == f"{tmp_path / 'along'} holds {expected}\n"
-    said = [line for line in captured.err.splitlines() if not line.startswith("reading the weights")]  # where slow
+    said = [line for line in captured.err.splitlines() if "MB" not in line]  # of weights, on a slow machine
     assert said[0] == "collecting: 0 of 24"
     assert along.tokens.count_rows() == done.emitted.sum()
 

@@ -29,7 +29,8 @@ def test_the_fastest_number_of_drafted_tokens_is_found(
     command = f"{sys.executable} -m support.servers.stand_in --port {port} --length {{K}}"
     launches = {"commands": {"draft": command}, "lengths": [1, 4, 8], "health": f"{root}/health"}
     file = tmp_path / "server.yaml"
-    file.write_text(yaml.safe_dump({"server": {"url": f"{root}/v1", "model": "model", "launches": launches}}))
+    server = {"url": f"{root}/v1", "model": "model", "launches": launches, "reference": {"request": {"x": 1}}}
+    file.write_text(yaml.safe_dump({"server": server}))
     asked = ["--config", str(file), "--batch", "1,4", "--out", str(tmp_path / "tune")]
     assert run(app, "fsd-tune", [*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["result"]
