@@ -179,6 +179,12 @@ class Calibration:
         if len(drafts) > 1 and (self.decoding.predictor is not None or "per-prompt" in self._policies):
             what = "a predictor" if self.decoding.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
+        for name in ("rate", "slo"):
+            if getattr(self.goal, name) is not None:
+                raise UsageError(
+                    f"{argument(name)} is of a server's load, and {argument('engine')} is {self.config.engine!r}; "
+                    "leave it out"
+                )
         check_timing(self.config.timing, self.goal, self.sources)
         check_design(self.goal, self.config, self.sequence is not None)
         check_extends(self.goal, self.decoding, self.config)

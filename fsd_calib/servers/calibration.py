@@ -204,7 +204,8 @@ class ServerCalibration:
         losslessly and at the loosest value: what was asked of another one is not reused."""
         knob = self.server.knob
         assert knob is not None
-        said = facts_digest([engine.identity.facts, self.server.identity])[:16]
+        # Wherever it is: another address may be of another server that says the same.
+        said = facts_digest([engine.key(Setting.alone(engine.score), 0).engine, knob.ladder[-1]])[:16]
         probed = [probe(engine.served.at(value)) for value in (None, knob.ladder[-1])]
         number = generation_of(None if cache is None else cache / f"server-{said}.json", probed)
         if number:

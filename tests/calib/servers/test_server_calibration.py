@@ -269,6 +269,22 @@ def test_the_command_saves_what_it_was_asked_and_shows_it(
         ThresholdProfile.load("fsd-profile/arithmetic-server")
 
 
+@pytest.mark.parametrize("option", ["--rate=4", "--slo=ttft=1s"])
+def test_a_load_of_servers_is_refused_for_other_engines(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, "fsd-calibrate", ["--task", "arithmetic", "--min-acc", "0.9", option]) == 2
+    assert "is of a server's load" in capsys.readouterr().err
+
+
+def test_another_server_that_says_the_same_is_told_by_what_it_answers(tmp_path: Path) -> None:
+    """At another address, with the same cache and ledger."""
+    with standing_in() as server, standing_in(wrong=lambda value: 0.6 if value else 0.0) as other:
+        other.behaviour.changed = lambda value: 0.0
+        assert calibration(described(server), tmp_path, timing="none").run().value == 0.5
+        again = calibration(described(other), tmp_path, timing="none", out=tmp_path / "other").run()
+    assert again.value is None
+    assert again.effort.total.decoded > 100
+
+
 def test_engine_server_needs_a_description(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, "fsd-calibrate", ["--engine", "server", "--task", "arithmetic", "--min-acc", "0.9"]) == 2
     assert "needs a description of the server" in capsys.readouterr().err
