@@ -3,14 +3,16 @@
 It runs in the environment that has vLLM (`sh install.sh vllm`). The same task and goal are calibrated by `--engine
 vllm`, which loads the models, and by `--engine server`, which asks a running server whose plugin takes T with each
 request. Both verdicts must be one, both bounds within a standard error, and asking must take 1.3 times as long at most.
-Then `fsd-check` looks at that server at the certified T, and as a lossless one, on new prompts each time.
+Then `fsd-check` looks at that server at the certified T, at the T that is certified for FLy's rule, and as a lossless
+one, on new prompts each time.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +31,23 @@ from fsd_decoding.sampling import Sampling
 from lib.common.claims import Claim
 from lib.common.command import calibrate
 from lib.common.results import conclude, machine_facts, options_of, write_json
-from lib.vllm_server import serving
+from lib.vllm_server import Server, serving
 from with_vllm import standard_error
 
 _GOAL, _PROBLEMS = "--min-acc=0.95", 1000
-_LENGTH, _SCORE = 12, "doubt"
+_LENGTH, _SCORE, _FLY = 12, "doubt", "fly@2"
 _VALUES = [0.2, 0.4, 0.55, 0.65, 0.75, 0.9, 1.1]  # of T, from strict to loose
 _AT_ONCE = 32  # as many as the engine decodes at once
+_SERVED = ["--served-model-name=pair", "--max-model-len=400", f"--kv-cache-memory-bytes={256 << 20}",
+           "--per-request-spec-decode-metrics=summary"]  # fmt: skip
 _TIMES, _ERRORS = 1.3, 1.0
+_ALL = 100.0  # no score of a token is above it
 _PROMPTS, _SEED, _LEVEL = 20, 91_000, 0.01  # of a check
 
 
-def inside(folder: Path, limit: int) -> dict[str, Any]:
+def inside(folder: Path, limit: int, score: str) -> dict[str, Any]:
     """Calibrates with vLLM in the command's own process, unless that is done."""
-    options = ("--engine=vllm", f"--score={_SCORE}", f"--draft-length={_LENGTH}")
+    options = ("--engine=vllm", f"--score={score}", f"--draft-length={_LENGTH}")
     return _found(folder, limit, *options, load=ThresholdProfile.load)
 
 
@@ -89,7 +94,13 @@ def checks(url: str, value: float, count: int, first: int) -> list[float]:
     return found
 
 
-def claims(results: Mapping[str, Any], lossy: Sequence[float], honest: Sequence[float]) -> Iterator[Claim]:
+def following(folder: Path) -> AbstractContextManager[Server]:
+    """A server that follows the profile of a calibration."""
+    profile = ThresholdProfile.load(folder / "out")
+    return serving(serve_command(profile, folder / "out"), folder / "server.log", _SERVED)
+
+
+def claims(results: Mapping[str, Any]) -> Iterator[Claim]:
     """Yields the claims of the issue that this measures."""
     own, asked = results["inside"], results["over_http"]
     yield Claim.at_most("over HTTP: seconds, in those from inside", _TIMES, asked["seconds"] / own["seconds"])
@@ -98,11 +109,12 @@ def claims(results: Mapping[str, Any], lossy: Sequence[float], honest: Sequence[
     bounds, errors = zip(*map(_bound, (own, asked)), strict=True)
     apart = abs(bounds[0] - bounds[1]) / max(errors)
     yield Claim.at_most("bounds apart, in standard errors", _ERRORS, apart)
-    if lossy:
-        missed = sum(p > _LEVEL for p in lossy)
-        yield Claim.at_most(f"of {len(lossy)} checks at the certified T: not found", len(lossy) // 20, missed)
-        alarms = sum(p <= _LEVEL for p in honest)
-        yield Claim.at_most(f"of {len(honest)} checks without loss: called lossy", 3 * len(honest) // 100, alarms)
+    *planted, honest = results["checks"].values()
+    for name, found in zip(results["checks"], planted, strict=False):
+        missed = sum(p > _LEVEL for p in found)
+        yield Claim.at_most(f"of {len(found)} checks {name}: not found", len(found) // 20, missed)
+    alarms = sum(p <= _LEVEL for p in honest)
+    yield Claim.at_most(f"of {len(honest)} checks without loss: called lossy", 3 * len(honest) // 100, alarms)
 
 
 def _bound(found: Mapping[str, Any]) -> tuple[float, float]:
@@ -116,17 +128,17 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs", "servers"), help="the calibrations, which are kept")
     options, machine = parser.parse_args(), machine_facts()
     limit, count = (200, 2) if options.quick else (_PROBLEMS, 20)
-    results: dict[str, Any] = {"inside": inside(options.runs / "inside", limit)}
-    profile = ThresholdProfile.load(options.runs / "inside" / "out")
-    more = ["--served-model-name", "pair", "--max-model-len", "400", "--kv-cache-memory-bytes", str(256 << 20)]
-    more += ["--per-request-spec-decode-metrics", "summary"]
-    with serving(serve_command(profile, options.runs / "inside" / "out"), options.runs / "server.log", more) as server:
+    results: dict[str, Any] = {
+        name: inside(options.runs / name, limit, score) for name, score in (("inside", _SCORE), ("fly", _FLY))
+    }
+    with following(options.runs / "inside") as server:
         results["over_http"] = over_http(options.runs / "server", limit, server.url)
-        value = results["over_http"]["T"]
-        lossy = [] if value is None else checks(server.url, value, count, _SEED)
-        honest = [] if value is None else checks(server.url, 0.0, 5 * count, _SEED + count)
-    results |= {"checks": {"at the certified T": lossy, "without loss": honest}}
-    return conclude(options, machine, results, claims(results, lossy, honest))
+        lossy = checks(server.url, results["over_http"]["T"] or _VALUES[-1], count, _SEED)
+        honest = checks(server.url, 0.0, 5 * count, _SEED + count)
+    with following(options.runs / "fly") as server:
+        fly = checks(server.url, results["fly"]["T"] or _ALL, count, _SEED + 6 * count)
+    results["checks"] = {"at the certified T": lossy, "at FLy's certified T": fly, "without loss": honest}
+    return conclude(options, machine, results, claims(results))
 
 
 if __name__ == "__main__":

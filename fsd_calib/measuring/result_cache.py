@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from uuid import uuid4
 
 from fsd_calib.engines.base import KeyedPrompt
@@ -50,10 +50,18 @@ Place = tuple[bytes, int, bytes]  # key, problem and prompt: T is left out, sinc
 class Claims:
     """This process's view of the table of claims."""
 
+    _open: ClassVar[set[bytes]] = set()  # owners in this process
+
     def __init__(self) -> None:
         # With a number of its own, as two caches of one process may be used by two threads.
-        self._own = json.dumps(this_process() | {"claims": uuid4().hex}, sort_keys=True).encode()
+        self._process = this_process()
+        self._own = json.dumps(self._process | {"claims": uuid4().hex}, sort_keys=True).encode()
+        self._open.add(self._own)
         self._watch = Watch()
+
+    def close(self) -> None:
+        """Leaves claims that could not be dropped, as on a full disk, to whoever asks next."""
+        self._open.discard(self._own)
 
     def is_free(self, connection: sqlite3.Connection, place: Place) -> bool:
         """Returns whether no other live process has claimed a problem."""
@@ -75,7 +83,10 @@ class Claims:
 
     def _may_be_decoding(self, connection: sqlite3.Connection, owner: Any) -> bool:
         try:
-            alive = is_alive(json.loads(owner))
+            told = json.loads(owner)
+            if told.items() >= self._process.items() and owner not in self._open:
+                return False
+            alive = is_alive(told)
         except (ValueError, TypeError, AttributeError, KeyError):  # a damaged row
             return False
         ((numbers,),) = connection.execute("SELECT sum(number) FROM claims WHERE owner = ?", (owner,))
@@ -196,6 +207,7 @@ class ResultCache:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._claims.close()
         self.close()
 
     def _on_file(self, work: Callable[[sqlite3.Connection], Value]) -> Value:

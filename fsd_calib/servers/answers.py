@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -30,17 +30,27 @@ class Acceptance(NamedTuple):
         }  # fmt: skip
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Self | None:
-        """Reads what vLLM (`--per-request-spec-decode-metrics`) and SGLang (`meta_info`) say; None: there is nothing.
+    def sum(cls, of: Iterable[Self]) -> Self | None:
+        """Returns that of all; None: there are none."""
+        each = list(of)
+        return cls(*map(sum, zip(*each, strict=True))) if each else None
 
-        SGLang's names are read in its sources (0.5.23); it has not been run.
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Self | None:
+        """Reads what vLLM (`--per-request-spec-decode-metrics`), llama.cpp (`timings`) and SGLang (`meta_info`) say.
+
+        None: there is nothing. SGLang's names are read in its sources (0.5.23); it has not been run.
         """
         counted = _within(answer, "metrics", "speculative_decoding")
         if counted is not None:
             names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
             return cls(*(int(counted[name]) for name in names))
-        choice = answer["choices"][0]
-        told = _within(choice, "meta_info") or _within(answer, "meta_info") or {}
+        timings = _within(answer, "timings")
+        if timings is not None and "draft_n" in timings:
+            accepted = int(timings["draft_n_accepted"])
+            return cls(int(timings["predicted_n"]) - 1 - accepted, int(timings["draft_n"]), accepted)  # 1: the prompt's
+        holders = *(answer.get("choices") or ()), answer
+        told = next(filter(None, (_within(each, "meta_info") for each in holders)), {})
         rounds, length = told.get("spec_verify_ct"), told.get("spec_accept_length")
         if not rounds or length is None:
             return None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
+import httpx2
 import openai
 
 from fsd_calib.server_options import ServerDescription, merged
@@ -14,10 +15,14 @@ from fsd_calib.servers.answers import Acceptance, Answer, Timed, likeliest_at
 from fsd_common.errors import UsageError
 
 _RETRIES = 6  # of a request: for about half a minute, or as long as Retry-After says
+# As many as there are requests. Servers close idle ones after five seconds, so that no request begins on one which is
+# being closed.
+_CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 _SOON, _SOON_RETRIES = 10.0, 3  # seconds that an answer about the server itself may take, and repetitions
 _NO_SUCH = (400, 404, 405, 500, 501)  # there is no such list; where a server has none, it may also fail
 _TRIES, _PAUSE = 3, 1.0  # for an answer that is none, and seconds between them
 _REFUSALS = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
+_STREAM_FAILURES = (openai.OpenAIError, httpx2.HTTPError, ValueError, TypeError, KeyError, AttributeError)
 _MOST_UNANSWERED, _ALWAYS_BORNE = 0.01, 2  # share of requests, and number, that may stay unanswered
 _Result = TypeVar("_Result")
 
@@ -50,8 +55,9 @@ class Client:
         # A variable of the environment may name an organization, which is none of this server's business.
         own: dict[str, Any] = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit(), **headers}
         self._openai = openai.AsyncOpenAI(
-            base_url=self.url, api_key="none", default_headers=own, timeout=server.timeout, max_retries=_RETRIES
-        )
+            base_url=self.url, api_key="none", default_headers=own, timeout=server.timeout, max_retries=_RETRIES,
+            http_client=openai.DefaultAsyncHttpxClient(limits=_CONNECTIONS),
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +119,8 @@ class Client:
     async def time(self, body: Mapping[str, Any]) -> Timed:
         """Returns when the parts of an answer came, which is streamed and asked for once.
 
+        A connection that the server had closed, as some do after a stream, is no request: it is sent on another one.
+
         Raises:
             NoAnswerError: It failed.
             UsageError: Too many failed.
@@ -120,28 +128,37 @@ class Client:
         self.asked += 1
         try:
             return await self._timed(body)
-        except (openai.OpenAIError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except _STREAM_FAILURES as error:
             self._count_unanswered(_reason(error))
             raise NoAnswerError(_reason(error)) from None
 
     async def _timed(self, body: Mapping[str, Any]) -> Timed:
         content = merged(self.server.body, body) | {"stream": True, "stream_options": {"include_usage": True}}
-        began, first, tokens, acceptance = time.perf_counter(), None, None, None
-        stream: Any = await self._openai.post(
-            self._path, body=content, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object],
-            options={"max_retries": 0},
-        )  # fmt: skip
+        first, tokens, acceptance = None, None, None
+        try:
+            began, stream = await self._stream(content)
+        except openai.APIConnectionError as error:
+            if isinstance(error, openai.APITimeoutError):
+                raise
+            began, stream = await self._stream(content)
         async for part in stream:
             if first is None and _says(part):
                 first = time.perf_counter() - began
             if isinstance(usage := part.get("usage"), Mapping):
                 tokens = int(usage["completion_tokens"])
-            if isinstance(part.get("metrics"), Mapping):
-                acceptance = Acceptance.of(part)
+            acceptance = Acceptance.of(part) or acceptance
         whole = time.perf_counter() - began
         if tokens is None:
             raise ValueError("a streamed answer ended without its usage (stream_options.include_usage)")
         return Timed(whole if first is None else first, whole, tokens, acceptance)
+
+    async def _stream(self, content: Mapping[str, Any]) -> tuple[float, Any]:
+        """Returns when a request was sent, and the stream of its answer."""
+        began = time.perf_counter()
+        return began, await self._openai.post(
+            self._path, body=content, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object],
+            options={"max_retries": 0},
+        )  # fmt: skip
 
     async def likeliest(self, body: Mapping[str, Any], at: int) -> dict[str, float]:
         """Returns the likeliest tokens at a character of an answer, with their log probabilities; empty: not told.
@@ -163,10 +180,10 @@ class Client:
             return False
         return True
 
-    async def get(self, url: str) -> Any:
+    async def get(self, url: str, retries: int = _SOON_RETRIES) -> Any:
         """Returns what an address has, as JSON or text; None: there is no such address. UsageError: it fails."""
         try:
-            return await self._openai.with_options(max_retries=_SOON_RETRIES, timeout=_SOON).get(url, cast_to=object)
+            return await self._openai.with_options(max_retries=retries, timeout=_SOON).get(url, cast_to=object)
         except openai.APIStatusError as error:
             if error.status_code in _NO_SUCH:
                 return None

@@ -15,6 +15,7 @@ import numpy as np
 from fsd_calib.server_options import merged
 from fsd_calib.servers.answers import Acceptance, Timed
 from fsd_calib.servers.client import NoAnswerError, side_by_side
+from fsd_calib.servers.counters import between, counted
 from fsd_calib.servers.served import Way
 
 PERCENTILES: Final = (50, 90, 99)
@@ -58,11 +59,19 @@ class Piece(NamedTuple):
         timed: Of those that were answered.
         failed: How many were not.
         seconds: From the first request to the last answer.
+        counted: What the server counted meanwhile, of all that asked it.
     """
 
     timed: Sequence[Timed]
     failed: int
     seconds: float
+    counted: Acceptance | None = None
+
+    @property
+    def acceptance(self) -> Acceptance | None:
+        """Of all texts together, by the answers or else by the server's counters; None: neither tells."""
+        told = [each.acceptance for each in self.timed if each.acceptance is not None]
+        return Acceptance.sum(told) if told else self.counted
 
     def tokens(self, load: Load) -> float:
         """Tokens of a stream; at a rate, of all requests. NaN: there are none."""
@@ -100,12 +109,14 @@ async def _send(way: Way, bodies: Sequence[Mapping[str, Any]], load: Load, seed:
         for body in left:
             await ask(body)
 
+    before = await counted(way.client)
     left, began = iter(bodies), time.perf_counter()
     if load.rate is None:
         await side_by_side(stream() for _ in range(load.streams))
     else:
         await side_by_side(map(later, bodies, _arrivals(len(bodies), load.rate, seed)))
-    return Piece(timed, failed, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return Piece(timed, failed, seconds, between(before, await counted(way.client)))
 
 
 def _arrivals(number: int, rate: float, seed: int) -> list[float]:
@@ -121,16 +132,19 @@ class Seen:
 
     Attributes:
         busy: Seconds in which its requests were under way.
+        acceptance: Of all texts together; None: the server does not tell.
     """
 
     timed: list[Timed] = field(default_factory=list)
     failed: int = 0
     busy: float = 0.0
+    acceptance: Acceptance | None = None
 
     def add(self, piece: Piece) -> None:
         self.timed += piece.timed
         self.failed += piece.failed
         self.busy += piece.seconds
+        self.acceptance = Acceptance.sum(filter(None, (self.acceptance, piece.acceptance)))
 
     @property
     def tokens_per_second(self) -> float:
@@ -150,12 +164,6 @@ class Seen:
     def goodput(self, slo: Slo) -> float:
         """Requests/s that were answered as the service level has it."""
         return sum(map(slo.met_by, self.timed)) / self.busy
-
-    @property
-    def acceptance(self) -> Acceptance | None:
-        """Of all texts together; None: the server does not tell."""
-        told = [each.acceptance for each in self.timed if each.acceptance is not None]
-        return Acceptance(*map(sum, zip(*told, strict=True))) if told else None
 
 
 def _percentiles(values: Sequence[float]) -> list[float]:

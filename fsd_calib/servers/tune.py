@@ -25,6 +25,7 @@ ROUNDS = 3
 """How often a way is started at most."""
 _PIECES = 8  # that a way answers each time: enough for an interval
 _CONFIDENCE = 0.95
+_OF_A_START = 0.05  # by which two starts of one command may differ, which pieces of one start do not show
 
 
 class Launch(NamedTuple):
@@ -91,9 +92,10 @@ class Found:
         return {way: speeds.ratio(way, best) for way in self.rates}
 
     def drop_slower(self) -> None:
-        """Leaves the ways that were not shown to be slower than the fastest."""
+        """Leaves the ways that were not shown to be slower than the fastest; after one start, much slower."""
         against = self.times_best()
-        self.left = [way for way in self.left if against[way].high >= 1]
+        limit = {way: 1.0 if len(rates) > _PIECES else 1 - _OF_A_START for way, rates in self.rates.items()}
+        self.left = [way for way in self.left if against[way].high >= limit[way]]
 
 
 @dataclass(frozen=True)

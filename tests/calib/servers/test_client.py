@@ -156,8 +156,17 @@ def test_a_stream_tells_when_its_parts_came(server: StandIn) -> None:
     assert timed.between == pytest.approx((timed.whole - timed.first) / 19)
 
 
-def test_a_stream_that_fails_is_no_answer(server: StandIn) -> None:
-    server.behaviour.fault = lambda number: "500"
+@pytest.mark.parametrize("fault", ["500", "429", "reset", "half", "cut", "html", "midway"])
+def test_a_stream_that_fails_is_no_answer(server: StandIn, fault: str) -> None:
+    server.behaviour.fault = lambda number: fault
     with Client(described(server)) as client, pytest.raises(NoAnswerError):
         client.run(client.time({"prompt": "x"}))
-    assert len(server.behaviour.asked) == 1
+    assert len(server.behaviour.asked) == (2 if fault == "reset" else 1)  # another connection is tried
+
+
+def test_a_stream_whose_connection_the_server_had_closed_is_asked_for_on_another(server: StandIn) -> None:
+    """As llama.cpp's server closes some after a stream."""
+    server.behaviour.fault = lambda number: "reset" if number == 0 else None
+    with Client(described(server)) as client:
+        assert client.run(client.time({"prompt": "x"})).tokens == 20
+    assert (client.asked, client.unanswered) == (1, 0)

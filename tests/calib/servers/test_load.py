@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import kstest
 
 from fsd_calib.server_options import ServerDescription
-from fsd_calib.servers.answers import Timed
+from fsd_calib.servers.answers import Acceptance, Timed
 from fsd_calib.servers.client import Client
 from fsd_calib.servers.load import Load, Piece, Seen, Slo, _arrivals, send
 from fsd_calib.servers.served import Way
@@ -39,6 +39,16 @@ def test_failures_are_counted_and_not_timed() -> None:
     with fails as server, Client(_described(server.url)) as client:
         piece = send(Way(client, {}), BODIES, Load(2), 0)
     assert (len(piece.timed), piece.failed) == (10, 2)
+
+
+@pytest.mark.parametrize("flavour", ["vllm", "sglang", "counters"])
+def test_acceptance_is_that_of_the_answers_or_else_of_the_counters(flavour: str) -> None:
+    with standing_in(flavour=flavour) as server, Client(_described(server.url)) as client:
+        seen = Seen()
+        for seed in range(2):
+            seen.add(send(Way(client, {}), BODIES, Load(2), seed))
+    drafted = 0 if flavour == "sglang" else 50  # it does not tell
+    assert seen.acceptance == Acceptance(24 * 10, 24 * drafted, 24 * 10)
 
 
 def test_arrivals_are_a_poisson_process() -> None:

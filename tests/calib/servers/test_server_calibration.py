@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,8 +28,11 @@ from fsd_common.progress.base import Silent
 from fsd_decoding.profile.server_profile import ServerProfile, load_any
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.common.forked_programs import environment
+from support.messages import usage_error
+from support.paths import ROOT
 from support.ports import answers, free_port
 from support.servers.stand_in import StandIn, standing_in
+from support.small_disks import small_disk
 
 
 class Notes(Silent):
@@ -131,6 +135,28 @@ def test_a_server_is_started_for_each_value_and_ended(tmp_path: Path, monkeypatc
     assert not answers(port)
 
 
+@pytest.mark.slow
+def test_a_knob_in_a_file_of_options_is_set_by_rewriting_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As TensorRT-LLM's, whose command is the page's but for the program."""
+    page = (ROOT / "docs" / "servers.md").read_text()
+    (written,) = re.findall(r"(sed .*now\.yaml &&)\n +trtllm-serve MODEL (.*)", page)
+    port = free_port()
+    program = f"{sys.executable} -m support.servers.stand_in --port {port}"
+    (tmp_path / "base.yaml").write_text("speculative_config:\n  decoding_type: MTP\n  relaxed_delta: 0.0\n")
+    root = f"http://127.0.0.1:{port}"
+    restart = {"command": f"cd {tmp_path} && {written[0]} {program} {written[1]}", "health": f"{root}/health"}
+    server = ServerDescription.model_validate(
+        {
+            "url": f"{root}/v1", "model": "model", "at_once": 4, "reference": {"value": 0.0},
+            "knob": {"name": "relaxed_delta", "values": [0.0, 0.4, 1.0], "restart": restart},
+        }
+    )  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    profile = calibration(server, tmp_path, limit=150, timing="none").run()
+    assert profile.value == 0.4
+    assert "relaxed_delta: 0" in (tmp_path / "now.yaml").read_text()
+
+
 def test_explored_values_are_estimates(tmp_path: Path) -> None:
     with standing_in() as server:
         profile = calibration(described(server), tmp_path, explore=True, timing="none").run()
@@ -225,6 +251,22 @@ def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> No
     assert killed.certificate.counts == whole.certificate.counts
     assert killed.certificate.attempt == 1
     assert killed.value == whole.value
+
+
+@pytest.mark.slow
+def test_a_run_on_a_full_disk_says_so_and_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    with standing_in() as server:
+        whole = calibration(described(server), tmp_path / "whole", timing="none").run()
+        asked = len(server.behaviour.asked)
+        with small_disk(tmp_path / "disk", 96) as enlarge:
+            again = calibration(described(server), tmp_path / "disk", timing="none")
+            said = usage_error(again.run)
+            assert re.search("No space left on device.*the same command resumes", said)
+            enlarge()
+            found = again.run()
+        assert len(server.behaviour.asked) < 2 * asked + 50  # beside what was asked as the disk was filled
+    assert found.certificate.counts == whole.certificate.counts
+    assert found.certificate.attempt == 1
 
 
 def test_a_server_that_stops_answering_ends_the_run_with_what_it_has(tmp_path: Path) -> None:

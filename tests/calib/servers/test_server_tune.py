@@ -57,6 +57,17 @@ def test_ways_are_dropped_once_they_are_shown_to_be_slower() -> None:
     assert ratio.high < 1
 
 
+def test_after_one_start_only_what_is_much_slower_is_dropped() -> None:
+    """Starts of one command differ, which the pieces of one start do not show."""
+    fast, near = Launch("draft", 4), Launch("draft", 3)
+    once = Found({fast: [100.0] * 8, near: [97.0] * 8}, left=[fast, near])
+    once.drop_slower()
+    assert once.left == [fast, near]
+    twice = Found({fast: [100.0] * 16, near: [97.0] * 16}, left=[fast, near])
+    twice.drop_slower()
+    assert twice.left == [fast]
+
+
 def test_ways_without_a_place_for_the_number_are_one_way_each() -> None:
     from fsd_calib.server_options import Launches
     from fsd_calib.servers.tune import launches_of

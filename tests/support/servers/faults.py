@@ -46,8 +46,8 @@ class FaultyHandler(BaseHTTPRequestHandler):
             self.send(answer)
         elif fault == "duplicate":
             self.send(self.answer(0, "#### 1"))
-        elif fault == "slow":
-            time.sleep(0.5)
+        elif fault in ("slow", "midway"):  # the latter is done to a stream
+            time.sleep(0.5 * (fault == "slow"))
             return False
         else:
             self.send({"error": fault}, int(fault), {"Retry-After": "0.1"})

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from fsd_calib.tasks.registry import load_task
@@ -85,6 +86,15 @@ class _Handler(FaultyHandler):
             self.send({"object": "list", "data": [{"id": "model", "root": "a-model", "created": time.time_ns()}]})
         elif self.path == "/version":
             self.send({"version": behaviour.version})
+        elif self.path == "/metrics" and behaviour.flavour == "counters":
+            each = {"drafts": 10, "draft_tokens": 50, "accepted_tokens": 10}  # of a text, half of which an engine has
+            counter = 'vllm:spec_decode_num_{}_total{{engine="{}",model_name="m"}} {}'.format
+            lines = (
+                counter(name, engine, count * len(behaviour.asked) / 2)
+                for name, count in each.items()
+                for engine in "01"
+            )
+            self.send("# HELP of it\n" + "\n".join(lines), kind="plain")
         else:
             self.send({}, 200 if self.path == "/health" else 404)
 
@@ -118,7 +128,7 @@ class _Handler(FaultyHandler):
         text = behaviour.text(question, value, noise)
         text = text[: 2 * body["max_tokens"]] if body.get("max_tokens", TOKENS) < TOKENS else text
         if body.get("stream"):
-            return self._stream(text, behaviour.seconds(value))
+            return self._stream(self.answer(number, text, value), text, behaviour.seconds(value), fault)
         time.sleep(TOKENS * behaviour.seconds(value))
         return self.send(self.answer(number, text, value))
 
@@ -130,6 +140,8 @@ class _Handler(FaultyHandler):
             "id": f"cmpl-{number}", "choices": [{"index": 0, "finish_reason": "stop", **written}],
             "usage": {"prompt_tokens": 1, "completion_tokens": TOKENS},
         }  # fmt: skip
+        if behaviour.flavour == "counters":
+            return answer
         if behaviour.flavour == "sglang":
             told = {"spec_verify_ct": rounds, "spec_accept_length": TOKENS / rounds}
             answer["choices"][0]["meta_info"] = told  # type: ignore[index]
@@ -138,7 +150,7 @@ class _Handler(FaultyHandler):
         counts = {"num_spec_steps": rounds, "num_draft_tokens": 5 * rounds, "num_accepted_draft_tokens": accepted}
         return answer | {"metrics": {"speculative_decoding": counts}}
 
-    def _stream(self, text: str, seconds: float) -> None:
+    def _stream(self, answer: dict[str, Any], text: str, seconds: float, fault: str | None) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -147,8 +159,11 @@ class _Handler(FaultyHandler):
             time.sleep(TOKENS * seconds / 2)
             choice = {"index": 0, "text": piece, "delta": {"content": piece}}
             self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
-        usage = {"choices": [], "usage": {"completion_tokens": TOKENS}}
-        self.wfile.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
+            if fault == "midway":
+                self.connection.close()
+                return
+        answer["choices"] = [each for each in answer["choices"] if "meta_info" in each]
+        self.wfile.write(f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n".encode())
         self.close_connection = True
 
 
@@ -182,6 +197,8 @@ def standing_in(**behaviour: Any) -> Iterator[StandIn]:
 
 if __name__ == "__main__":
     given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    if "--extra_llm_api_options" in given:
+        given["--value"] = Path(given["--extra_llm_api_options"]).read_text().partition("relaxed_delta: ")[2]
     slower = 1 + 0.5 * abs(int(given.get("--length", "4")) - 4)  # 4 drafted tokens are the fastest
     behaviour = Behaviour(float(given.get("--value", "0")), seconds=lambda value: 2e-4 * slower / (1 + value))
     StandIn(behaviour, int(given["--port"])).serve_forever()
