@@ -12,7 +12,7 @@ import typer
 
 from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
 from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, reply_json, say
-from fsd_calib.cli.family import Family, Given, Options
+from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
     OutputOptions,
@@ -33,19 +33,20 @@ if TYPE_CHECKING:
     from fsd_common.progress.base import Progress
 
 NAME = "fsd-calibrate"
-_EPILOG = """
-Examples: fsd-calibrate --task arithmetic --min-acc 0.98 · fsd-calibrate --task gsm8k --min-acc 0.98 --plan
-
-Exit codes: 0 goal met, planned or explored · 2 bad input · 3 could not be certified, or the speed was not reached
-(decoders then run losslessly, unless what is too slow is certified and faster than that), or there is less to gain than
---min-gain · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 goal met, planned or explored · 2 bad input · 3 could not be certified, or the speed was not "
+    "reached (decoders then run losslessly, unless what is too slow is certified and faster than that), "
+    "or there is less to gain than --min-gain · 130 interrupted",
+    "fsd calibrate --task arithmetic --min-acc 0.98",
+    "fsd calibrate --task gsm8k --min-acc 0.98 --plan",
+    "fsd calibrate --task my.yaml --min-acc 0.98 --target BIG --draft SMALL",
+)
 _EARLIER = ("profile.json", "run.yaml", "study.log")  # files of an earlier run, which this one continues
 
 app = Family()
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, everyday="task min_acc min_speed target draft engine score temperature limit plan out")
 def command(
     given: Annotated[Given, Options(Job, Goal, SearchSpace, RunConfig)],
     config: Annotated[
@@ -74,10 +75,9 @@ def command(
     """Finds how lossy speculative decoding can be on a task: the fastest threshold that keeps the accuracy
     you ask for (or the most accurate one at the speed you ask for).
 
-    A small draft model proposes tokens and the target checks them. Accepting more tokens than an exact check
-    would makes decoding faster and may cost accuracy. This command measures that cost, certifies its choice on
-    problems that were not used to make it, and writes profile.json, which fsd-generate and SpeculativeDecoder
-    follow.
+    A small draft model proposes tokens and the target checks them. Accepting tokens that an exact check would
+    reject makes decoding faster and may cost accuracy. This command measures that cost, certifies its choice on
+    problems that were not used to make it, and writes profile.json, which fsd-generate, vLLM and Python follow.
     """
     progress = output.begin()
     asked = Request(with_preset(given, preset), loading, subjects, None if config is None else _read(config))
@@ -112,7 +112,7 @@ def command(
                 calibration, asked.engines, plan=not output.quiet, report=not output.as_json
             )
         except NotWorthItError as reason:
-            say(NAME, str(reason))
+            say(str(reason))
             raise typer.Exit(NOT_MET) from reason
     save_run(calibration, next(iter(profiles), None), asked.certify, asked.engines)
     result = in_turn.result(profiles, untested)

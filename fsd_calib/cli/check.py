@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import NOT_MET, interruptible, leave, load_libraries, reply, reply_json
-from fsd_calib.cli.family import Family, Given, Options
+from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import OutputOptions
 from fsd_calib.common_options import Drawing
 from fsd_common.argument_checks import amount
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
     from fsd_common.progress.base import Progress
 
 NAME = "fsd-check"
-_EPILOG = """
-Examples: fsd-check --config server.yaml · fsd-check --url http://a:8000/v1 --reference http://b:8000/v1 --model M
-
-Exit codes: 0 lossless, as far as the server's own noise lets tell · 2 bad input · 3 not lossless · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 lossless, as far as the server's own noise lets tell · 2 bad input · 3 not lossless · 130 "
+    "interrupted",
+    "fsd check --config server.yaml",
+    "fsd check --config server.yaml --value 0.4",
+    "fsd check --url http://a:8000/v1 --reference http://b:8000/v1 --model M",
+)
 _SERVER = "Server"
 
 app = Family()
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, everyday="config url reference model value task prompts temperature level as_json")
 def command(
     given: Annotated[Given, Options(Drawing)],
     config: Annotated[

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import given_or_default
-from fsd_calib.cli.family import Family, Given, OptionGroup, Options
+from fsd_calib.cli.family import Family, Given, OptionGroup, Options, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
     OutputOptions,
@@ -51,11 +51,12 @@ if TYPE_CHECKING:
     from fsd_collectors.store.reading import Traces
 
 NAME = "fsd-collect"
-_EPILOG = """
-Examples: fsd-collect --task arithmetic --out traces · fsd-collect --task arithmetic --rule fsd --threshold inf
-
-Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)",
+    "fsd collect --task arithmetic --out traces",
+    "fsd collect --task arithmetic --rule fsd --threshold inf",
+    "fsd collect --task gsm8k --target BIG --draft SMALL --log-probs 50",
+)
 
 _POLICY = "On-policy only"
 _OF_RUN = ("device", "dtype", "data", "limit", "group", "workers", "ray", *PromptOptions.model_fields)
@@ -91,7 +92,7 @@ class PolicyOptions(OptionGroup):
     draft_length: Annotated[int | None, Option("Tokens drafted per round. By default 5.", _POLICY)] = None
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit batch_size log_probs")
 def command(
     task: Annotated[str, Option(f"Task whose problems are decoded: {TASK_NAMES}.", PROBLEMS, words=completed_tasks)],
     target: Target = None,

@@ -46,6 +46,15 @@ _NO_MEMORY = re.compile(
 )
 
 
+_called = "fsd"
+
+
+def called_as(name: str) -> None:
+    """Says by what name the command was called, with which its lines on stderr begin."""
+    global _called
+    _called = name
+
+
 class RunInterruptedError(Exception):
     """Raised on Ctrl-C, with what the user should know about the work so far."""
 
@@ -92,9 +101,9 @@ def load_libraries(progress: Progress, *more: str) -> None:
         quiet_libraries()
 
 
-def say(name: str, message: str) -> None:
+def say(message: str) -> None:
     """Prints the message as one line on stderr, whatever line breaks and control characters it has."""
-    line = f"{name}: {visible(' '.join(message.split()))}"
+    line = f"{_called}: {visible(' '.join(message.split()))}"
     if sys.stderr is not None and sys.stderr.isatty():  # which would break it within words
         width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
@@ -113,19 +122,19 @@ def reply(text: str) -> None:
 
 def leave(app: typer.Typer, name: str) -> NoReturn:
     """Runs the app on the process's arguments and exits; warnings are printed as lines of the command."""
-    warnings.showwarning = lambda message, *_, **__: say(name, f"warning: {message}")
+    warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a character that its encoding lacks is no failure
     try:
-        code = _flushed(name, run(app, name))
+        code = _flushed(run(app, name))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: the interpreter's own end is not interrupted
     except KeyboardInterrupt:
-        say(name, "interrupted")
+        say("interrupted")
         code = INTERRUPTED
     sys.exit(code)
 
 
-def _flushed(name: str, code: int) -> int:
+def _flushed(code: int) -> int:
     """Writes what stdout still holds, and returns the exit code."""
     try:
         if sys.stdout is not None:
@@ -135,13 +144,14 @@ def _flushed(name: str, code: int) -> int:
     except OSError as error:
         discard(sys.stdout)
         if code == FOUND:
-            say(name, f"error: {explanation(OSError(error.errno, error.strerror, 'stdout'))}")
+            say(f"error: {explanation(OSError(error.errno, error.strerror, 'stdout'))}")
             return BAD_INPUT
     return code
 
 
 def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
     """Runs an app on `arguments` (None: the process's own) and returns its exit code."""
+    called_as(name)
     with noticed() as came:
         try:
             for argument in arguments or ():
@@ -149,36 +159,40 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
                     raise UsageError(f"argument {argument!r} holds a null character; leave it out")
             code = app(arguments, prog_name=name, standalone_mode=False)
         except RunInterruptedError as reason:
-            say(name, f"interrupted; {reason}")
+            say(f"interrupted; {reason}")
             return INTERRUPTED
         except Exception as error:
             if not came():
-                return _failed(name, error)
+                return _failed(error)
             code = INTERRUPTED  # of which a library that was being imported may have made that error
     if code == INTERRUPTED:  # what typer returns on Ctrl-C
-        say(name, "interrupted")
+        say("interrupted")
     return int(code or FOUND)
 
 
-def _failed(name: str, error: Exception) -> int:
+def _failed(error: Exception) -> int:
     """Says in a line why a command failed, and returns its exit code. An error that nobody explains is raised again."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command
+        typer.echo(error.format_message())  # type: ignore[attr-defined]
+        say("error: a command is missing")
+        return BAD_INPUT
     if isinstance(error, typer.TyperException):
-        message = error.format_message().rstrip(".") or "a command is missing"  # the help was printed then
+        message = error.format_message().rstrip(".")
         context = getattr(error, "ctx", None)  # knows which of a group's commands it was
-        say(name, f"error: {message} (see {context.command_path if context else name} --help)")
+        say(f"error: {message} (see {context.command_path if context else _called} --help)")
         return error.exit_code
     known = str(error) if isinstance(error, UsageError) else explanation(error)
     if known is None:
         raise error
-    say(name, f"error: {known}")
+    say(f"error: {known}")
     return BAD_INPUT
 
 
-def announce(name: str, decoder: SpeculativeDecoder, *, quiet: bool) -> None:
+def announce(decoder: SpeculativeDecoder, *, quiet: bool) -> None:
     """Says what a decoder follows, unless quiet, in place of its own log."""
     line = decoder.announcement()
     if line is not None and not quiet:
-        say(name, line)
+        say(line)
 
 
 def check_writable(folder: Path, earlier: Sequence[str]) -> None:

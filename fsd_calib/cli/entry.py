@@ -35,6 +35,7 @@ def _leave(name: str, number: int = 0, frame: FrameType | None = None) -> NoRetu
     os._exit(_INTERRUPTED)
 
 
+fsd = partial(_run, "fsd", "fsd")
 calibrate = partial(_run, "calibrate", "fsd-calibrate")
 check = partial(_run, "check", "fsd-check")
 collect = partial(_run, "collect", "fsd-collect")

@@ -11,7 +11,7 @@ import typer
 
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json, say
 from fsd_calib.cli.drafters import check_one, given
-from fsd_calib.cli.family import AllowEditedOption, Family
+from fsd_calib.cli.family import AllowEditedOption, Family, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
     MaxNewTokensOption,
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from fsd_decoding.engine.result import Result
 
 NAME = "fsd-generate"
-_EPILOG = """
-Example: fsd-generate --profile profile.json "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many
-pies does Mia have now?"
-
-Exit codes: 0 done · 2 bad input · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done · 2 bad input · 130 interrupted",
+    'fsd generate --profile fsd-profile/arithmetic "Mia bakes 4 trays of 6 pies."',
+    "fsd generate --profile profile.json --file prompts.jsonl --json",
+    "fsd generate --profile profile.json --threshold 0.1 - < prompts.txt",
+)
 
 app = Family()
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, everyday="profile file target draft device dtype max_new_tokens threshold raw as_json")
 def command(
     profile: Annotated[Path, Option("The profile.json that fsd-calibrate wrote, or its folder.")],
     prompts: Annotated[
@@ -118,7 +118,7 @@ def command(
         model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited,
         progress=progress, **settings,
     )  # fmt: skip
-    announce(NAME, decoder, quiet=output.quiet)
+    announce(decoder, quiet=output.quiet)
     made = prompts_of_profile(followed, decoder.tokenizer, raw)
     if not decoder.setting.lossless:
         mark(decoder.target, [Asked.of_row(row, text) for text, row in wanted])
@@ -134,7 +134,7 @@ def command(
     else:
         reply("\n\n".join(result.text for result in results))
     if not output.quiet:
-        say(NAME, summary(results, seconds))
+        say(summary(results, seconds))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import typer
 
 from fsd_calib.cli.console import announce, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import BUNDLED, check_one, default_pair, given
-from fsd_calib.cli.family import AllowEditedOption, Family, OptionGroup
+from fsd_calib.cli.family import AllowEditedOption, Family, OptionGroup, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
     MaxNewTokensOption,
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 NAME = "fsd-inspect"
 _OF_DRAFTS = ("threshold", "score", "draft_length", "tree")  # settings that the target alone has no use for
-_EPILOG = """
-Examples: fsd-inspect "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many pies does Mia have now?" ·
-fsd-inspect --profile profile.json --threshold 0.1 --threshold 0.4 --html texts.html "…"
-
-Exit codes: 0 done · 2 bad input · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done · 2 bad input · 130 interrupted",
+    'fsd inspect "Mia bakes 4 trays of 6 pies. How many pies does Mia have now?"',
+    'fsd inspect --profile profile.json --html text.html "…"',
+    'fsd inspect --profile profile.json --threshold 0.1 --threshold 0.4 "…"',
+)
 
 app = Family()
 
@@ -93,7 +93,7 @@ class SettingOptions(OptionGroup):
     top_p: TopP = None
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, everyday="profile threshold rule score draft_length target draft task html table")
 def command(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt, in quotes.", show_default=False)],
     profile: Annotated[Path | None, Option("The profile.json that fsd-calibrate wrote, or its folder.")] = None,
@@ -168,7 +168,7 @@ def command(
     drafts = given(draft, head, loading.draft.revision, drafter)
     decoders = _decoders(followed, target, drafts, thresholds, keywords)
     for decoder in decoders:
-        announce(NAME, decoder, quiet=output.quiet)
+        announce(decoder, quiet=output.quiet)
     tokenizer = decoders[0].tokenizer
     if followed is None and kind is None and target is None:
         kind = task_kind(BUNDLED)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fsd_calib.cli.console import reply, reply_json
 from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
 from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing, family_of
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
@@ -111,10 +112,15 @@ class OutputOptions(OptionGroup):
         typer.Option(
             help=f"What libraries log on stderr: {', '.join(LEVELS)}. error also hides warnings. By default warning.",
             rich_help_panel=OUTPUT,
+            metavar="|".join(LEVELS),
             autocompletion=one_of(LEVELS),
         ),
     ] = None
     version: VersionOption = False
+
+    def reply(self, command: str, result: Any, text: str) -> None:
+        """Prints a result on stdout: for programs, or as text."""
+        reply_json(command, result) if self.as_json else reply(text)
 
     def begin(self) -> Progress:
         """Sets what is logged, and returns the display of progress on stderr.

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply, say
-from fsd_calib.cli.family import AllowEditedOption, Family, VersionOption
+from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply_json, say
+from fsd_calib.cli.family import AllowEditedOption, Family, VersionOption, ending
+from fsd_calib.cli.options import OutputOptions
 from fsd_calib.exports.engines import ENGINES, export_profile
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
@@ -21,12 +22,13 @@ from fsd_common.option import Option
 NAME = "fsd-profile"
 DIFFERENT = 1
 _WAYS = ("run", "careful")
-_EPILOG = """
-Example: fsd-profile show fsd-profile/arithmetic
-
-Exit codes: 0 done (validate: all files are valid; diff: no differences) · 1 diff found differences · 2 bad input or
-an invalid file · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done (validate: all files are valid; diff: no differences) · 1 diff found differences · 2 bad "
+    "input or an invalid file · 130 interrupted",
+    "fsd profile show fsd-profile/arithmetic",
+    "fsd profile vllm fsd-profile/gsm8k",
+    "fsd profile export fsd-profile/gsm8k --to sglang",
+)
 _Profile = Annotated[
     Path, typer.Argument(metavar="PATH", help="A profile.json file, or a folder that holds one.", show_default=False)
 ]
@@ -49,15 +51,19 @@ def common(version: VersionOption = False) -> None:
 
 
 @app.command()
-def show(path: _Profile) -> None:
+def show(path: _Profile, *, output: OutputOptions) -> None:
     """Prints the report, then the rest of the profile: curve, settings, models, certificate, costs and effort.
 
     A file that was changed after its calibration is shown, too, as not certified.
     """
+    output.begin()
     from fsd_calib.report.console import print_details, print_report
     from fsd_decoding.profile.server_profile import ServerProfile, load_any
 
     profile = load_any(path, allow_edited=True)
+    if output.as_json:
+        reply_json(NAME, {"edited": profile.edited, "profile": profile.model_dump(mode="json", by_alias=True)})
+        return
     if isinstance(profile, ServerProfile):
         from fsd_calib.servers.report import print_report as print_report_of_server
 
@@ -68,36 +74,41 @@ def show(path: _Profile) -> None:
 
 
 @app.command()
-def validate(paths: _Profiles) -> None:
+def validate(paths: _Profiles, *, output: OutputOptions) -> None:
     """Checks each file, and prints that it is a valid profile or, on stderr, its first fault.
 
     A file that was changed after its calibration is not valid.
 
     Exit code 0: all are valid. 2: at least one is not.
     """
+    output.begin()
     from fsd_decoding.profile.server_profile import load_any
 
-    valid = True
+    faults: dict[str, str | None] = {}
     for path in paths:
         try:
             load_any(path)
         except UsageError as error:
-            say(NAME, f"error: {error}")
-            valid = False
+            say(f"error: {error}")
+            faults[str(path)] = str(error)
         else:
-            reply(f"{path}: valid")
-    if not valid:
+            faults[str(path)] = None
+    valid = "\n".join(f"{path}: valid" for path, fault in faults.items() if fault is None)
+    if output.as_json or valid:
+        output.reply(NAME, {"files": [{"path": path, "fault": fault} for path, fault in faults.items()]}, valid)
+    if any(faults.values()):
         raise typer.Exit(BAD_INPUT)
 
 
 @app.command()
-def diff(first: _A, second: _B) -> None:
+def diff(first: _A, second: _B, *, output: OutputOptions) -> None:
     """Shows how two profiles differ in settings, models, certificate with its measurements, and curve.
 
     Files that were changed after their calibration are compared, too, with a warning.
 
     Dates and decoding effort are not compared. Exit code 0: no differences. 1: some differences.
     """
+    output.begin()
     from fsd_calib.report.diff import difference_table, differences
     from fsd_common.console import LiteralConsole
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -105,23 +116,25 @@ def diff(first: _A, second: _B) -> None:
     profiles = [ThresholdProfile.load(path, allow_edited=True) for path in (first, second)]
     for path, profile in zip((first, second), profiles, strict=True):
         if profile.edited:
-            say(NAME, f"warning: {path} was changed after the calibration that wrote it, so it is not certified")
+            say(f"warning: {path} was changed after the calibration that wrote it, so it is not certified")
     differing = differences(*profiles)
-    if not differing:
-        reply("no difference")
-        return
-    console = LiteralConsole()
-    console.print(difference_table(differing, (str(first), str(second)), console.width))
-    raise typer.Exit(DIFFERENT)
+    if output.as_json or not differing:
+        output.reply(NAME, {"differences": [each._asdict() for each in differing]}, "no difference")
+    else:
+        console = LiteralConsole()
+        console.print(difference_table(differing, (str(first), str(second)), console.width))
+    if differing:
+        raise typer.Exit(DIFFERENT)
 
 
 @app.command()
-def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
+def vllm(path: _Profile, allow_edited: AllowEditedOption = False, *, output: OutputOptions) -> None:
     """Prints the command that serves the profile's models with vLLM, at its threshold, draft length and sampling, with
     its chat template's arguments, and as a comment what a client sends so that prompts are the calibration's.
 
     vLLM follows the profile where fsd-calib is installed beside it. Exit code 2: it cannot follow this profile.
     """
+    output.begin()
     from fsd_decoding.profile.io import file_of
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -133,8 +146,9 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
     command = serve_command(profile, file_of(path))
     doubts = [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm"), profile.clock_doubt()]
     for doubt in filter(None, doubts):
-        say(NAME, f"warning: {doubt}")
-    reply("\n".join([command, *request_notes(profile)]))
+        say(f"warning: {doubt}")
+    notes = list(request_notes(profile))
+    output.reply(NAME, {"command": command, "notes": notes}, "\n".join([command, *notes]))
 
 
 @app.command()
@@ -148,6 +162,8 @@ def export(
         ),
     ] = None,
     allow_edited: AllowEditedOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Prints the engine's own options for the profile's score and T, draft length and draft: a command, a file or
     Python, to be pasted. Comments say for which versions, what the engine does otherwise, and what is certified. Of a
@@ -156,6 +172,7 @@ def export(
     Exit code 2: the engine has no such score, or cannot do something else that the profile says, which the message
     names with the way out.
     """
+    output.begin()
     from fsd_decoding.profile.server_profile import ServerProfile, load_any
 
     profile = load_any(path, allow_edited=allow_edited)
@@ -165,8 +182,9 @@ def export(
         if to is not None:
             raise UsageError(f"--to is {to!r}, and the profile is of a server, whose own knob it sets; leave it out")
         if doubt := profile.digest_doubt():
-            say(NAME, f"warning: {doubt}")
-        reply(export_of_server(profile))
+            say(f"warning: {doubt}")
+        text = export_of_server(profile)
+        output.reply(NAME, {"text": text}, text)
         return
     if to is None:
         raise UsageError(f"Missing option '--to': give one of {', '.join(ENGINES)}")
@@ -175,8 +193,8 @@ def export(
 
     text = export_profile(profile, to)
     for doubt in filter(None, [profile.digest_doubt(), warning_of(profile)]):
-        say(NAME, f"warning: {doubt}")
-    reply(text)
+        say(f"warning: {doubt}")
+    output.reply(NAME, {"text": text}, text)
 
 
 @app.command()
@@ -197,6 +215,8 @@ def retime(
         str | None,
         typer.Option(help="Another device of the kind that the profile is of: cuda:1, …", show_default=False),
     ] = None,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Times a profile's setting, sd and the target again, and writes the profile with the new speeds and the outcome
     that follows from them. For profiles that were timed on a busy machine.
@@ -206,6 +226,7 @@ def retime(
 
     Exit code 2: the profile was edited, has no setting that speed decides on, or is of other models or problems.
     """
+    progress = output.begin()
     if timing not in _WAYS:
         raise UsageError(f"--timing is {timing!r}; it must be one of {', '.join(_WAYS)}")
     from fsd_calib.cli.options import check_place
@@ -213,11 +234,9 @@ def retime(
     check_place(device, None)
     amount("--minutes", minutes, zero=False)
 
-    from fsd_common.progress.chosen import stderr_progress
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     ThresholdProfile.load(path)
-    progress = stderr_progress(quiet=False)
     load_libraries(progress)
 
     from fsd_calib.calibration.retime import retime as time_again
@@ -226,7 +245,10 @@ def retime(
 
     with interruptible(lambda: f"{file_of(path)} is as it was"):
         profile = time_again(path, minutes=minutes, timing=timing, device=device, progress=progress)  # type: ignore[arg-type]
-    print_report(profile, file_of(path))
+    if output.as_json:
+        reply_json(NAME, {"outcome": profile.outcome, "profile": profile.model_dump(mode="json", by_alias=True)})
+    else:
+        print_report(profile, file_of(path))
 
 
 def main() -> None:

@@ -11,18 +11,20 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.console import leave, reply, say
-from fsd_calib.cli.family import Family, VersionOption
+from fsd_calib.cli.console import leave, say
+from fsd_calib.cli.family import Family, ending
+from fsd_calib.cli.options import OutputOptions
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
 
 NAME = "fsd-report"
 _FORMATS = ("html", "png", "svg", "md")
-_EPILOG = """
-Examples: fsd-report fsd-profile/arithmetic · fsd-report fsd-profile/arithmetic --format png · fsd-report runs/a runs/b
-
-Exit codes: 0 written · 2 bad input · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 written · 2 bad input · 130 interrupted",
+    "fsd report fsd-profile/arithmetic",
+    "fsd report fsd-profile/arithmetic --format png",
+    "fsd report runs/a runs/b",
+)
 
 app = Family()
 
@@ -48,7 +50,8 @@ def command(
             "RUN; of several runs comparison.html, comparison.md or comparison here."
         ),
     ] = None,
-    version: VersionOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Writes the report of a calibration: verdict, accuracy against speed, the certificate, what the search tried,
     where time went, and the problems whose texts differ. With several calibrations, compares them.
@@ -56,6 +59,7 @@ def command(
     A calibration has written the page already, as report.html; this command writes it again, in another format, or
     from a profile alone.
     """
+    output.begin()
     if format not in _FORMATS:
         raise UsageError(f"--format is {format!r}; it must be one of {', '.join(_FORMATS)}")
 
@@ -65,7 +69,7 @@ def command(
     loaded = [load_run(path) for path in runs]
     for path, run in zip(runs, loaded, strict=True):
         if run.lacks:
-            say(NAME, f"warning: {path}: {run.lacks}, so trials, problems and times are not shown")
+            say(f"warning: {path}: {run.lacks}, so trials, problems and times are not shown")
     if out is not None:
         _check_keeps_inputs(out, runs)
 
@@ -77,8 +81,8 @@ def command(
     folder, stem = (file_of(runs[0]).parent, "report") if alone else (Path(), "comparison")
     picture_folder = PICTURES if alone else stem
     default = folder / (f"{stem}.{format}" if format in ("html", "md") else picture_folder)
-    for written in write_as(format, page, out or default):  # type: ignore[arg-type]
-        reply(str(written))
+    written = list(map(str, write_as(format, page, out or default)))  # type: ignore[arg-type]
+    output.reply(NAME, {"files": written}, "\n".join(written))
 
 
 def _check_keeps_inputs(out: Path, runs: Sequence[Path]) -> None:

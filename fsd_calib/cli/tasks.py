@@ -6,13 +6,13 @@ Heavy imports are inside functions, so that `--help` prints at once.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, reply, say
-from fsd_calib.cli.family import Family, VersionOption
-from fsd_calib.cli.options import SubjectsOption, check_sources, named_task
+from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, say
+from fsd_calib.cli.family import Family, VersionOption, ending
+from fsd_calib.cli.options import OutputOptions, SubjectsOption, check_sources, named_task
 from fsd_calib.common_options import Data, Limit
 from fsd_calib.tasks.registry import described_tasks, load_task
 from fsd_common.option import Option
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 NAME = "fsd-tasks"
 _SHOWN = 20  # faults
-_EPILOG = """
-Examples: fsd-tasks list · fsd-tasks show gsm8k --data test.jsonl · fsd-tasks check my.yaml
-
-Exit codes: 0 done (check: every grade is as it should be) · 2 bad input · 3 a grade is not · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done (check: every grade is as it should be) · 2 bad input · 3 a grade is not · 130 interrupted",
+    "fsd tasks list",
+    "fsd tasks show gsm8k --data test.jsonl",
+    "fsd tasks check my.yaml",
+)
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A task's name, or a file in YAML that describes one.", show_default=False)
 ]
@@ -48,10 +49,13 @@ def common(version: VersionOption = False) -> None:
 
 
 @app.command("list")
-def list_tasks() -> None:
+def list_tasks(*, output: OutputOptions) -> None:
     """Lists the tasks by name, those of other packages included."""
-    width = max(len(name) for name, _ in described_tasks())
-    reply("\n".join(f"{name:{width}}  {about}" for name, about in described_tasks()))
+    output.begin()
+    tasks = list(described_tasks())
+    width = max(len(name) for name, _ in tasks)
+    listed = [{"name": name, "about": about} for name, about in tasks]
+    output.reply(NAME, {"tasks": listed}, "\n".join(f"{name:{width}}  {about}" for name, about in tasks))
 
 
 @app.command()
@@ -61,8 +65,11 @@ def show(
     limit: Limit = None,
     subjects: SubjectsOption = None,
     target: _Target = None,
+    *,
+    output: OutputOptions,
 ) -> None:  # fmt: skip
     """Shows how many problems a task has, its first prompt and reference, and what ends an answer."""
+    output.begin()
     quiet_libraries()
     tokenizer = None
     if target is not None:
@@ -71,33 +78,38 @@ def show(
 
         tokenizer = load_tokenizer(target)
     task = load_task(named_task(name, subjects), 0, limit, data, tokenizer)
-    reply(_about(task))
+    output.reply(NAME, _facts(task), _about(task))
 
 
 @app.command()
-def check(name: _Name, data: Data = None, limit: Limit = None, subjects: SubjectsOption = None) -> None:
+def check(
+    name: _Name, data: Data = None, limit: Limit = None, subjects: SubjectsOption = None, *, output: OutputOptions
+) -> None:
     """Grades all references, which must be right, and an altered form of each and an empty text, which must be wrong.
 
     Each grade that is not as it should be is a line on stderr.
     """
+    output.begin()
     quiet_libraries()
     from fsd_calib.tasks.checking import faults
 
     task = load_task(named_task(name, subjects), 0, limit, data)
+    count = len(task.problems)
     if not task.keys_are_texts:
-        reply(f"{task.name}: {len(task.problems)} problems, whose references are no answers that could be graded")
+        text = f"{task.name}: {count} problems, whose references are no answers that could be graded"
+        output.reply(NAME, {"problems": count, "graded": False, "faults": []}, text)
         return
     found = list(faults(task))
     for _, fault in found[:_SHOWN]:
-        say(NAME, fault)
+        say(fault)
     if len(found) > _SHOWN:
-        say(NAME, f"and {len(found) - _SHOWN} others")
+        say(f"and {len(found) - _SHOWN} others")
     wrong = Counter(wanted for wanted, _ in found)
-    count = len(task.problems)
-    reply(
+    text = (
         f"{task.name}: {count - wrong[True]} of {count} references are graded right, and "
         f"{2 * count - wrong[False]} of {2 * count} altered and empty texts wrong"
     )
+    output.reply(NAME, {"problems": count, "graded": True, "faults": [fault for _, fault in found]}, text)
     if found:
         raise typer.Exit(NOT_MET)
 
@@ -106,9 +118,21 @@ def main() -> None:
     leave(app, NAME)
 
 
-def _about(task: Task) -> str:
+def _facts(task: Task) -> dict[str, Any]:
     first = task.problems[0]
-    parts = Counter(problem.part or "divided by a hash of their content" for problem in task.problems)
+    return {
+        "task": task.name, "source": task.source, "problems": len(task.problems), "parts": dict(_parts(task)),
+        "max_new_tokens": task.max_new_tokens, "stop": list(task.stop), "first_prompt": first.prompt,
+        "reference": None if task.by_agreement else first.reference,
+    }  # fmt: skip
+
+
+def _parts(task: Task) -> Counter[str]:
+    return Counter(problem.part or "divided by a hash of their content" for problem in task.problems)
+
+
+def _about(task: Task) -> str:
+    first, parts = task.problems[0], _parts(task)
     divided = ", ".join(f"{count} {part}" for part, count in parts.items())
     reference = "the target's own text" if task.by_agreement else first.reference
     return "\n".join([

@@ -6,14 +6,15 @@ Heavy imports are inside functions, so that `--help` prints at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
-from fsd_calib.cli.family import Family, VersionOption
-from fsd_calib.cli.options import check_found
+from fsd_calib.cli.console import BAD_INPUT, leave, reply_json, say
+from fsd_calib.cli.family import Family, VersionOption, ending
+from fsd_calib.cli.options import OutputOptions, check_found
 from fsd_calib.common_options import SCORES
 from fsd_common.option import Option, several
 
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from fsd_collectors.store.reading import Traces
 
 NAME = "fsd-traces"
-_EPILOG = """
-Example: fsd-traces describe traces/arithmetic
-
-Exit codes: 0 done (verify: the traces are intact) · 2 bad input or damaged traces · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done (verify: the traces are intact) · 2 bad input or damaged traces · 130 interrupted",
+    "fsd traces describe traces/arithmetic",
+    "fsd traces plot traces/arithmetic",
+    "fsd traces verify traces/arithmetic",
+)
 _Scores = Annotated[
     str | None,
     Option(
@@ -51,31 +53,38 @@ def common(version: VersionOption = False) -> None:
 
 
 @app.command()
-def verify(folder: _Folder) -> None:
+def verify(folder: _Folder, *, output: OutputOptions) -> None:
     """Reads all files completely and prints each fault as a line on stderr.
 
     Exit code 0: the traces are intact. 2: they are damaged or missing.
     """
+    output.begin()
     _check_there(folder)
     from fsd_collectors.store.verifying import notes
     from fsd_collectors.store.verifying import verify as faults_of
 
     faults = faults_of(folder)
     for fault in faults:
-        say(NAME, f"damaged: {fault}")
+        say(f"damaged: {fault}")
     if faults:
         raise typer.Exit(BAD_INPUT)
-    reply("\n".join([f"{folder}: sound", *notes(folder)]))
+    more = notes(folder)
+    output.reply(NAME, {"folder": folder.absolute(), "notes": more}, "\n".join([f"{folder}: sound", *more]))
 
 
 @app.command()
-def describe(folder: _Folder, score: _Scores = None) -> None:
+def describe(folder: _Folder, score: _Scores = None, *, output: OutputOptions) -> None:
     """Summarises the traces: models, task, splits, accuracy, scores, and acceptance rates by threshold."""
+    output.begin()
     traces = _read(folder, score)
     from fsd_collectors.report.description import print_sheets, sheets, summarise
     from fsd_common.console import LiteralConsole
 
-    print_sheets(sheets(traces.manifest, summarise(traces)), LiteralConsole())
+    found = sheets(traces.manifest, summarise(traces))
+    if output.as_json:
+        reply_json(NAME, {"sheets": list(map(asdict, found))})
+    else:
+        print_sheets(found, LiteralConsole())
 
 
 @app.command()
@@ -83,14 +92,17 @@ def plot(
     folder: _Folder,
     out: Annotated[Path | None, Option("Folder for the figures and index.html. By default DIR/pictures.")] = None,
     score: _Scores = None,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Plots how scores tell agreement from disagreement, which tokens they change, and tokens per round, as PNG
     files and one interactive page."""
+    output.begin()
     traces = _read(folder, score)
     from fsd_collectors.report.plot import plot as draw
 
-    for path in draw(traces, out if out is not None else folder / "pictures"):
-        reply(str(path))
+    drawn = list(map(str, draw(traces, out if out is not None else folder / "pictures")))
+    output.reply(NAME, {"files": drawn}, "\n".join(drawn))
 
 
 def _read(folder: Path, scores: Sequence[str] | None) -> Traces | Rescored:
@@ -108,9 +120,8 @@ def _read(folder: Path, scores: Sequence[str] | None) -> Traces | Rescored:
     if inexact := [name for name in rescored.scores if not rescored.exact(name)]:
         of_target, of_draft = rescored.left_out()
         say(
-            NAME,
             f"{', '.join(inexact)}: an approximation, by the {traces.manifest.log_probs} likeliest tokens of each "
-            f"model; {of_target:.2%} of the target's probability lies beyond them, and {of_draft:.2%} of the draft's",
+            f"model; {of_target:.2%} of the target's probability lies beyond them, and {of_draft:.2%} of the draft's"
         )
     return rescored
 

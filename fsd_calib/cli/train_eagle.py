@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import default_pair
-from fsd_calib.cli.family import Family, Given, Options
+from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import OutputOptions, SubjectsOption, check_data, check_place, check_sources, named_task
 from fsd_calib.common_options import MODELS, TASK_NAMES, Target
 from fsd_calib.tasks.asking import PROBLEMS as DATA
@@ -22,18 +22,19 @@ from fsd_common.option import Option, several
 from fsd_predictors.heads.recipe import HeadRecipe
 
 NAME = "fsd-train-eagle"
-_EPILOG = """
-Example: fsd-train-eagle --task arithmetic --out head
-
-Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)",
+    "fsd train eagle --task arithmetic --out head",
+    "fsd train eagle --task gsm8k --target BIG --vocabulary 32000 --out head",
+    "fsd calibrate --task gsm8k --min-acc 0.98 --target BIG --head head",
+)
 _TRAINING = "Training"
 _OF_RUN = ("device", "dtype", "data", "limit", "group", *PromptOptions.model_fields)
 
 app = Family()
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, everyday="task out target layers vocabulary epochs data limit device as_json")
 def command(
     task: Annotated[
         str,

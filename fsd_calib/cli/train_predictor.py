@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
-from fsd_calib.cli.family import Family
+from fsd_calib.cli.family import Family, ending
 from fsd_calib.cli.options import OutputOptions, check_found, check_sources, check_words
 from fsd_calib.common_options import RULES_OVER_SCORES, SCORES, Limit
 from fsd_calib.tasks.asking import PROBLEMS as DATA
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from fsd_predictors.predictor import Predictor
 
 NAME = "fsd-train-predictor"
-_EPILOG = """
-Example: fsd-train-predictor --traces traces --out predictor
-
-Exit codes: 0 done · 2 bad input · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done · 2 bad input · 130 interrupted",
+    "fsd train predictor --traces traces --out predictor",
+    "fsd train predictor --traces traces --out predictor --score js,doubt",
+    "fsd calibrate --task arithmetic --min-acc 0.98 --predictor predictor",
+)
 _MODEL = "Predictor"
 _KINDS = ("boosted", "logistic", "head")
 
 app = Family()
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, everyday="traces out score rule kind trials limit seed tokenizer as_json")
 def command(
     traces: Annotated[Path, Option("The folder of traces along the target that fsd-collect wrote.", DATA)],
     out: Annotated[Path, Option("Folder to write the predictor to.", DATA)],

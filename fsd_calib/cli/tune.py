@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fsd_calib.cli.console import interruptible, leave, load_libraries, reply, reply_json
-from fsd_calib.cli.family import Family, Given, Options
+from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import OutputOptions
 from fsd_calib.common_options import Drawing
 from fsd_common.errors import UsageError
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from fsd_calib.server_options import Body, ServerDescription
 
 NAME = "fsd-tune"
-_EPILOG = """
-Examples: fsd-tune --config server.yaml --batch 1,8,32 · fsd-tune --config server.yaml --rate 4
-
-Exit codes: 0 done · 2 bad input · 130 interrupted
-"""
+_EPILOG = ending(
+    "Exit codes: 0 done · 2 bad input · 130 interrupted",
+    "fsd tune --config server.yaml --batch 1,8,32",
+    "fsd tune --config server.yaml --rate 4",
+    "fsd tune --config server.yaml --profile fsd-profile/gsm8k-server",
+)
 
 app = Family()
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, everyday="config batch rate profile task temperature data out quiet as_json")
 def command(
     given: Annotated[Given, Options(Drawing)],
     config: Annotated[

@@ -49,9 +49,9 @@ def generate(*arguments: str) -> int:
 
 
 def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert calibrate("--help") == 0
-    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
-    for expected in ("--min-acc", "--min-speed", "--show-prompt", "agreement, arithmetic, csqa", "Examples: fsd-",
+    assert calibrate("--help-all") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for expected in ("--min-acc", "--min-speed", "--show-prompt", "agreement, arithmetic, csqa", "Examples: fsd ",
                      "--plan", "--pareto", "--storage", "--cache", "--state",
                      "0 goal met", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text

@@ -6,9 +6,10 @@ import json
 import logging
 import math
 import os
-import re
+import shlex
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
@@ -29,9 +30,10 @@ from fsd_decoding.rules import RULES
 from fsd_decoding.scores import FAMILIES as SCORES
 from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error
+from support.paths import ROOT
 
 LONG = ["calibrate", "collect", "generate", "inspect", "train_predictor"]
-ALL = [*LONG, "profile", "report", "tasks", "traces"]
+ALL = [*LONG, "check", "profile", "report", "tasks", "traces", "train_eagle", "tune"]
 
 
 def module(name: str) -> ModuleType:
@@ -55,9 +57,16 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.root.handlers[:] = handlers
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_commands_that_take_long_have_the_same_options_of_output(name: str) -> None:
-    assert {"--quiet", "-q", "--json", "--log-level", "--version"} <= set(options(name))
+def leaves(name: str) -> dict[str, Any]:
+    """The commands of a module: itself, or those of its group."""
+    command = typer.main.get_command(module(name).app)
+    return getattr(command, "commands", {name: command})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_has_the_same_options_of_output(name: str) -> None:
+    for command in leaves(name).values():
+        assert {"--quiet", "-q", "--json", "--log-level"} <= {option for one in command.params for option in one.opts}
 
 
 def test_options_of_one_name_mean_the_same_everywhere() -> None:
@@ -86,14 +95,71 @@ def test_help_breaks_no_word_at_80_columns(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert run(module(name).app, module(name).NAME, ["--help"]) == 0
+    everyday = getattr(typer.main.get_command(module(name).app), "everyday", ())
+    assert run(module(name).app, module(name).NAME, ["--help-all" if everyday else "--help"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    assert "<bool>" not in text  # a flag takes no value
-    shown = re.sub(r"[│\s]+", " ", text)
+    assert "<" not in text.replace("<think>", "").replace("</think>", "").replace("< prompts", "")  # no <str>
+    shown = " ".join(text.split())
     for one in options(name).values():
         words = [] if getattr(one, "hidden", False) else (one.help or "").split()
         assert [word for word in words if word not in shown] == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_help_shows_the_everyday_options_and_examples_that_can_be_run(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most eleven of them, each with what it takes; the examples' options exist, and a line has each whole."""
+    monkeypatch.setenv("COLUMNS", "80")
+    app = module(name).app
+    everyday = getattr(typer.main.get_command(app), "everyday", ())
+    assert len(everyday) <= 11
+    assert run(app, module(name).NAME, ["-h"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 80
+    for option, one in options(name).items():
+        if everyday and option.startswith("--") and one.name not in (*everyday, "help_all", "help"):
+            assert f"  {option} " not in text
+    _, _, after = text.partition("Examples:\n\n")
+    examples = [line.strip() for line in after.partition("\n\n")[0].splitlines()]
+    assert len(examples) == 3
+    for example in examples:
+        asked = shlex.split(example.partition(" - < ")[0])
+        group = typer.main.get_command(module("fsd").app)
+        while "everyday" not in dir(group):  # down to the command itself
+            group = group.get_command(group.make_context("fsd", [], resilient_parsing=True), asked.pop(1))
+        group.make_context("fsd", asked[1:], resilient_parsing=True)
+        known = {option for one in group.params for option in one.opts}
+        assert {word for word in asked if word.startswith("--")} <= known
+
+
+def test_every_command_is_one_of_fsd(capsys: pytest.CaptureFixture[str]) -> None:
+    """All scripts are; errors begin with the name that was typed, and typing errors are put right."""
+    fsd = module("fsd")
+    assert run(fsd.app, "fsd", ["--help"]) == 0
+    shown = capsys.readouterr().out
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for script in set(scripts) - {"fsd"}:
+        _, command, *inner = script.split("-")
+        assert f"  {command} " in shown
+        assert run(fsd.app, "fsd", [command, *inner, "--help"]) == 0
+        assert f"Usage: fsd {' '.join([command, *inner])} " in capsys.readouterr().out
+    assert run(fsd.app, "fsd", ["generate", "--profile", "nowhere", "x"]) == 2
+    assert error_line(capsys).startswith("fsd generate: error: profile 'nowhere' cannot be read")
+    assert run(fsd.app, "fsd", ["calibrat"]) == 2
+    assert error_line(capsys) == "fsd: error: No such command 'calibrat'. Did you mean 'calibrate'? (see fsd --help)"
+    assert run(fsd.app, "fsd", ["train"]) == 2
+    captured = capsys.readouterr()
+    assert "eagle" in captured.out
+    assert captured.err == "fsd train: error: a command is missing\n"
+
+
+def test_a_module_can_be_run_as_the_command() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "fsd_calib", "--version"], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.startswith("fsd-calib ")
 
 
 def complete(name: str, *words: str, home: Path) -> list[str]:
@@ -116,6 +182,8 @@ def test_shells_complete_names(tmp_path: Path) -> None:
     assert complete("calibrate", "--task", "m", home=tmp_path) == ["math", "mmlu", "mine.yaml"]
     assert complete("calibrate", "--score", "js,t", home=tmp_path) == ["js,tv", "js,typical"]
     assert complete("generate", "--qu", home=tmp_path) == ["--quantization", "--quiet"]
+    assert complete("fsd", "tr", home=tmp_path) == ["traces", "train"]
+    assert complete("fsd", "calibrate", "--acc", "r", home=tmp_path) == ["retention"]
 
 
 def test_quiet_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,12 +125,12 @@ PROFILE = "from fsd_calib.cli.profile import main; main()"  # in a process of it
 
 
 def test_errors_and_warnings_are_literal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    say("fsd-x", f"warning: {HOSTILE}\nsecond line")
+    say(f"warning: {HOSTILE}\nsecond line")
     command = [sys.executable, "-c", PROFILE, "show", str(tmp_path / HOSTILE.replace("/", ""))]
     shown = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 2
     (first,), (second,) = capsys.readouterr().err.splitlines(), shown.stderr.splitlines()
-    assert first.startswith(rf"fsd-x: warning: {MARKUP}\x1b[31m")
+    assert first.startswith(rf"fsd: warning: {MARKUP}\x1b[31m")
     for line in (first, second):
         assert not ACTS.search(line)
     assert "[red][bold]x:cat:" in second
@@ -153,9 +153,9 @@ def test_a_result_is_exact_in_a_pipe_and_visible_on_a_terminal() -> None:
 
 def test_a_message_is_one_line_in_a_log_and_breaks_between_words_on_a_terminal() -> None:
     words = " ".join(f"word{number:03}" for number in range(30))
-    command = [sys.executable, "-c", f"from fsd_calib.cli.console import say; say('fsd-x', {words!r})"]
+    command = [sys.executable, "-c", f"from fsd_calib.cli.console import say; say({words!r})"]
     piped = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, timeout=60, check=True).stderr
-    assert piped == f"fsd-x: {words}\n"
+    assert piped == f"fsd: {words}\n"
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     subprocess.run(command, env=environment(), stderr=theirs, timeout=60, check=True)

@@ -156,8 +156,8 @@ def test_wrong_arguments_are_one_line(arguments: list[str], capsys: pytest.Captu
 
 def test_help_tells_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert traces("--help") == 0
-    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
-    for expected in ("verify", "describe", "plot", "Example: fsd-traces", "0 done", "2 bad input or damaged traces"):
+    text = " ".join(capsys.readouterr().out.split())
+    for expected in ("verify", "describe", "plot", "Examples: fsd traces", "0 done", "2 bad input or damaged traces"):
         assert expected in text
     assert traces("verify", "--help") == 0
     assert "damaged" in capsys.readouterr().out

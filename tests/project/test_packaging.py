@@ -24,7 +24,9 @@ from support.sources import package_folders
 
 HEAVY = {"torch", "transformers", "optuna", "lightgbm", "vl_convert", "jinja2", "pandas", "datasets"}
 APPS = [
+    "fsd",
     "calibrate",
+    "check",
     "collect",
     "generate",
     "inspect",
@@ -34,6 +36,7 @@ APPS = [
     "traces",
     "train_eagle",
     "train_predictor",
+    "tune",
 ]
 
 
@@ -57,7 +60,9 @@ finally:
 
 
 COMMANDS = [
+    "fsd",
     "fsd-calibrate",
+    "fsd-check",
     "fsd-collect",
     "fsd-generate",
     "fsd-inspect",
@@ -67,6 +72,7 @@ COMMANDS = [
     "fsd-traces",
     "fsd-train-eagle",
     "fsd-train-predictor",
+    "fsd-tune",
 ]
 
 

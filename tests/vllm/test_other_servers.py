@@ -14,21 +14,18 @@ import yaml
 
 from fsd_calib.cli.check import app
 from fsd_calib.cli.console import run
-from support.ports import answers, free_port
+from support.ports import free_port, wait_for
 from support.vllm_engine import DRAFT, TARGET
-from support.vllm_server import wait_until
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url() -> Iterator[str]:
     """The address of `transformers serve`."""
-    port, log = free_port(), tmp_path_factory.mktemp("transformers") / "log"
+    port = free_port()
     command = [str(Path(sys.executable).with_name("transformers")), "serve", "--port", str(port), "--device", "cpu"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    process = subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     try:
-        wait_until(lambda: answers(port) or process.poll() is not None)
-        assert process.poll() is None, log.read_text()
+        wait_for(port, process)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
