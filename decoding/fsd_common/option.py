@@ -95,6 +95,17 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    """Returns the numbers in a list with commas between them, without repeats; all at least 0."""
+    try:
+        found = tuple(dict.fromkeys(float(each) for each in text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or not all(each >= 0 for each in found):
+        raise UsageError(f"{option} is {text!r}; it must be numbers of at least 0, such as 0.1,0.3,inf")
+    return found
+
+
 def json_object(option: str, text: str, example: str = '{"trust_remote_code": true}') -> dict[str, Any]:
     """Returns the object that an option holds as JSON. UsageError: it holds none."""
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from fsd_calib.cli.fsd import COMMANDS
 from fsd_calib.cli.help import EVERYWHERE, argument_name, default_of, option_names, panels, paragraphs, usage
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ _COMMON = "What all commands have in common is [on a page of its own](../command
 
 def pages() -> dict[str, str]:
     """Returns the text of every page by its file's name."""
-    return {f"{name}.md": _page(name, _app(entry)) for name, entry in _scripts().items()}
+    return {f"{name.replace(' ', '-')}.md": _page(name, _app(module)) for name, module in _modules().items()}
 
 
 def main() -> None:
@@ -37,15 +38,17 @@ def main() -> None:
         (FOLDER / name).write_text(text, encoding="utf-8")
 
 
-def _scripts() -> dict[str, str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return {name: entry for name, entry in sorted(project["scripts"].items()) if name != _ALL_OF_THEM}
+def _modules() -> dict[str, str]:
+    """The modules of all commands: of scripts (see `fsd_calib.cli.entry`), and of those that only `fsd` has."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    entries = {name: entry.split(":") for name, entry in sorted(scripts.items()) if name != _ALL_OF_THEM}
+    found = {name: getattr(import_module(place), function).args[0] for name, (place, function) in entries.items()}
+    more = {f"fsd {name}": module for name, module in COMMANDS.items() if module not in found.values()}
+    return found | {name: module for name, module in more.items() if name != "fsd train"}  # which has no options
 
 
-def _app(entry: str) -> Any:
-    """The command, or group of commands, of an entry point; see `fsd_calib.cli.entry`."""
-    place, _, name = entry.partition(":")
-    module = getattr(import_module(place), name).args[0]
+def _app(module: str) -> Any:
+    """The command, or group of commands, of a module."""
     return typer.main.get_command(import_module(f"fsd_calib.cli.{module}").app)
 
 

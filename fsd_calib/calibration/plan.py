@@ -284,4 +284,4 @@ def check_enough(
 
 
 def _unlost(goal: Goal, problems: int, delta: float, accuracy: float, seeds: int) -> bool:
-    return unlost(claim_of(goal, Looks.evenly(problems, goal.tests)), delta, accuracy, seeds)
+    return problems > 0 and unlost(claim_of(goal, Looks.evenly(problems, goal.tests)), delta, accuracy, seeds)

@@ -23,7 +23,7 @@ from fsd_calib.cli.help import help_text
 from fsd_common.addons import looking_in
 from fsd_common.argument_checks import as_options
 from fsd_common.errors import UsageError
-from fsd_common.option import Option, of_annotation, options_in, several, several_each, whole_numbers
+from fsd_common.option import Option, numbers, of_annotation, options_in, several, several_each, whole_numbers
 
 _MAY_BE_EMPTY = {"system", "answer_after", "prompt", "prompts"}  # their empty value means something
 _CONTEXT = "context_of_family"
@@ -34,7 +34,7 @@ _WHOLE = "fsd_calib.whole_help"  # in a context: all of the help is asked for
 _WIDEST = 60  # characters of the words that an option takes, beside its name
 _TYPES = {"<str>": "TEXT", "<int>": "N", "<float>": "X", "<path>": "PATH", "<list[int]>": "N", "<list[float]>": "X",
           "<list[str]>": "TEXT", "<list[Path]>": "PATH", "<int range>": "N"}  # fmt: skip
-_LISTS = {several: "NAME,…", several_each: "NAME,…", whole_numbers: "N,…"}
+_LISTS = {several: "NAME,…", several_each: "NAME,…", whole_numbers: "N,…", numbers: "X,…"}
 
 Given = dict[str, Any]
 """The options that are on the command line, by the names of their fields."""

@@ -13,12 +13,15 @@ _EPILOG = ending(
     "fsd check --url http://a:8000/v1 --reference http://b:8000/v1 --model M",
 )
 
+COMMANDS = {
+    "calibrate": "calibrate", "generate": "generate", "inspect": "inspect", "profile": "profile", "report": "report",
+    "sweep": "sweep", "tasks": "tasks", "collect": "collect", "traces": "traces", "train": "train", "check": "check",
+    "tune": "tune",
+}  # fmt: skip
+"""Modules by the commands' names."""
+
 app = Family(
-    cls=group_of({
-        "calibrate": "calibrate", "generate": "generate", "inspect": "inspect", "profile": "profile",
-        "report": "report", "tasks": "tasks", "collect": "collect", "traces": "traces", "train": "train",
-        "check": "check", "tune": "tune",
-    }),
+    cls=group_of(COMMANDS),
     no_args_is_help=True,
     help="Makes speculative decoding faster than lossless, and measures and certifies what that costs on a task.",
     epilog=_EPILOG,

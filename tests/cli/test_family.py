@@ -33,7 +33,7 @@ from support.messages import error_line, usage_error
 from support.paths import ROOT
 
 LONG = ["calibrate", "collect", "generate", "inspect", "train_predictor"]
-ALL = [*LONG, "check", "profile", "report", "tasks", "traces", "train_eagle", "tune"]
+ALL = [*LONG, "check", "profile", "report", "sweep", "tasks", "traces", "train_eagle", "tune"]
 
 
 def module(name: str) -> ModuleType:
