@@ -15,13 +15,13 @@ from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave,
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
-    OutputOptions,
     PresetOption,
     SubjectsOption,
     check_data,
     check_sources,
     with_preset,
 )
+from fsd_calib.cli.output import OutputOptions
 from fsd_calib.cli.request import SERVER, Request
 from fsd_calib.common_options import GOAL
 from fsd_calib.tasks.asking import PROBLEMS

@@ -12,7 +12,7 @@ import typer
 
 from fsd_calib.cli.console import NOT_MET, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family, Given, Options, ending
-from fsd_calib.cli.options import OutputOptions
+from fsd_calib.cli.output import OutputOptions
 from fsd_calib.common_options import Drawing
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError

@@ -15,7 +15,6 @@ from fsd_calib.cli.drafters import given_or_default
 from fsd_calib.cli.family import Family, Given, OptionGroup, Options, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
-    OutputOptions,
     PresetOption,
     SubjectsOption,
     check_data,
@@ -26,6 +25,7 @@ from fsd_calib.cli.options import (
     named_task,
     with_preset,
 )
+from fsd_calib.cli.output import OutputOptions
 from fsd_calib.common_options import (
     DECODING,
     DRAFT,

@@ -15,11 +15,11 @@ from fsd_calib.cli.family import AllowEditedOption, Family, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
     MaxNewTokensOption,
-    OutputOptions,
     RawOption,
     check_place,
     check_sources,
 )
+from fsd_calib.cli.output import OutputOptions
 from fsd_calib.cli.prompting import gathered, prompt_of, prompts_of_profile
 from fsd_calib.common_options import MODELS, Device, Dtype
 from fsd_common.argument_checks import check_settings

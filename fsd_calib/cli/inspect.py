@@ -15,12 +15,12 @@ from fsd_calib.cli.family import AllowEditedOption, Family, OptionGroup, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
     MaxNewTokensOption,
-    OutputOptions,
     RawOption,
     check_found,
     check_place,
     check_sources,
 )
+from fsd_calib.cli.output import OutputOptions
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
 from fsd_calib.common_options import DECODING, MODELS, RULES, SCORES, Device, Dtype, TopK, TopP
 from fsd_calib.tasks.registry import completed_tasks, task_kind

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from inspect import Parameter
 from pathlib import Path, PurePath
@@ -16,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fsd_calib.cli.console import reply, reply_json
-from fsd_calib.cli.family import Given, OptionGroup, VersionOption, one_of
+from fsd_calib.cli.family import Given
 from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing, family_of
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
@@ -25,7 +19,6 @@ from fsd_calib.tasks.rows import QUICK, check_data_file
 from fsd_common.addons import AddonKind, unless_known
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, json_object
-from fsd_common.progress.base import Progress
 from fsd_decoding.hub import check_source
 from fsd_decoding.model_options import ALIASES, ATTENTION, SCHEMES, UNQUANTISED, Loading
 
@@ -35,11 +28,6 @@ _DEVICES = (
 )  # fmt: skip
 _BACKENDS = "torch.backends"  # entry points of packages whose devices have names that torch itself does not know
 
-OUTPUT = "Output"
-"""The panel of `--help`."""
-LEVELS = ("debug", "info", "warning", "error")
-_LIBRARIES = ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY")  # read as they are imported
-_LIBRARIES_IN_CAPITALS = ("VLLM_LOGGING_LEVEL",)
 
 MaxNewTokensOption = Annotated[int | None, typer.Option(min=1, help=MAX_NEW_TOKENS)]
 RawOption = Annotated[bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")]
@@ -84,69 +72,6 @@ def folder_name(task: str) -> str:
     """Returns a task's name for a folder: that of a description without its path, others without colons and commas."""
     base = PurePath(task).stem if task.endswith((".yaml", ".yml")) else task
     return re.sub(r"[^\w.=-]+", "-", base).strip("-")
-
-
-# What is printed
-
-
-@dataclass(frozen=True)
-class OutputOptions(OptionGroup):
-    """What is printed."""
-
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet", "-q", help="Print no progress and no notes on stderr; warnings and errors stay.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False  # fmt: skip
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print the result on stdout as one JSON object, for programs, and nothing else there.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False  # fmt: skip
-    log_level: Annotated[
-        str | None,
-        typer.Option(
-            help=f"What libraries log on stderr: {', '.join(LEVELS)}. error also hides warnings. By default warning.",
-            rich_help_panel=OUTPUT,
-            metavar="|".join(LEVELS),
-            autocompletion=one_of(LEVELS),
-        ),
-    ] = None
-    version: VersionOption = False
-
-    def reply(self, command: str, result: Any, text: str) -> None:
-        """Prints a result on stdout: for programs, or as text."""
-        reply_json(command, result) if self.as_json else reply(text)
-
-    def begin(self) -> Progress:
-        """Sets what is logged, and returns the display of progress on stderr.
-
-        Call it before libraries are imported.
-
-        Raises:
-            UsageError: the level is unknown.
-        """
-        from fsd_common.progress.chosen import stderr_progress
-
-        if self.log_level is not None:
-            _log(self.log_level)
-        return stderr_progress(self.quiet)
-
-
-def _log(level: str) -> None:
-    """Makes libraries log from this level on, here and in the processes that are started."""
-    if level not in LEVELS:
-        raise UsageError(f"--log-level is {level!r}; it must be one of {', '.join(LEVELS)}")
-    os.environ.update(dict.fromkeys(_LIBRARIES, level))
-    os.environ.update(dict.fromkeys(_LIBRARIES_IN_CAPITALS, level.upper()))
-    logging.root.setLevel(level.upper())
-    logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
-    if level == "error":
-        warnings.simplefilter("ignore")
 
 
 # How models are loaded

@@ -13,7 +13,7 @@ import typer
 
 from fsd_calib.cli.console import BAD_INPUT, interruptible, leave, load_libraries, reply_json, say
 from fsd_calib.cli.family import AllowEditedOption, Family, VersionOption, ending
-from fsd_calib.cli.options import OutputOptions
+from fsd_calib.cli.output import OutputOptions
 from fsd_calib.exports.engines import ENGINES, export_profile
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError

@@ -13,7 +13,7 @@ import typer
 
 from fsd_calib.cli.console import leave, say
 from fsd_calib.cli.family import Family, ending
-from fsd_calib.cli.options import OutputOptions
+from fsd_calib.cli.output import OutputOptions
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
 

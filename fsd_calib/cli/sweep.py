@@ -13,7 +13,8 @@ from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.cli.console import interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import Drafters
 from fsd_calib.cli.family import Family, Given, Options, ending
-from fsd_calib.cli.options import LoadingOptions, OutputOptions, PresetOption, check_found, check_sources, with_preset
+from fsd_calib.cli.options import LoadingOptions, PresetOption, check_found, check_sources, with_preset
+from fsd_calib.cli.output import OutputOptions
 from fsd_calib.common_options import MODELS, RULES_WITH_T, SCORES, Drawing, Target
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
@@ -25,8 +26,8 @@ NAME = "fsd sweep"
 _EPILOG = ending(
     "Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)",
     "fsd sweep --tasks arithmetic --thresholds 0.1,0.3,0.6",
-    "fsd sweep --tasks gsm8k,csqa --score js,margin --thresholds 0.1,0.4 --format csv",
-    "fsd sweep --tasks gsm8k,mmlu --thresholds 0.1,0.4,inf --draft-length 3,5 --part all",
+    "fsd sweep --tasks gsm8k,csqa --thresholds 0.1,0.4 --format csv",
+    "fsd sweep --tasks arithmetic --score js,margin --thresholds 0.2,inf",
 )
 _GRID = "Grid"
 _OF_RUN = ("device", "dtype", "batch_size", "limit", "seeds", "engine", "engine_args", "workers", "ray", "cache",

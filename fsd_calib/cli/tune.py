@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fsd_calib.cli.console import interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family, Given, Options, ending
-from fsd_calib.cli.options import OutputOptions
+from fsd_calib.cli.output import OutputOptions
 from fsd_calib.common_options import Drawing
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, whole_numbers

@@ -23,7 +23,7 @@ import typer
 from fsd_calib import common_options as choices
 from fsd_calib.calibration.policy_families import FAMILIES
 from fsd_calib.cli.console import reply_json, run
-from fsd_calib.cli.options import LEVELS, OutputOptions
+from fsd_calib.cli.output import LEVELS, OutputOptions
 from fsd_calib.cli.prompting import gathered
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.rules import RULES
@@ -126,7 +126,7 @@ def test_help_shows_the_everyday_options_and_examples_that_can_be_run(
     assert len(examples) == 3
     for example in examples:
         asked = shlex.split(example.partition(" - < ")[0])
-        group = typer.main.get_command(module("fsd").app)
+        group: Any = typer.main.get_command(module("fsd").app)
         while "everyday" not in dir(group):  # down to the command itself
             group = group.get_command(group.make_context("fsd", [], resilient_parsing=True), asked.pop(1))
         group.make_context("fsd", asked[1:], resilient_parsing=True)

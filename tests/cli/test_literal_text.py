@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fsd_calib.cli import console, profile, traces
-from fsd_calib.cli.console import say
+from fsd_calib.cli.console import called_as, say
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
 from fsd_common.progress.bars import Bars
@@ -125,12 +125,13 @@ PROFILE = "from fsd_calib.cli.profile import main; main()"  # in a process of it
 
 
 def test_errors_and_warnings_are_literal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    called_as("fsd-x")
     say(f"warning: {HOSTILE}\nsecond line")
     command = [sys.executable, "-c", PROFILE, "show", str(tmp_path / HOSTILE.replace("/", ""))]
     shown = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 2
     (first,), (second,) = capsys.readouterr().err.splitlines(), shown.stderr.splitlines()
-    assert first.startswith(rf"fsd: warning: {MARKUP}\x1b[31m")
+    assert first.startswith(rf"fsd-x: warning: {MARKUP}\x1b[31m")
     for line in (first, second):
         assert not ACTS.search(line)
     assert "[red][bold]x:cat:" in second

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -30,8 +29,8 @@ def train(*arguments: str) -> int:
 
 
 def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("--help") == 0
-    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert train("--help-all") == 0
+    text = " ".join(capsys.readouterr().out.split())
     for expected in ("--target", "--task", "--out", "--layers", "--vocabulary", "--epochs", "--steps", "card.md",
                      "0 done", "2 bad input", "of fewer than 6 layers", "130 interrupted"):  # fmt: skip
         assert expected in text

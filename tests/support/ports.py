@@ -24,6 +24,6 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0)
     """Waits until something listens at a port. AssertionError: the process ends before, or it takes too long."""
     until = time.monotonic() + seconds
     while not answers(port):
-        assert process.poll() is None, f"{process.args} ended with {process.returncode}"
+        assert process.poll() is None, f"{process.args!r} ended with {process.returncode}"
         assert time.monotonic() < until, f"nothing listens at {port}"
         time.sleep(0.1)

@@ -34,8 +34,8 @@ pytestmark = [
 def serving(*options: str) -> Iterator[str]:
     """Runs the server, and yields its address."""
     port = free_port()
-    given = [str(PROGRAM), "--host=127.0.0.1", f"--port={port}", "-c", "2048", "-np", "4", "-t", "1"]
-    given += ["--alias=model", *options]
+    given = [str(PROGRAM), "--host", "127.0.0.1", "--port", str(port), "-c", "2048", "-np", "4", "-t", "1"]
+    given += ["--alias", "model", *options]
     process = subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(port, process)
@@ -53,7 +53,11 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("gguf")
     target, draft = (str(write_gguf(str(model), folder / f"{model.name}.gguf")) for model in pair_paths())
     drafting = ["-m", target, "-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", "5"]
-    ways = {"alone": ["-m", target], "drafting": [*drafting, "--metrics"], "made up": [*drafting, "--spec-synth-len=4"]}
+    ways = {
+        "alone": ["-m", target],
+        "drafting": [*drafting, "--metrics"],
+        "made up": [*drafting, "--spec-synth-len", "4"],
+    }
     with ExitStack() as running:
         yield {name: running.enter_context(serving(*options)) for name, options in ways.items()}
 

@@ -89,7 +89,8 @@ def test_the_loosest_value_that_loses_nothing_is_certified(tmp_path: Path, endpo
     assert profile.accuracy.target == 1.0
     assert profile.speed is not None
     assert profile.speed.streams == 1
-    assert profile.speed.chosen.acceptance is None  # streams of the stand-in do not tell
+    told = [figures.acceptance for figures in (profile.speed.reference, profile.speed.chosen)]
+    assert [each and each.mean_acceptance_length for each in told] == pytest.approx([20 / 10, 20 / 6])
     assert {point.value for point in profile.curve if point.source == "certification"} == {0.5, None} - {None}
     assert profile.numerical_churn is not None
     assert profile.numerical_churn.texts_changed == 0
