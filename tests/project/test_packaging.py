@@ -8,19 +8,15 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib import import_module
-from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
 
 import pytest
 
 import fsd_calib
 from fsd_calib.cli.console import run
-from fsd_calib.vllm_plugin.plugin import register
 from fsd_calib.vllm_plugin.supported_vllm import SUPPORTED
 from support.paths import ROOT
-from support.sources import package_folders
 
 HEAVY = {"torch", "transformers", "optuna", "lightgbm", "vl_convert", "jinja2", "pandas", "datasets"}
 APPS = [
@@ -150,49 +146,3 @@ def program(path: Path, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """A wheel, built from a copy of the sources so that nothing is left behind in them."""
-    folder = tmp_path_factory.mktemp("wheel")
-    sources = folder / "sources"
-    unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "out", "runs")
-    shutil.copytree(ROOT, sources, ignore=unwanted)
-    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    built = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, str(sources)], capture_output=True, text=True
-    )
-    assert built.returncode == 0, built.stderr
-    (built_wheel,) = folder.glob("*.whl")
-    return zipfile.ZipFile(built_wheel)
-
-
-@pytest.mark.slow
-def test_wheel_holds_all_sources_and_the_pair(wheel: zipfile.ZipFile) -> None:
-    wanted = {
-        path.relative_to(package.parent).as_posix()
-        for package in package_folders().values()
-        for path in package.rglob("*")
-        if path.is_file()
-        and (path.suffix in {".py", ".typed", ".css"} or {"pair", "schemas"} & set(path.parts) or path.stem == "page")
-    }
-    assert wanted <= set(wheel.namelist())
-    assert {f"{package}/py.typed" for package in package_folders()} <= set(wheel.namelist())
-
-
-@pytest.mark.slow
-def test_wheel_adds_no_generic_name(wheel: zipfile.ZipFile) -> None:
-    top = {name.split("/")[0] for name in wheel.namelist()}
-    assert {name for name in top if not name.endswith(".dist-info")} == set(package_folders())
-
-
-@pytest.mark.slow
-def test_vllm_finds_the_plugin_of_the_wheel_and_the_extra_has_what_it_imports(wheel: zipfile.ZipFile) -> None:
-    (folder,) = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
-    installed: Distribution = PathDistribution(zipfile.Path(wheel, f"{folder}/"))
-    (plugin,) = installed.entry_points.select(group="vllm.general_plugins")
-    assert (plugin.name, plugin.value) == ("fsd", "fsd_calib.vllm_plugin.plugin:register")
-    assert plugin.load() is register
-    wanted = [each for each in installed.requires or () if each.endswith('extra == "vllm"')]
-    assert {re.split(r"[^\w-]", each)[0] for each in wanted} == {"packaging", "prometheus-client"}
