@@ -14,6 +14,7 @@ import fsd_calib
 from command_pages import FOLDER, pages
 from fsd_calib import adaptive
 from fsd_collectors.schema import COMPLETIONS, ROUNDS, Column, token_columns
+from overview import PICTURE, drawn
 from support.paths import DOCS, PAGES, ROOT, page_name, public_names
 
 
@@ -72,6 +73,10 @@ def test_the_page_on_the_public_api_has_every_public_name() -> None:
     for name in listed:
         module, _, attribute = name.rpartition(".")
         assert hasattr(import_module(module), attribute)
+
+
+def test_the_picture_of_the_readme_shows_what_was_measured() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == drawn(), "run: python docs/tools/overview.py"
 
 
 def test_the_readme_is_short() -> None:

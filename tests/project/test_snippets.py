@@ -15,13 +15,13 @@ from support.paths import DOCS, PAGES, ROOT, page_name, public_names
 from support.snippets import DATA, NEEDS, SHOWN, Snippet, commands, run_page, snippets
 
 RUNNABLE = [page for page in PAGES if any(s.language not in SHOWN for s in snippets(page))]
-FIRST = [ROOT / "README.md", DOCS / "traces.md"]  # what others go on from
+FIRST = [ROOT / "README.md", DOCS / "quickstart.md", DOCS / "traces.md"]  # what others go on from
 ALL = [snippet for page in PAGES for snippet in snippets(page)]
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a reader stands who followed the README, and the page on traces: a profile and traces are there.
+    """Where a reader stands who followed the README, the quickstart and the page on traces, whose results are there.
 
     The cache is of all pages, so they decode few problems twice.
     """

@@ -104,14 +104,23 @@ def _lines(text: str) -> Iterator[list[str]]:
 
 
 def _run(words: list[str], snippet: Snippet) -> None:
-    name = Path(words[0]).name
     if ">" in words:
         words = words[: words.index(">")]
+    name, words = _by_alias(words)
     if name in _PROJECT["scripts"]:
         code = run(_module(name).app, name, [*words[1:], *_SMALL.get(name, []), *_few_trials(words)])
         assert code == 0, f"{snippet}: {shlex.join(words)} ended with {code}"
     else:
         check(words, snippet)
+
+
+def _by_alias(words: list[str]) -> tuple[str, list[str]]:
+    """The name of a command, and its words: `fsd train eagle …` as `fsd-train-eagle …`, where that is a script."""
+    if Path(words[0]).name == "fsd":
+        for count in (3, 2):
+            if (script := "-".join(["fsd", *words[1:count]])) in _PROJECT["scripts"]:
+                return script, [script, *words[count:]]
+    return Path(words[0]).name, words
 
 
 def _few_trials(words: list[str]) -> list[str]:
@@ -126,7 +135,7 @@ def check(words: list[str], snippet: Snippet) -> None:
     """Fails where a command could not be meant so, whatever it needs."""
     if "|" in words:  # the command that reads what the others say
         words = words[len(words) - words[::-1].index("|") :]
-    name, rest = Path(words[0]).name, words[1:]
+    name, (_, *rest) = _by_alias(words)
     if name in _PROJECT["scripts"]:
         _check_options(name, rest)
     elif name == "sh":
@@ -152,8 +161,9 @@ def check(words: list[str], snippet: Snippet) -> None:
 def _check_options(name: str, words: list[str]) -> None:
     """Reads the options as the command does, without running it."""
     command: Any = typer.main.get_command(_module(name).app)
-    if hasattr(command, "commands"):
-        command, words = command.commands[words[0]], words[1:]
+    while hasattr(command, "list_commands"):
+        context = command.make_context(name, [], resilient_parsing=True)
+        command, words = command.get_command(context, words[0]), words[1:]
     command.make_context(name, words)
 
 
