@@ -18,7 +18,7 @@ from fsd_common.errors import UsageError
 from fsd_common.option import Option
 
 NAME = "fsd-report"
-_FORMATS = ("html", "png", "svg", "md")
+_FORMATS = ("html", "png", "svg", "pdf", "md", "csv")
 _EPILOG = ending(
     "Exit codes: 0 written · 2 bad input · 130 interrupted",
     "fsd report fsd-profile/arithmetic",
@@ -38,16 +38,16 @@ def command(
     format: Annotated[
         str,
         Option(
-            "html: one interactive page that needs no network. png, svg: a file for each chart. md: Markdown, "
-            "with its charts as SVG.",
+            "html: one interactive page that needs no network. png, svg, pdf: a file for each chart. md: Markdown, "
+            "with its charts as SVG. csv: every setting that was measured.",
             words=_FORMATS,
         ),
     ] = "html",
     out: Annotated[
         Path | None,
         Option(
-            "The file, or with png and svg the folder, to write. By default report.html, report.md or pictures in "
-            "RUN; of several runs comparison.html, comparison.md or comparison here."
+            "The file, or with png, svg and pdf the folder, to write. By default report.html, report.md, report.csv or "
+            "pictures in RUN; of several runs comparison.html, comparison.md, comparison.csv or comparison here."
         ),
     ] = None,
     *,
@@ -74,14 +74,20 @@ def command(
         _check_keeps_inputs(out, runs)
 
     from fsd_calib.report.comparison import comparison_page  # which import torch
+    from fsd_calib.report.curve_csv import curves_as_csv
     from fsd_calib.report.page import run_page
+    from fsd_common.pages.page import write
 
     alone = len(loaded) == 1
-    page = run_page(loaded[0]) if alone else comparison_page(loaded)
     folder, stem = (file_of(runs[0]).parent, "report") if alone else (Path(), "comparison")
     picture_folder = PICTURES if alone else stem
-    default = folder / (f"{stem}.{format}" if format in ("html", "md") else picture_folder)
-    written = list(map(str, write_as(format, page, out or default)))  # type: ignore[arg-type]
+    place = out or folder / (f"{stem}.{format}" if format in ("html", "md", "csv") else picture_folder)
+    if format == "csv":
+        files = [write(place, curves_as_csv(loaded).encode())]
+    else:
+        page = run_page(loaded[0]) if alone else comparison_page(loaded)
+        files = write_as(format, page, place)  # type: ignore[arg-type]
+    written = list(map(str, files))
     output.reply(NAME, {"files": written}, "\n".join(written))
 
 

@@ -16,13 +16,13 @@ from fsd_common.files import read_regular
 from fsd_common.pages.blocks import Page
 from fsd_common.pages.markdown import markdown
 from fsd_common.pages.page import html, write
-from fsd_common.pages.pictures import png, svg
+from fsd_common.pages.pictures import pdf, png, svg
 from fsd_common.strict_json import parse
 from fsd_decoding.profile.io import FIELD, digest_of, file_of, first_problem
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-Format = Literal["html", "png", "svg", "md"]
-FORMATS: tuple[Format, ...] = ("html", "png", "svg", "md")
+Format = Literal["html", "png", "svg", "pdf", "md"]
+_DRAWN = {"png": png, "svg": svg, "pdf": pdf}
 PICTURES = "pictures"  # the folder of a page's charts
 
 
@@ -30,7 +30,7 @@ def write_as(format: Format, page: Page, path: Path) -> list[Path]:
     """Writes the page and returns the paths of its files.
 
     Args:
-        path: Of the file; with PNG and SVG of the folder that each chart gets a file in.
+        path: Of the file; with PNG, SVG and PDF of the folder that each chart gets a file in.
 
     Raises:
         UsageError: A file cannot be written.
@@ -40,8 +40,7 @@ def write_as(format: Format, page: Page, path: Path) -> list[Path]:
     if format == "md":
         drawn = [write(path.parent / PICTURES / f"{chart.name}.svg", svg(chart)) for chart in page.charts]
         return [write(path, markdown(page, lambda chart: f"{PICTURES}/{chart.name}.svg").encode()), *drawn]
-    draw = png if format == "png" else svg
-    return [write(path / f"{chart.name}.{format}", draw(chart)) for chart in page.charts]
+    return [write(path / f"{chart.name}.{format}", _DRAWN[format](chart)) for chart in page.charts]
 
 
 PAGE = "report.html"

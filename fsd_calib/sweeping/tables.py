@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -16,6 +14,7 @@ from rich.table import Table
 from fsd_calib.measuring.speed import Interval
 from fsd_calib.sweeping.sweep import Row
 from fsd_common.console import TITLE, literal
+from fsd_common.csv_text import csv_text
 
 _HEADINGS = "", "T", "L", "accuracy", "retention", "churn", "tokens\na round", "× lossless"
 _NONE = "–"
@@ -36,11 +35,7 @@ def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Returns the rows as CSV, with a line of names."""
-    found, text = records(rows), io.StringIO()
-    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return text.getvalue()
+    return csv_text(records(rows))
 
 
 def as_latex(rows: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Charts as PNG and SVG, drawn by vl-convert without a browser, in the light theme unless told otherwise."""
+"""Charts as PNG, SVG and PDF, drawn by vl-convert without a browser, in the light theme unless told otherwise."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def png(chart: Chart, theme: Theme = LIGHT) -> bytes:
     import vl_convert
 
     return bytes(vl_convert.vegalite_to_png(_whole(chart, theme), scale=_SCALE))
+
+
+def pdf(chart: Chart, theme: Theme = LIGHT) -> bytes:
+    """Returns the chart as a page of PDF, of its own size."""
+    import vl_convert
+
+    return bytes(vl_convert.vegalite_to_pdf(_whole(chart, theme)))
 
 
 def _whole(chart: Chart, theme: Theme) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -245,12 +246,25 @@ def test_a_damaged_record_is_one_line(
 
 
 def test_pictures_need_no_browser(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(folder, "--format", "svg", "--out", tmp_path / "svg") == 0
-    assert report(folder, "--format", "png", "--out", tmp_path / "png") == 0
-    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert {path.stem for path in written} == {chart.name for chart in run_page(load_run(folder)).charts}
-    starts = {".svg": b"<svg", ".png": b"\x89PNG"}
-    assert all(path.read_bytes().startswith(starts[path.suffix]) for path in written)
+    starts = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF-"}
+    names = {chart.name for chart in run_page(load_run(folder)).charts}
+    for kind, start in starts.items():
+        assert report(folder, "--format", kind, "--out", tmp_path / kind) == 0
+        written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+        assert {path.stem for path in written} == names
+        assert all(path.suffix == f".{kind}" and path.read_bytes().startswith(start) for path in written)
+
+
+def test_csv_has_every_setting_that_was_measured(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other")
+    assert report(folder, tmp_path / "other", "--format", "csv", "--out", tmp_path / "all.csv") == 0
+    points = ThresholdProfile.load(folder).curve
+    lines = list(csv.DictReader((tmp_path / "all.csv").open()))
+    assert [line["run"] for line in lines] == [name for name in (folder.name, "other") for _ in points]
+    for line, point in zip(lines, points, strict=False):
+        assert float(line["retention"]) == point.retention
+        assert line["threshold"] == ("" if point.setting.threshold is None else str(point.setting.threshold))
+        assert point.counts is None or int(line["lost"]) == point.counts.lost
 
 
 def test_markdown_has_the_verdict_the_tables_and_its_pictures(folder: Path, tmp_path: Path) -> None:
@@ -291,7 +305,7 @@ def test_a_page_takes_the_place_of_nothing_else(
     assert (tmp_path / "profile.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("arguments", [["nowhere"], ["nowhere", "--format", "pdf"], []])
+@pytest.mark.parametrize("arguments", [["nowhere"], ["nowhere", "--format", "xlsx"], []])
 def test_bad_input_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert report(*arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
