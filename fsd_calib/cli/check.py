@@ -14,6 +14,7 @@ from fsd_calib.cli.console import NOT_MET, interruptible, leave, load_libraries,
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.common_options import Drawing
+from fsd_calib.tasks.registry import completed_tasks
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
@@ -50,7 +51,9 @@ def command(
         float | None,
         Option("The knob's value to check, with --config. By default the server as it answers by itself.", _SERVER),
     ] = None,
-    task: Annotated[str, Option("The task whose prompts are asked: a name, or a file in YAML.")] = "arithmetic",
+    task: Annotated[
+        str, Option("The task whose prompts are asked: a name, or a file in YAML.", words=completed_tasks)
+    ] = "arithmetic",
     data: Annotated[Path | None, Option("A file of problems, for tasks that take one.")] = None,
     prompts: Annotated[int, Option("How many prompts are asked.")] = 100,
     times: Annotated[int, Option("How often each is asked from each side: twice or more.")] = 3,

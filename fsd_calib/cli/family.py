@@ -27,7 +27,7 @@ from fsd_common.option import Option, numbers, of_annotation, options_in, severa
 
 _MAY_BE_EMPTY = {"system", "answer_after", "prompt", "prompts"}  # their empty value means something
 _CONTEXT = "context_of_family"
-_HELP = {"help_option_names": ["-h", "--help"]}
+_HELP, _ALL_OF_HELP = ({"help_option_names": ["-h", "--help", *more]} for more in ((), ("--help-all",)))
 _ALL = "help_all"
 _COMPLETION = {"install_completion", "show_completion"}
 _WHOLE = "fsd_calib.whole_help"  # in a context: all of the help is asked for
@@ -73,7 +73,7 @@ class Family(typer.Typer):
     """An app of typer's, with the settings that all commands share."""
 
     def __init__(self, **settings: Any) -> None:
-        usual: dict[str, Any] = {"cls": Group, "context_settings": _HELP}
+        usual: dict[str, Any] = {"cls": Group, "context_settings": _ALL_OF_HELP}
         super().__init__(rich_markup_mode=None, pretty_exceptions_enable=False, **usual | settings)
 
     def command(self, name: str | None = None, everyday: str = "", **settings: Any) -> Callable[[Any], Any]:
@@ -83,7 +83,7 @@ class Family(typer.Typer):
             everyday: the parameters that `--help` shows, where `--help-all` shows the rest; by default all.
         """
         kind = type("_Command", (_Command,), {"everyday": tuple(everyday.split())})
-        register = super().command(name, cls=kind, context_settings=_HELP, **settings)
+        register = super().command(name, cls=kind, context_settings=_HELP if everyday else _ALL_OF_HELP, **settings)
         return lambda command: register(_with_options(command, has_more=bool(everyday)))
 
 
@@ -191,9 +191,11 @@ def _of_typer(name: str, option: Option, annotation: Any, default: Any) -> tuple
     if not callable(words):
         literal = sorted((each for each in leaves if isinstance(each, str)), key=str(annotation).index)
         known = tuple(words) or tuple(literal)
-        words = None if not known else one_of(known) if option.read is None else several_of(known)
+        words = None if not known else one_of(known) if option.read is None else several_of(one_of(known))
         if known and option.read is None:
             metavar = "|".join(known) if len("|".join(known)) <= _WIDEST else "NAME"
+    elif option.read in _LISTS:
+        words = several_of(words)
     settings: dict[str, Any] = {
         "help": option.help, "rich_help_panel": option.panel, "autocompletion": words, "metavar": metavar,
     }  # fmt: skip
@@ -232,12 +234,12 @@ def one_of(values: tuple[str, ...] | list[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
-def several_of(values: tuple[str, ...] | list[str]) -> Callable[[str], list[str]]:
-    """Returns a completion of several of the values, with commas between them."""
+def several_of(complete_one: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
+    """Returns a completion of several values, with commas between them."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{value}" for value in values if value.startswith(last)]
+        return [f"{before}{comma}{value}" for value in complete_one(last)]
 
     return complete
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
-from fsd_calib.cli.console import interruptible, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import Drafters
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import LoadingOptions, PresetOption, check_found, check_sources, with_preset
@@ -46,15 +46,15 @@ def command(
         tuple[float, ...], Option("Values of T, such as 0.1,0.3,inf (which accepts everything).", _GRID, read=numbers)
     ],
     score: Annotated[
-        tuple[str, ...],
+        tuple[str, ...] | None,
         Option(
-            f"Scores that T bounds: {', '.join(SCORES)}, or mine:Name.",
+            f"Scores that T bounds: {', '.join(SCORES)}, or mine:Name. By default js, of the rule ensemble its own.",
             _GRID,
             words=SCORES,
             read=several,
             also="divergence",
         ),
-    ] = ("js",),
+    ] = None,
     draft_length: Annotated[
         tuple[int, ...], Option("Numbers of tokens drafted a round: 5, 2-8, or 3,5.", _GRID, read=whole_numbers)
     ] = (5,),
@@ -73,7 +73,7 @@ def command(
     draft: Annotated[str | None, Option("The small model, with the target's tokenizer.", MODELS)] = None,
     head: Annotated[str | None, Option("An EAGLE head of the target, which drafts instead.", MODELS)] = None,
     format: Annotated[
-        Literal["table", "csv", "latex", "json"], Option("table, csv, latex (with booktabs) or json (as --json).")
+        Literal["table", "csv", "latex", "json"], Option("table, csv, latex (with booktabs) or json.")
     ] = "table",
     out: Annotated[Path | None, Option("Write csv, latex or json to this file, and not on stdout.")] = None,
     preset: PresetOption = None,
@@ -91,7 +91,9 @@ def command(
     how many times as fast it is, as a round takes as long.
     """
     progress = output.begin()
-    _check(tasks, score, rule, confidence, format, out)
+    scores = score or (("ensemble",) if rule == "ensemble" else ("js",))
+    _check(scores, rule, confidence, format, out, output.as_json)
+    run |= {"engine": _one(run["engine"])} if "engine" in run else {}
     check_sources({"model": [target, draft], "head": [head]})
     drafters = Drafters([draft] if draft else [], [head] if head else [], ())
     for task in tasks:
@@ -106,8 +108,8 @@ def command(
     from fsd_calib.calibration.api import Calibration
     from fsd_calib.sweeping.sweep import Grid, sweep
 
-    space = SearchSpace(rule=rule, score=score, draft_length=draft_length, **sampling)
-    grid = Grid(rule, score, thresholds, draft_length, part)
+    space = SearchSpace(rule=rule, score=scores, draft_length=draft_length, **sampling)
+    grid = Grid(rule, scores, thresholds, draft_length, part)
     rows = []
     with interruptible(lambda: "what was decoded is kept: the same command continues"):
         for task in tasks:
@@ -115,20 +117,25 @@ def command(
             of_task = Calibration(task, large, drafts, Goal(min_acc=0.5, explore=True), space, config)
             rows += sweep(of_task, grid, confidence)
 
-    from fsd_calib.sweeping.tables import as_csv, as_latex, print_tables, records
+    from fsd_calib.sweeping.tables import as_csv, as_json, as_latex, print_tables, records
     from fsd_common.console import LiteralConsole
 
     if output.as_json or (format == "json" and out is None):
-        reply_json(NAME, {"rows": records(rows)})
+        reply_json(NAME, {"rows": records(rows, confidence)})
     elif format == "table":
         print_tables(rows, confidence, LiteralConsole())
     else:
-        _write({"csv": as_csv, "latex": as_latex, "json": _as_json}[format](rows), out)
+        _write({"csv": as_csv, "latex": as_latex, "json": as_json}[format](rows, confidence), out)
 
 
-def _check(
-    tasks: Sequence[str], scores: Sequence[str], rule: str, confidence: float, format: str, out: Path | None
-) -> None:
+def _one(engines: Sequence[str]) -> str:
+    """The engine. UsageError: there are several, or it is a server, which decodes as it was started."""
+    if len(engines) > 1 or "server" in engines:
+        raise UsageError(f"--engine is {','.join(engines)!r}; a sweep has one of fsd-calib and vllm")
+    return engines[0]
+
+
+def _check(scores: Sequence[str], rule: str, confidence: float, format: str, out: Path | None, as_json: bool) -> None:
     check_found("score", "--score", scores, SCORES)
     if rule not in RULES_WITH_T:
         raise UsageError(f"--rule is {rule!r}; it must be one of {', '.join(RULES_WITH_T)}")
@@ -136,16 +143,12 @@ def _check(
         raise UsageError(f"--confidence is {confidence}; it must be above 0 and below 1, such as 0.95")
     if format not in ("table", "csv", "latex", "json"):
         raise UsageError(f"--format is {format!r}; it must be one of table, csv, latex, json")
+    if as_json and (format != "table" or out is not None):
+        raise UsageError("--json prints the result on stdout, and so does --format json; leave --format and --out out")
     if out is not None and format == "table":
         raise UsageError("--out takes --format csv, latex or json; a table is printed")
-
-
-def _as_json(rows: Sequence[object]) -> str:
-    import json
-
-    from fsd_calib.sweeping.tables import records
-
-    return json.dumps(records(rows), indent=2, ensure_ascii=False)  # type: ignore[arg-type]
+    if out is not None:
+        check_writable(out.parent, (out.name,))
 
 
 def _write(text: str, out: Path | None) -> None:

@@ -12,6 +12,7 @@ from fsd_calib.cli.console import interruptible, leave, load_libraries, reply, r
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.common_options import Drawing
+from fsd_calib.tasks.registry import completed_tasks
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, whole_numbers
 
@@ -43,7 +44,9 @@ def command(
     profile: Annotated[
         Path | None, Option("A server's profile: speeds at its value are measured, too, beside lossless ones.")
     ] = None,
-    task: Annotated[str, Option("The task whose prompts are asked: a name, or a file in YAML.")] = "arithmetic",
+    task: Annotated[
+        str, Option("The task whose prompts are asked: a name, or a file in YAML.", words=completed_tasks)
+    ] = "arithmetic",
     data: Annotated[Path | None, Option("A file of problems, for tasks that take one.")] = None,
     out: Annotated[Path, Option("Folder for the plot and the server's log.")] = Path("fsd-tune"),
     *,

@@ -7,13 +7,17 @@ from typing import Any
 
 from fsd_calib.report.run_folder import Run
 from fsd_common.csv_text import csv_text
+from fsd_common.errors import UsageError
 from fsd_decoding.profile.fields import CurvePoint
 
 
 def curves_as_csv(runs: Sequence[Run]) -> str:
     """Returns a line for each point of each run's curve: setting, part, counts, accuracy, retention with its interval
     and bound, tokens a round and the forecast of tokens/s."""
-    return csv_text([dict(_fields(run, point)) for run in runs for point in run.profile.curve])
+    found = [dict(_fields(run, point)) for run in runs for point in run.profile.curve]
+    if not found:
+        raise UsageError(f"{', '.join(run.name for run in runs)}: no setting was measured; there is nothing to write")
+    return csv_text(found)
 
 
 def _fields(run: Run, point: CurvePoint) -> Iterator[tuple[str, Any]]:

@@ -117,9 +117,10 @@ class Client:
         raise NoAnswerError(reason)
 
     async def time(self, body: Mapping[str, Any]) -> Timed:
-        """Returns when the parts of an answer came, which is streamed and asked for once.
+        """Returns when the parts of an answer came, which is streamed.
 
-        A connection that the server had closed, as some do after a stream, is no request: it is sent on another one.
+        Where the connection breaks before there is any answer, as some servers close theirs after a stream, it is asked
+        for once more on another one, and the time that was lost counts.
 
         Raises:
             NoAnswerError: It failed.
@@ -134,13 +135,13 @@ class Client:
 
     async def _timed(self, body: Mapping[str, Any]) -> Timed:
         content = merged(self.server.body, body) | {"stream": True, "stream_options": {"include_usage": True}}
-        first, tokens, acceptance = None, None, None
+        began, first, tokens, acceptance = time.perf_counter(), None, None, None
         try:
-            began, stream = await self._stream(content)
+            stream = await self._stream(content)
         except openai.APIConnectionError as error:
             if isinstance(error, openai.APITimeoutError):
                 raise
-            began, stream = await self._stream(content)
+            stream = await self._stream(content)  # the time that was lost counts
         async for part in stream:
             if first is None and _says(part):
                 first = time.perf_counter() - began
@@ -152,10 +153,8 @@ class Client:
             raise ValueError("a streamed answer ended without its usage (stream_options.include_usage)")
         return Timed(whole if first is None else first, whole, tokens, acceptance)
 
-    async def _stream(self, content: Mapping[str, Any]) -> tuple[float, Any]:
-        """Returns when a request was sent, and the stream of its answer."""
-        began = time.perf_counter()
-        return began, await self._openai.post(
+    async def _stream(self, content: Mapping[str, Any]) -> Any:
+        return await self._openai.post(
             self._path, body=content, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object],
             options={"max_retries": 0},
         )  # fmt: skip

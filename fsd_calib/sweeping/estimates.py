@@ -10,20 +10,29 @@ from scipy.stats import norm, t
 from fsd_calib.measuring.speed import Interval
 
 
-def proportion(right: np.ndarray, sizes: np.ndarray, confidence: float) -> Interval:
+def proportion(right: np.ndarray, sizes: np.ndarray, answers: int, confidence: float) -> Interval:
     """Returns a share of right answers with Wilson's interval (Journal of the American Statistical Association, 1927).
 
-    With several seeds or grouped problems, the number of independent answers is that whose variance is the units'.
+    With several seeds or grouped problems, the number of independent answers is that whose variance is the units', and
+    the quantile is Student's, as few units know their variance badly.
 
     Args:
         right: (units,): right answers of each unit, of means over seeds.
         sizes: (units,): its problems.
+        answers: All that were graded, of every seed.
     """
-    share = float(right.sum() / sizes.sum())
-    residual = right - share * sizes
-    variance = float(residual @ residual / sizes.sum() ** 2)
-    independent = share * (1 - share) / variance if variance else len(sizes)
-    z = float(norm.ppf((1 + confidence) / 2))
+    share, units = float(right.sum() / sizes.sum()), len(sizes)
+    independent, z = float(answers), float(norm.ppf((1 + confidence) / 2))
+    if units < answers:
+        if units < 2:
+            return Interval(share, 0.0, 1.0)
+        residual = right - share * sizes
+        variance = float(residual @ residual / sizes.sum() ** 2) * units / (units - 1)
+        if 0 < share < 1:
+            independent = min(share * (1 - share) / variance, independent) if variance else independent
+        else:  # nothing shows how alike the answers of a unit are
+            independent = float(units)
+        z = float(t.ppf((1 + confidence) / 2, units - 1))
     middle = (share + z**2 / (2 * independent)) / (1 + z**2 / independent)
     half = z * math.sqrt(share * (1 - share) / independent + (z / (2 * independent)) ** 2) / (1 + z**2 / independent)
     return Interval(share, max(middle - half, 0.0), min(middle + half, 1.0))

@@ -61,6 +61,7 @@ class Row(NamedTuple):
     task: str
     setting: Setting
     problems: int
+    seeds: int
     accuracy: Interval
     retention: Interval | None = None
     churn: float | None = None
@@ -94,7 +95,7 @@ def _rows(session: Session, grid: Grid, confidence: float) -> Iterator[Row]:
     with session.progress.step(f"sweeping {name}", len(settings) + 1) as advance:
         alone = evaluator.measure(Setting.alone(grid.scores[0]))
         advance(1)
-        yield Row(name, alone.setting, alone.problems, _accuracy(alone, confidence))
+        yield Row(name, alone.setting, alone.problems, alone.correct.shape[1], _accuracy(alone, confidence))
         lossless = alone
         for setting in settings:
             found = evaluator.measure(setting)
@@ -109,7 +110,7 @@ def _row(task: str, alone: Measurement, lossless: Measurement, found: Measuremen
     kept = retention_interval(paired, confidence)
     counts, exact = _counts(found), _counts(lossless)
     return Row(
-        task, found.setting, found.problems, _accuracy(found, confidence),
+        task, found.setting, found.problems, found.correct.shape[1], _accuracy(found, confidence),
         None if kept is None else Interval(paired.retention, *kept),
         float((alone.correct != found.correct).mean()), ratio(*counts, confidence),
         ratio_of_ratios(*counts, *exact, confidence),
@@ -118,7 +119,7 @@ def _row(task: str, alone: Measurement, lossless: Measurement, found: Measuremen
 
 def _accuracy(found: Measurement, confidence: float) -> Interval:
     paired = Paired.of(found, found)
-    return proportion(paired.units[0], paired.unit_sizes, confidence)
+    return proportion(paired.units[0], paired.unit_sizes, found.correct.size, confidence)
 
 
 def _counts(found: Measurement) -> tuple[np.ndarray, np.ndarray]:

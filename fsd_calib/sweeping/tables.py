@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -18,28 +19,40 @@ from fsd_common.csv_text import csv_text
 
 _HEADINGS = "", "T", "L", "accuracy", "retention", "churn", "tokens\na round", "× lossless"
 _NONE = "–"
+_WRITTEN = str.maketrans(
+    {each: f"\\{each}" for each in "%_&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+)
 
 
-def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Returns the rows with plain values, intervals as `…_low` and `…_high`; what there is not is None."""
+def records(rows: Sequence[Row], confidence: float) -> list[dict[str, Any]]:
+    """Returns the rows with plain values, intervals as `…_low` and `…_high`; what there is not is None, and an infinite
+    T the text "inf"."""
     return [
         {
             "task": row.task, "rule": row.setting.rule, "score": None if _is_lossless(row) else row.setting.score,
-            "threshold": row.setting.threshold, "draft_length": None if _is_alone(row) else row.setting.draft_length,
-            "problems": row.problems, **_ends("accuracy", row.accuracy), **_ends("retention", row.retention),
-            "churn": row.churn, **_ends("tokens_per_round", row.tokens_per_round), **_ends("gain", row.gain),
+            "threshold": "inf" if row.setting.threshold == math.inf else row.setting.threshold,
+            "draft_length": None if _is_alone(row) else row.setting.draft_length,
+            "problems": row.problems, "seeds": row.seeds, "confidence": confidence,
+            **_ends("accuracy", row.accuracy), **_ends("retention", row.retention), "churn": row.churn,
+            **_ends("tokens_per_round", row.tokens_per_round), **_ends("gain", row.gain),
         }
         for row in rows
     ]  # fmt: skip
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[Row], confidence: float) -> str:
     """Returns the rows as CSV, with a line of names."""
-    return csv_text(records(rows))
+    return csv_text(records(rows, confidence))
 
 
-def as_latex(rows: Sequence[Row]) -> str:
-    """Returns a tabular for the package booktabs, with intervals in brackets; all texts are of ASCII."""
+def as_json(rows: Sequence[Row], confidence: float) -> str:
+    """Returns the rows as a JSON object."""
+    return json.dumps({"rows": records(rows, confidence)}, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def as_latex(rows: Sequence[Row], confidence: float) -> str:
+    """Returns a tabular for the package booktabs, with intervals in brackets."""
     headings = (
         "Rule or score",
         "$T$",
@@ -47,7 +60,8 @@ def as_latex(rows: Sequence[Row]) -> str:
         *(heading.replace("\n", " ").capitalize() for heading in _HEADINGS[3:-1]),
         r"$\times$ lossless",
     )
-    lines = [r"% needs \usepackage{booktabs}", r"\begin{tabular}{lrrrrrrr}", r"\toprule", _line(headings)]
+    about = f"% rule {rows[-1].setting.rule}, {confidence:.0%} intervals, {rows[-1].seeds} decodings of each problem"
+    lines = [r"% needs \usepackage{booktabs}", about, r"\begin{tabular}{lrrrrrrr}", r"\toprule", _line(headings)]
     for task, of_task in _by_task(rows):
         lines += [r"\midrule", rf"\multicolumn{{8}}{{l}}{{{_escaped(task)}, {of_task[0].problems} problems}} \\"]
         lines += [_line(map(_escaped, _cells(row))) for row in of_task]
@@ -110,6 +124,4 @@ def _ends(name: str, found: Interval | None) -> dict[str, float | None]:
 
 
 def _escaped(text: str) -> str:
-    for character, written in (("\\", r"\textbackslash{}"), ("–", "--"), *((each, f"\\{each}") for each in "%_&#$")):
-        text = text.replace(character, written)
-    return text.replace("inf", "$\\infty$") if text == "inf" else text
+    return r"$\infty$" if text == "inf" else text.translate(_WRITTEN)

@@ -267,6 +267,13 @@ def test_csv_has_every_setting_that_was_measured(folder: Path, tmp_path: Path) -
         assert point.counts is None or int(line["lost"]) == point.counts.lost
 
 
+def test_csv_of_nothing_is_refused_in_a_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads((folder / "profile.json").read_text())
+    (tmp_path / "profile.json").write_text(json.dumps(content | {"curve": []}))
+    assert report(tmp_path, "--format", "csv") == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("no setting was measured; there is nothing to write")
+
+
 def test_markdown_has_the_verdict_the_tables_and_its_pictures(folder: Path, tmp_path: Path) -> None:
     assert report(folder, "--format", "md", "--out", tmp_path / "report.md") == 0
     text = (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -21,21 +21,30 @@ def test_a_share_of_single_answers_is_wilsons(right: int, more: int) -> None:
     answers = np.array([1.0] * right + [0.0] * more)
     if not len(answers):
         return
-    found = proportion(answers, np.ones(len(answers)), 0.95)
+    found = proportion(answers, np.ones(len(answers)), len(answers), 0.95)
     known = binomtest(right, right + more).proportion_ci(0.95, method="wilson")
     assert found.value == right / (right + more)
     assert (found.low, found.high) == pytest.approx((known.low, known.high), abs=1e-9)
 
 
-def test_shares_of_grouped_problems_hold_as_often_as_they_say() -> None:
+@pytest.mark.parametrize("groups", [8, 80])
+def test_shares_of_grouped_problems_hold_as_often_as_they_say(groups: int) -> None:
     """Problems of a group are right or wrong together. False-alarm probability: _ALARM."""
     assert binom.cdf(_FEWEST - 1, _RUNS, _CONFIDENCE - 0.02) < _ALARM
     rng, held = np.random.default_rng(0), 0
     for _ in range(_RUNS):
-        sizes = rng.integers(1, 6, 80).astype(float)
-        found = proportion(sizes * (rng.random(80) < 0.8), sizes, _CONFIDENCE)
-        held += found.low <= 0.8 <= found.high
+        sizes = rng.integers(1, 6, groups).astype(float)
+        found = proportion(sizes * (rng.random(groups) < 0.7), sizes, int(sizes.sum()), _CONFIDENCE)
+        held += found.low <= 0.7 <= found.high
     assert held >= _FEWEST
+
+
+def test_units_that_happen_to_agree_do_not_make_an_interval_vanish() -> None:
+    found = proportion(np.array([5, 5.01, 5]), np.array([10.0, 10, 10]), 30, 0.95)
+    assert found.low < 0.3
+    assert found.high > 0.7
+    one = proportion(np.array([7.0]), np.array([10.0]), 10, 0.95)
+    assert (one.low, one.high) == (0.0, 1.0)
 
 
 def test_ratios_hold_as_often_as_they_say() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import sqlite3
 from pathlib import Path
@@ -20,12 +21,12 @@ from fsd_calib.cli import sweep as sweep_app
 from fsd_calib.cli.console import run
 from fsd_calib.measuring.speed import Interval
 from fsd_calib.sweeping.sweep import Grid, Row, sweep
-from fsd_calib.sweeping.tables import as_csv, as_latex, records
+from fsd_calib.sweeping.tables import as_csv, as_json, as_latex, records
 from fsd_calib.tasks.split import tuning_of
 from fsd_data import pair_paths
 from support.messages import error_line
 
-GRID = Grid("fsd-coupled", ("js", "doubt"), (0.05, 0.4), (3, 5))
+GRID = Grid("fsd-coupled", ("js", "doubt"), (0.05, 0.4, math.inf), (3, 5))
 LIMIT = 80
 
 
@@ -51,7 +52,7 @@ def test_rows_are_the_target_and_of_each_length_the_lossless_rule_and_every_scor
         for length in (3, 5)
         for each in [
             ("coupled", "js", None, length),
-            *(("fsd-coupled", score, threshold, length) for score in ("js", "doubt") for threshold in (0.05, 0.4)),
+            *(("fsd-coupled", score, threshold, length) for score in ("js", "doubt") for threshold in GRID.thresholds),
         ]
     ]
     assert rows[0].setting.rule == "target"
@@ -120,18 +121,21 @@ def test_problems_that_were_decoded_lossily_do_not_certify(tmp_path: Path, capsy
 
 
 def test_csv_latex_and_json_have_the_same_figures(rows: list[Row]) -> None:
-    found = list(csv.DictReader(io.StringIO(as_csv(rows))))
-    for row, record, line in zip(rows, records(rows), found, strict=True):
+    found = list(csv.DictReader(io.StringIO(as_csv(rows, 0.9))))
+    assert json.loads(as_json(rows, 0.9), parse_constant=pytest.fail) == {"rows": records(rows, 0.9)}
+    for row, record, line in zip(rows, records(rows, 0.9), found, strict=True):
         assert record["task"] == line["task"] == "arithmetic"
         assert float(line["accuracy"]) == record["accuracy"] == row.accuracy.value
         assert line["threshold"] == ("" if row.setting.threshold is None else str(row.setting.threshold))
-        json.dumps(record, allow_nan=False)
-    latex = as_latex(rows)
+        assert (line["confidence"], line["seeds"]) == ("0.9", "1")
+    hostile = [row._replace(task=r"a_b{1}~^\$#&%") for row in rows]
+    assert r"a\_b\{1\}\textasciitilde{}\textasciicircum{}\textbackslash{}\$\#\&\%, " in as_latex(hostile, 0.9)
+    latex = as_latex(rows, 0.9)
     assert latex.isascii()
     body = [line for line in latex.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
     assert len(body) == len(rows) + 1
     assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {7}
-    assert not re.search(r"(?<!\\)%", latex.removeprefix("% needs"))
+    assert not [line for line in latex.splitlines() if re.search(r"(?<!\\)%", line) and not line.startswith("% ")]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,10 @@ def test_csv_latex_and_json_have_the_same_figures(rows: list[Row]) -> None:
         (["--thresholds", "1", "--score", "jz"], "--score is 'jz'"),
         (["--thresholds", "1", "--out", "x.csv"], "--out takes --format csv, latex or json"),
         (["--thresholds", "1", "--format", "xml"], "--format is 'xml'"),
+        (["--thresholds", "1", "--json", "--format", "csv"], "--json prints the result on stdout"),
+        (["--thresholds", "1", "--engine", "server"], "--engine is 'server'; a sweep has one of fsd-calib and vllm"),
+        (["--thresholds", "1", "--engine", "fsd-calib,vllm"], "--engine is 'fsd-calib,vllm'"),
+        (["--thresholds", "1", "--format", "csv", "--out", "/proc/none/x.csv"], "cannot be written"),
         (["--thresholds", "1", "--confidence", "1"], "--confidence is 1.0"),
         (["--thresholds", "1", "--target", "x"], "--draft is missing"),
     ],
@@ -153,7 +161,19 @@ def test_mistakes_are_said_in_a_line(options: list[str], says: str, capsys: pyte
 
 
 def test_the_command_writes_what_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--tasks", "arithmetic", "--thresholds", "0.1", "--limit", "40", "--workers", "1", "--quiet"]
+    asked = [
+        "--tasks",
+        "arithmetic",
+        "--thresholds",
+        "0.1",
+        "--limit",
+        "40",
+        "--engine",
+        "fsd-calib",
+        "--workers",
+        "1",
+        "--quiet",
+    ]
     asked += [f"--cache={tmp_path / 'cache'}", f"--state={tmp_path / 'state'}"]
     assert run(sweep_app.app, sweep_app.NAME, asked) == 0
     assert "fsd-coupled" in capsys.readouterr().out
