@@ -5,9 +5,14 @@ From the folder of this file: fsd-calibrate --task arithmetic --min-acc 0.95 --s
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from fsd_decoding.policies.stopping import DraftState, StopPolicy
+from fsd_decoding.policies.stopping import StopPolicy
+
+if TYPE_CHECKING:
+    import torch
+
+    from fsd_decoding.policies.stopping import DraftState
 
 
 class Sure(StopPolicy):

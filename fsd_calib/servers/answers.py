@@ -26,7 +26,8 @@ class Acceptance(NamedTuple):
             "num_spec_steps": self.rounds, "num_draft_tokens": self.drafted,
             "num_accepted_draft_tokens": self.accepted,
             "mean_acceptance_length": 1 + self.accepted / self.rounds if self.rounds else 1.0,
-            "draft_acceptance_rate": self.accepted / self.drafted if self.drafted else 0.0,
+            # 0 where it is not known: some servers do not count drafts, or count others than those accepted.
+            "draft_acceptance_rate": self.accepted / self.drafted if self.drafted >= self.accepted > 0 else 0.0,
         }  # fmt: skip
 
     @classmethod

@@ -2,8 +2,7 @@
 
 It speaks the fields of vLLM with our plugin (`vllm_xargs`, `metrics.speculative_decoding`) and of SGLang
 (`/set_internal_state`, `meta_info`), as their sources have them, and is none of them: what it writes follows from the
-prompt and the knob's value alone. The looser the value, the faster it is, and the more texts are others.
-
+prompt and the knob's value. The looser that is, the faster it is, and the more texts are others.
 `python -m support.servers.stand_in --port 8000 --value 0.5` starts one in a process of its own.
 """
 
@@ -87,7 +86,7 @@ class _Handler(FaultyHandler):
         elif self.path == "/version":
             self.send({"version": behaviour.version})
         elif self.path == "/metrics" and behaviour.flavour == "counters":
-            each = {"drafts": 10, "draft_tokens": 50, "accepted_tokens": 10}  # of a text, half of which an engine has
+            each = {"drafts": 10, "draft_tokens": 50, "accepted_tokens": 10}  # of a text, of which an engine has half
             counter = 'vllm:spec_decode_num_{}_total{{engine="{}",model_name="m"}} {}'.format
             lines = (
                 counter(name, engine, count * len(behaviour.asked) / 2)
@@ -147,8 +146,9 @@ class _Handler(FaultyHandler):
             answer["choices"][0]["meta_info"] = told  # type: ignore[index]
             return answer
         accepted = TOKENS - rounds
-        counts = {"num_spec_steps": rounds, "num_draft_tokens": 5 * rounds, "num_accepted_draft_tokens": accepted}
-        return answer | {"metrics": {"speculative_decoding": counts}}
+        counts = rounds, max(5 * rounds, accepted), accepted
+        names = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
+        return answer | {"metrics": {"speculative_decoding": dict(zip(names, counts, strict=True))}}
 
     def _stream(self, answer: dict[str, Any], text: str, seconds: float, fault: str | None) -> None:
         self.send_response(200)
