@@ -24,8 +24,7 @@ from typing import Any
 from fsd_calib.tasks.registry import load_task
 from support.servers.faults import FaultyHandler
 
-TOKENS = 20  # of a text
-PROBLEMS = 600
+TOKENS, PROBLEMS = 20, 600  # of a text, and of the task
 
 
 @cache
@@ -86,13 +85,9 @@ class _Handler(FaultyHandler):
         elif self.path == "/version":
             self.send({"version": behaviour.version})
         elif self.path == "/metrics" and behaviour.flavour == "counters":
-            each = {"drafts": 10, "draft_tokens": 50, "accepted_tokens": 10}  # of a text, of which an engine has half
-            counter = 'vllm:spec_decode_num_{}_total{{engine="{}",model_name="m"}} {}'.format
-            lines = (
-                counter(name, engine, count * len(behaviour.asked) / 2)
-                for name, count in each.items()
-                for engine in "01"
-            )
+            counts = {"drafts": 10, "draft_tokens": 50, "accepted_tokens": 10}.items()  # of a text
+            counter, texts = 'vllm:spec_decode_num_{}_total{{engine="{}"}} {}'.format, len(behaviour.asked) / 2
+            lines = [counter(name, engine, count * texts) for name, count in counts for engine in "01"]
             self.send("# HELP of it\n" + "\n".join(lines), kind="plain")
         else:
             self.send({}, 200 if self.path == "/health" else 404)
