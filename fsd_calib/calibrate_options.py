@@ -56,7 +56,8 @@ from fsd_common.addons import AddonKind, unless_known
 from fsd_common.argument_checks import check_path, named
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, json_object, several, several_each, whole_numbers
-from fsd_common.progress.base import Progress, Silent
+from fsd_common.progress.base import Progress
+from fsd_common.progress.chosen import called_progress
 from fsd_common.settings import Count, Rule, Settings, Several, listed
 from fsd_decoding.model_options import USUAL, Loading, ModelKwargs, ModelOptions
 from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape, read_shape, without_chain
@@ -643,8 +644,8 @@ class RunConfig(PromptOptions):
 
     @property
     def reporter(self) -> Progress:
-        """Receives the progress; silent where none was given."""
-        return self.progress or Silent()
+        """Receives the progress; where none was given, a bar in a notebook, and elsewhere nothing."""
+        return self.progress or called_progress()
 
     @property
     def study_storage(self) -> str | None:

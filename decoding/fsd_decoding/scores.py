@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from fsd_common.addons import OWN, Addon, Registry
 from fsd_common.errors import UsageError
-from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
+from fsd_decoding.divergence import DIVERGENCES, FORMULAS, check_name, entropy, unchecked_divergences
 from fsd_decoding.tensors import lazy, wide
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ class Score:
 
     Attributes:
         parameters: what may follow the name.
-        formula: for people.
+        formula: in p of the target, q of the draft, the drafted token x, the likeliest's p1 and uniform noise u, for
+            people; "" where nobody wrote it.
         on: which logits it is defined on; None: raw or processed ones, as `Criterion.on` says.
         reads_token: whether it depends on x, and not on p and q alone.
         reads_draft: whether it depends on q.
@@ -165,7 +166,7 @@ class Score:
     """
 
     parameters: ClassVar[tuple[Parameter, ...]] = ()
-    formula: ClassVar[str]
+    formula: str = ""
     on: ClassVar[Logits | None] = None
     reads_token: ClassVar[bool] = True
     reads_draft: ClassVar[bool] = False
@@ -201,8 +202,8 @@ class Divergence(Score):
 
     def __init__(self, written: str, values: Sequence[float]) -> None:
         super().__init__(written, values)
-        _, top, k = written.partition("@")
-        self.reads_top = int(k) if top else None
+        name, top, k = written.partition("@")
+        self.reads_top, self.formula = int(k) if top else None, FORMULAS[name]
 
     def of(self, seen: Seen) -> Tensor:
         return unchecked_divergences([self.written], seen.target_logits, seen.draft_logits, seen.scans)[self.written]
@@ -212,7 +213,6 @@ class Gated(Score):
     """D where the target is unsure, p1 <= g; elsewhere the exact rule decides (arXiv 2601.04766)."""
 
     parameters = (Parameter("g", "the largest p1 at which D may keep a token", 0.9, 0.0, 1.0, whole=False),)
-    formula = "D, infinite where p1 > g"
     reads_token = False
     reads_draft = True
     largest = math.inf
@@ -220,6 +220,7 @@ class Gated(Score):
     def __init__(self, written: str, values: Sequence[float], divergence: Divergence) -> None:
         super().__init__(written, values)
         self.divergence, self.reads_top = divergence, divergence.reads_top
+        self.formula = f"{divergence.formula}, infinite where p1 > {self.values[0]:g}"
 
     def of(self, seen: Seen) -> Tensor:
         return self.gated(self.divergence.of(seen), seen)

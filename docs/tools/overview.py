@@ -76,7 +76,7 @@ def _round() -> Iterator[str]:
     for place, (fate, colour) in enumerate(zip(fates, (LIGHT.good, LIGHT.second, LIGHT.bad), strict=True)):
         yield f'<circle cx="{30 + 140 * place}" cy="250" r="5" fill="{colour}"/>'
         yield _text(42 + 140 * place, 255, fate)
-    yield _text(24, 292, "The text goes on as “Then she gives away 5”: four tokens of the draft, one of the target.")
+    yield _text(24, 292, "The text: “Then she gives away 5”, four tokens drafted, one by the target.")
     yield _text(24, 314, "T < 0 is lossless. The larger T, the longer the rounds, and the more texts that change.")
 
 

@@ -2,6 +2,7 @@
 
 On GitHub links lead to files beside the pages (`../examples/own_policy.py`), and Mermaid blocks are drawn by the
 browser. On the site the former lead to the repository, and the latter are drawn by the build, as pages fetch nothing.
+The site's home also has the README's figure and result table, and names of the public API lead to their entries.
 """
 
 from __future__ import annotations
@@ -9,13 +10,40 @@ from __future__ import annotations
 import posixpath
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+_README = Path(__file__).parents[2] / "README.md"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Called by mkdocs for every page."""
-    folder = posixpath.dirname(page.file.src_uri)
-    return _with_drawings(_with_links_to_the_repository(markdown, folder, config.repo_url))
+    source = page.file.src_uri
+    if source == "README.md":
+        markdown = _with_results(markdown, config.repo_url)
+    if source == "api.md":
+        markdown = _with_links_to_entries(markdown)
+    return _with_drawings(_with_links_to_the_repository(markdown, posixpath.dirname(source), config.repo_url))
+
+
+def _with_results(markdown: str, repository: str) -> str:
+    """Puts the README's figure and the table after it before the first table of a page."""
+    readme = _README.read_text(encoding="utf-8")
+    shown = "\n\n".join(
+        re.findall(r"^!\[.*?$|(?:^\|.*\n)+", readme.partition("## ")[0], flags=re.MULTILINE)
+    )  # all before its first section
+    beside = re.sub(re.escape(repository) + r"/(?:blob|raw)/main/docs/", "", shown)
+    before, table, after = markdown.partition("| you want to")
+    return f"{before}{beside}\n{table}{after}"
+
+
+def _with_links_to_entries(markdown: str) -> str:
+    """Makes a link of every name in the tables below a heading that leads to a page."""
+
+    def linked(section: re.Match[str]) -> str:
+        return re.sub(r"^\| (`([\w.]+)`)", rf"| [\1]({section[1]}#\2)", section[0], flags=re.MULTILINE)
+
+    return re.sub(r"^## \[.*?\]\((.*?)\)\n(?:(?!^## ).*\n?)*", linked, markdown, flags=re.MULTILINE)
 
 
 def _with_links_to_the_repository(markdown: str, folder: str, repository: str) -> str:

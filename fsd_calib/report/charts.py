@@ -10,7 +10,9 @@ from fsd_calib.common_options import RULES_WITHOUT_T
 from fsd_calib.report.figures import pace_axis, rival_of
 from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
 from fsd_calib.report.rows import DRAFT, LOSSLESS, TARGET, Row, series_name, series_of
+from fsd_calib.report.zoom import Range, ends_of, wanted_retention, zoomable
 from fsd_common.formatting import NONE, bound, duration, in_trees, pace, pace_between, percent, threshold, tokens
+from fsd_common.pages.blocks import Zoomed
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_common.pages.themes import SERIES, SHAPES
 from fsd_decoding.profile.setting import DRAFT_ALONE
@@ -19,7 +21,6 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 HOVER = ("setting", "T", "L", "score", "policy", "retention", "accuracy", "tokens/round", "accepted", "tokens/s",
          "measured on")  # fmt: skip
 _RING = 420  # area of the ring around the chosen setting
-_PADDING = 0.08  # of an axis, beyond the values
 
 
 def hover(row: Row, speed: str | None = None) -> dict[str, str]:
@@ -115,29 +116,17 @@ def level(at: float, label: str, dash: Sequence[int] = (5, 4), left: bool = Fals
 
 def levels(profile: ThresholdProfile, left: bool = False) -> list[Spec]:
     """Returns the lines of a chart of retention: the target's accuracy, and what was requested."""
-    wanted = profile.certificate.wanted
+    wanted = wanted_retention(profile)
     lines = level(100.0, "", (1, 3))  # the axis says what 100 is
-    if wanted is not None and profile.certificate.acc == "retention" and wanted != 1:
+    if wanted is not None and wanted != 1:
         lines += level(100 * wanted, f"requested: {100 * wanted:g}%", left=left)
     return lines
 
 
-def padded_range(retentions: Sequence[float], profile: ThresholdProfile) -> list[float]:
-    """Returns the ends of an axis of retention, in percent, which shows all of these and the lines of `levels`."""
-    wanted = profile.certificate.wanted if profile.certificate.acc == "retention" else None
-    ends = [*retentions, 1.0, *([] if wanted is None else [wanted])]
-    low, high = min(ends), max(ends)
-    pad = _PADDING * max(high - low, 0.02)
-    return [max(100 * (low - pad), 0.0), 100 * (high + pad)]
-
-
-def retention_axis(found: Sequence[Row], profile: ThresholdProfile) -> Spec:
-    """Returns the encoding of retention on the vertical axis, which shows all of intervals and bounds."""
-    shown = ((p.retention, p.lower_bound, *(p.interval or ())) for p in (row.point for row in found))
-    ends = [end for each in shown for end in each if end is not None]
-    scale = {"domain": padded_range(ends, profile), "zero": False, "nice": False}
-    title = "retention (% of the target's accuracy)"
-    return {"field": "kept", "type": "quantitative", "title": title, "scale": scale}
+def retention_axis(ends: Range) -> Spec:
+    """Returns the encoding of retention on the vertical axis."""
+    scale = {"domain": list(ends), "zero": False, "nice": False}
+    return quantitative("kept", "retention (% of the target's accuracy)", scale=scale)
 
 
 def kept(row: Row) -> dict[str, Any]:
@@ -160,7 +149,7 @@ _LABEL = "format(1 - datum.value, datum.value < 0.001 ? '.2%' : datum.value < 0.
 _TICKS = [0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005]  # shares rejected
 
 
-def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> Chart | None:
+def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> Chart | Zoomed | None:
     """Returns the chart of the profile's score; None: nothing was measured of it under a threshold."""
     shown = [row for row in found if row.setting.threshold is not None and row.setting.score == profile.score]
     if not shown:
@@ -175,24 +164,29 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
     most = max(row.setting.threshold or 0.0 for row in shown)
     scale = {"domain": [0, 1.05 * most or 1.0], "nice": False}
     x = quantitative("at", f"threshold T on {profile.score}", scale=scale)
-    y, looks = retention_axis(shown, profile), series(series_of(shown), found)
-    layers = [
-        *levels(profile), intervals(x, y, looks["color"]), *_bounds(x, y),
-        ring(x, y),
-        {"transform": [{"filter": "!datum.certification"}],
-         "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 75, "fill": "@paper"},
-         "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
-        {"transform": [{"filter": "datum.certification"}],
-         "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
-         "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
-    ]  # fmt: skip
+    looks = series(series_of(shown), found)
+
+    def draw(ends: Range) -> Chart:
+        y = retention_axis(ends)
+        layers = [
+            *levels(profile), intervals(x, y, looks["color"]), *_bounds(x, y),
+            ring(x, y),
+            {"transform": [{"filter": "!datum.certification"}],
+             "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 75, "fill": "@paper"},
+             "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
+            {"transform": [{"filter": "datum.certification"}],
+             "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+             "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
+        ]  # fmt: skip
+        return Chart("threshold", alt, layered(values, layers))
+
     tested = [row.point for row in shown if row.point.lower_bound is not None]
     words = (f"{p.setting}: {percent(p.retention)}, at least {bound(p.lower_bound)}" for p in tested)
     alt = (
         f"Retention at {len(shown)} measured thresholds on {profile.score}, with intervals; on the certification "
         f"part: {'; '.join(words) or 'nothing'}."
     )
-    return Chart("threshold", alt, layered(values, layers))
+    return zoomable(profile, ends_of(shown), ends_of(row for row in shown if row.chosen), draw)
 
 
 def _last(row: Row, shown: Sequence[Row]) -> bool:
@@ -214,7 +208,7 @@ def _bounds(x: Spec, y: Spec) -> list[Spec]:
     ]  # fmt: skip
 
 
-def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
+def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | Zoomed | None:
     """Returns the chart of all scores on one scale; None: the search tried nothing."""
     by_setting = {row.setting: row for row in found if row.point.source == "tuning"}
     pairs = [(trial, by_setting.get(trial.setting)) for trial in record.trials]
@@ -231,17 +225,22 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
         "rejected", "drafted tokens with D ≤ T, along the target's text", axis=axis,
         scale={"type": "log", "reverse": True, "nice": False, "domain": [min(rejected) / 1.2, max(rejected) * 1.2]},
     )  # fmt: skip
-    y, looks = retention_axis(rows, profile), series(series_of(rows), found)
+    looks = series(series_of(rows), found)
     shared = {"field": "share", "title": "D ≤ T for", "type": "nominal"}
-    points = {
-        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
-        "encoding": {"x": x, "y": y, **looks, "tooltip": [shared, *hovering()]},
-    }
-    layers = [*levels(profile), intervals(x, y, looks["color"]), ring(x, y), points]
+
+    def draw(ends: Range) -> Chart:
+        y = retention_axis(ends)
+        points: Spec = {
+            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
+            "encoding": {"x": x, "y": y, **looks, "tooltip": [shared, *hovering()]},
+        }
+        layers = [*levels(profile), intervals(x, y, looks["color"]), ring(x, y), points]
+        return Chart("share", alt, layered(values, layers))
+
     alt = "Retention against the share of drafted tokens that T accepts: " + "; ".join(
         f"{trial.setting.score} {trial.share:.1%}: {percent(row.point.retention)}" for trial, row in shown
     )
-    return Chart("share", alt, layered(values, layers))
+    return zoomable(profile, ends_of(rows), ends_of(row for row in rows if row.chosen), draw)
 
 
 _WIDER = 1.7  # times the fastest setting's speed: a chart this wide still leaves room for the settings
@@ -283,25 +282,29 @@ _SPEED_HEIGHT = 380
 _RIGHT = 0.7  # of the fastest: on a phone there is no room for a label beyond
 
 
-def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row], record: RunRecord | None = None) -> Chart:
+def retention_and_speed(
+    profile: ThresholdProfile, found: Sequence[Row], record: RunRecord | None = None
+) -> Chart | Zoomed:
     """Returns the chart: settings that were timed with the clock's speed, the others with the forecast."""
     timed = list(_timed(profile, found))
     fuzzy = [row for row in found if row.point.source == "tuning" and row.setting.threshold is not None]
     forecast = [row for row in fuzzy if row.forecast]
-    values = [_speed_value(row) for row in forecast] + timed
-    shown = [*forecast, *(row for row in found if row.chosen or row.setting == rival_of(profile))]
-    y = retention_axis(shown, profile)
-    most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
-    draft = draft_alone(found, record, Room(most, *y["scale"]["domain"]))
-    if draft is not None:
-        values.append(draft)
-        most = max(most, draft["speed"])
-    names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
-    scale = {"domain": [0, 1.08 * most], "nice": False}
-    x = quantitative("speed", pace_axis(profile.speed.unit, [profile.speed.batch]), scale=scale)
-    looks = series(names, found)
-    spec = layered(values, [*levels(profile, left=True), *_speed_layers(x, y, looks, most)], _SPEED_HEIGHT)
-    return Chart("speed", _speed_alt(profile, [*timed, *([draft] if draft else [])], forecast), spec)
+    settings = [_speed_value(row) for row in forecast] + timed
+    fastest = max((value.get("fast", value["speed"]) for value in settings), default=1.0)
+
+    def draw(ends: Range) -> Chart:
+        draft = draft_alone(found, record, Room(fastest, *ends))
+        alone = [] if draft is None else [draft]
+        values, most = settings + alone, max([fastest, *(mark["speed"] for mark in alone)])
+        names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
+        scale = {"domain": [0, 1.08 * most], "nice": False}
+        x = quantitative("speed", pace_axis(profile.speed.unit, [profile.speed.batch]), scale=scale)
+        layers = _speed_layers(x, retention_axis(ends), series(names, found), most)
+        spec = layered(values, [*levels(profile, left=True), *layers], _SPEED_HEIGHT)
+        return Chart("speed", _speed_alt(profile, timed + alone, forecast), spec)
+
+    main = [row for row in found if row.chosen or row.setting == rival_of(profile)]
+    return zoomable(profile, ends_of([*forecast, *main]), ends_of(main), draw)
 
 
 def _speed_layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
@@ -469,7 +472,7 @@ def _words(shown: Sequence[Row], figures: Sequence[str]) -> str:
 _SHOWN = ("trial", "verdict", "T", "L", "score", "policy", "retention", "lossless share", "tokens/s", "problems")
 
 
-def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
+def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | Zoomed | None:
     """Returns the chart; None: the search tried nothing."""
     if not record.trials:
         return None
@@ -479,25 +482,24 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
         "number", "trial of the search", axis={"tickMinStep": 1, "format": "d"},
         scale={"domain": [0.5, len(values) + 0.5], "nice": False},
     )  # fmt: skip
-    scale = {
-        "domain": padded_range([trial.retention for trial in record.trials], profile),
-        "zero": False,
-        "nice": False,
-    }
-    y = quantitative("kept", "retention (% of the target's accuracy)", scale=scale)
     looks = series(names, found)
     tooltip = [{"field": name, "type": "nominal"} for name in _SHOWN if name in values[0]]
-    layers = [
-        *levels(profile),
-        {"mark": {"type": "line", "color": "@faint", "strokeWidth": 1.5}, "encoding": {"x": x, "y": y}},
-        {"transform": [{"filter": "!datum.feasible"}],
-         "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 80, "fill": "@paper"},
-         "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
-        {"transform": [{"filter": "datum.feasible"}],
-         "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
-         "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
-    ]  # fmt: skip
-    return Chart("trials", _trials_alt(record.trials), layered(values, layers, 280))
+
+    def draw(ends: Range) -> Chart:
+        y = retention_axis(ends)
+        layers = [
+            *levels(profile),
+            {"mark": {"type": "line", "color": "@faint", "strokeWidth": 1.5}, "encoding": {"x": x, "y": y}},
+            {"transform": [{"filter": "!datum.feasible"}],
+             "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 80, "fill": "@paper"},
+             "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
+            {"transform": [{"filter": "datum.feasible"}],
+             "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
+             "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
+        ]  # fmt: skip
+        return Chart("trials", _trials_alt(record.trials), layered(values, layers, 280))
+
+    return zoomable(profile, [trial.retention for trial in record.trials], [], draw)
 
 
 def _trial_value(number: int, trial: Trial) -> dict[str, object]:

@@ -10,6 +10,7 @@ from fsd_calib.report.diff import shared_settings
 from fsd_calib.report.figures import pace_axis, rival_of
 from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
+from fsd_calib.report.zoom import ends_of, whole_range
 from fsd_common.formatting import NONE, answer_seconds, bound, interval, pace, percent, threshold
 from fsd_common.pages.blocks import Block, Page, Paragraph, Section, Sheet
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
@@ -86,7 +87,7 @@ def _speeds(names: Sequence[str], runs: Sequence[Run]) -> Section:
     most = max(value["speed"] for value in values)
     title = pace_axis("tokens/s", [run.profile.speed.batch for run in runs])
     x = quantitative("speed", title, scale={"domain": [0, 1.08 * most], "nice": False})
-    y = retention_axis(shown, runs[0].profile)
+    y = retention_axis(whole_range(ends_of(shown), runs[0].profile))
     colour = by_series("color", "run", names, SERIES)
     marks = ("target", *dict.fromkeys(rival_of(run.profile).rule for run in runs), "chosen", "estimate")
     shape = by_series("shape", "mark", [m for m in marks if any(v["mark"] == m for v in values)],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from fsd_common.console import TITLE, literal
+from fsd_common.errors import UsageError
 from fsd_common.formatting import (
     NONE,
     ROUNDS,
@@ -27,6 +29,8 @@ from fsd_decoding.profile.parts import Certificate
 from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.rules import rule_named
+from fsd_decoding.scores import score_named
 
 
 def interval_scope(speed: Speed) -> str:
@@ -283,17 +287,34 @@ def notes(profile: ThresholdProfile) -> str:
     """Returns what the marks of the table mean, and the settings under which it was measured."""
     speed, temperature = profile.speed, profile.sampling.temperature
     sampling = f"temperature {temperature:g}" if temperature else "greedy"
-    moved = "" if profile.policy is None else f", moved by {profile.policy}"
     seeds = f", {profile.seeds} seeds per problem" if profile.seeds > 1 else ""
     lines = [
         f"{_PART} measured on the {_part(profile)}",
         f"{_TIMED} {timing_note(speed)}",
         busy_note(speed),
         f"≥ lower bound {_held(profile)}{_uncorrected(profile)}" if _has_bounds(profile) else "",
-        f"T bounds {profile.score}{moved}; {sampling}{seeds}; speed at batch {speed.batch} on {profile.device} in "
-        f"{profile.dtype}{_rounds(profile)}",
+        *meanings(profile),
+        f"{sampling}{seeds}; speed at batch {speed.batch} on {profile.device} in {profile.dtype}{_rounds(profile)}",
     ]
     return "\n".join(filter(None, lines))
+
+
+def meanings(profile: ThresholdProfile) -> Iterator[str]:
+    """Yields what the rules of the table do, and what T bounds."""
+    rules = [rival_of(profile).rule, *([profile.chosen.rule] if _is_fuzzy(profile) else [])]
+    for rule in rules:
+        with suppress(UsageError):  # an add-on that is not here
+            if meaning := rule_named(rule).meaning:
+                yield f"{rule}: {meaning}"
+    moved = "" if profile.policy is None else f", moved by {profile.policy}"
+    yield f"T bounds {profile.score}{_formula(profile.score)}{moved}"
+
+
+def _formula(score: str) -> str:
+    with suppress(UsageError):
+        if formula := score_named(score).formula:
+            return f" = {formula} (p of the target, q of the draft, x the drafted token, p1 the largest p)"
+    return ""
 
 
 def _rounds(profile: ThresholdProfile) -> str:

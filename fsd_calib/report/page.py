@@ -16,7 +16,15 @@ from fsd_calib.report.charts import (
     tokens_by_length,
     trials,
 )
-from fsd_calib.report.figures import bounds_to_show, busy_note, draft_length_label, main_figures, rival_of, timing_note
+from fsd_calib.report.figures import (
+    bounds_to_show,
+    busy_note,
+    draft_length_label,
+    main_figures,
+    meanings,
+    rival_of,
+    timing_note,
+)
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing, Rung, RunRecord
 from fsd_calib.report.rows import Row
@@ -124,9 +132,9 @@ def _search(run: Run, found: list[Row]) -> Section:
         blocks += [chart, Paragraph(marks, "note")] if chart else [Paragraph("Nothing was searched.", "note")]
         blocks.append(rung_sheet(run.record))
     return Section(
-        "search", "What each trial and each rung showed",
-        "The search tries settings on the tuning part; some are then frozen as rungs, the likeliest to pass first, and "
-        "tested on problems that it never saw, until one fails.",
+        "search", "What each trial and each frozen setting showed",
+        "The search tries settings on the tuning part. Some are then frozen, the likeliest to pass first. They are "
+        "tested in this order, on problems that the search never saw, until one fails.",
         tuple(blocks),
     )  # fmt: skip
 
@@ -280,7 +288,7 @@ def figures_sheet(profile: ThresholdProfile) -> Sheet:
     timed = speed.unit if speed.timed else f"{speed.unit}\n(forecast)"
     answer = () if speed.answer is None else ("seconds\n/answer",)
     headings = ("", "accuracy", "retention", "tokens\n/round", timed, "times\nthe target", *answer)
-    return Sheet("", headings, rows, marked=marked)
+    return Sheet("", headings, rows, "; ".join(meanings(profile)), marked=marked)
 
 
 def front_sheet(profile: ThresholdProfile) -> Sheet:
@@ -327,7 +335,7 @@ def rung_sheet(record: RunRecord) -> Sheet:
     """Returns the frozen settings in the order of the test, with what it showed."""
     rows = [_rung(number, rung) for number, rung in enumerate(record.rungs, 1)]
     none = "" if rows else "No setting was frozen, so the certification part was not opened."
-    headings = ("rung", "setting", "result", "problems", "retention", "at least", "lost", "gained", "p-value")
+    headings = ("order", "setting", "result", "problems", "retention", "at least", "lost", "gained", "p-value")
     return Sheet("Frozen settings, in the order of the test", headings, tuple(rows), none, names=3)
 
 

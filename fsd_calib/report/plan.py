@@ -25,6 +25,7 @@ from fsd_common.formatting import (
     tokens,
 )
 from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.rules import rule_named
 
 SERVER = "server"  # the engine whose devices are not ours
 
@@ -139,7 +140,8 @@ def worth_lines(plan: Plan) -> list[str]:
     if ceiling is not None:
         line = (
             f"The ceiling: accepting every drafted token makes about {ceiling.gain:.2f}x the tokens/s of the fastest "
-            f"lossless setting ({ceiling.lossless}, about {ceiling.lossless_speed:.3g} tokens/s a stream), at "
+            f"lossless setting ({ceiling.lossless}, {rule_named(ceiling.lossless.rule).meaning}: about "
+            f"{ceiling.lossless_speed:.3g} tokens/s a stream), at "
             f"L = {ceiling.draft_length}. No rule gains more."
         )
         if not plan.worth_it:

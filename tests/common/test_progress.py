@@ -58,14 +58,20 @@ def test_lines_of_nested_steps_come_only_with_the_half_minutes() -> None:
     assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["training", "training"]
 
 
+def told(stream: io.StringIO) -> int:
+    """How often the step was told of; a slow machine may tell of the whole before it has begun."""
+    return stream.getvalue().splitlines().count("preparing: 0:00 gone; reading tokenizers")
+
+
 def test_a_step_that_tells_of_nothing_is_told_of_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chosen, "_POLL", 0.01)
     stream, outlook = io.StringIO(), ProgressEstimate(now=lambda: 7.0)
     lines = Lines(stream, seconds=0.0)
     with lines.whole(outlook), lines.step("reading tokenizers", 0):
-        while len(stream.getvalue().splitlines()) < 2:
+        until = time.monotonic() + 30
+        while told(stream) < 2 and time.monotonic() < until:
             time.sleep(0.01)
-    assert set(stream.getvalue().splitlines()[:2]) == {"preparing: 0:00 gone; reading tokenizers"}
+    assert told(stream) >= 2
 
 
 def test_the_time_left_of_a_step_is_told_where_that_of_the_whole_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

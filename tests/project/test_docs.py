@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -63,13 +64,15 @@ def test_the_pages_on_commands_are_those_of_their_help() -> None:
 
 
 def test_the_page_on_the_public_api_has_every_public_name() -> None:
-    """In its table, and with its docstring below."""
-    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    """In its tables, and with its docstring on the page that the heading leads to."""
+    index = (DOCS / "api.md").read_text(encoding="utf-8")
     public = {f"fsd_calib.{name}" for name in fsd_calib.__all__} - {"fsd_calib.adaptive"}
     listed = public_names()
     assert public | {f"fsd_calib.adaptive.{name}" for name in adaptive.__all__} <= set(listed)
-    shown = re.findall(r"^::: ([\w.]+)$", page, flags=re.MULTILINE)
-    assert shown == [name.replace("fsd_calib.adaptive", "fsd_decoding.adaptive") for name in listed]
+    pages = [DOCS / link for link in re.findall(r"^## \[.*\]\((.*)\)$", index, flags=re.MULTILINE)]
+    assert sorted(pages) == sorted((DOCS / "api").iterdir())
+    shown = [re.findall(r"^::: ([\w.]+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE) for page in pages]
+    assert list(chain.from_iterable(shown)) == listed
     for name in listed:
         module, _, attribute = name.rpartition(".")
         assert hasattr(import_module(module), attribute)

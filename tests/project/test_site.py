@@ -1,15 +1,21 @@
-"""The documentation as a site: it builds without a warning, and its pages fetch nothing from elsewhere."""
+"""The documentation as a site: it builds without a warning, fetches nothing, and can be read from a folder."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from support.paths import ROOT
+from support.browsers import PHONE, Looked, chromium
+from support.paths import ROOT, public_names
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytest.importorskip("mkdocs", reason="needs the extra docs")
 pytestmark = pytest.mark.slow
@@ -51,7 +57,55 @@ def test_diagrams_are_drawn_and_links_to_the_source_lead_to_the_repository(site:
 
 
 def test_the_public_api_shows_signatures_and_what_arguments_mean(site: Path) -> None:
-    page = re.sub(r"<[^>]+>", "", (site / "api.html").read_text(encoding="utf-8"))
+    page = re.sub(r"<[^>]+>", "", (site / "api/calibrate.html").read_text(encoding="utf-8"))
     assert "min_acc" in page
     assert "accuracy to keep" in page
     assert ":::" not in page
+
+
+def test_names_of_the_public_api_lead_to_entries_by_the_same_paths(site: Path) -> None:
+    index = (site / "api.html").read_text(encoding="utf-8")
+    entries = re.findall(r'<a href="(api/[\w-]+\.html)#([\w.]+)"><code>([\w.]+)</code></a>', index)
+    assert [name for _, _, name in entries] == public_names()
+    for page, anchor, name in entries:
+        assert anchor == name
+        assert f'id="{name}"' in (site / page).read_text(encoding="utf-8")
+
+
+def test_the_home_has_the_readmes_figure_and_table(site: Path) -> None:
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert 'src="images/overview.svg"' in home
+    assert "<th>lossless</th>" in home
+    assert '<a href="quickstart.html#read-the-result">' in home
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("words", ["thinking", "chat template", "GPU hours", "lossless"])
+def test_the_search_works_from_a_folder(browser: Browser, site: Path, words: str) -> None:
+    opened = Looked(browser, site / "index.html")
+    opened.page.click(".md-search__input")
+    opened.page.keyboard.type(words)
+    found = opened.page.locator(".md-search-result__item", has_text=words.split()[-1])
+    found.first.wait_for()
+    assert any(all(word.lower() in text.lower() for word in words.split()) for text in found.all_text_contents())
+    assert opened.said == []
+    opened.close()
+
+
+def test_on_a_phone_pages_are_no_wider_than_the_screen_and_wide_tables_scroll(browser: Browser, site: Path) -> None:
+    cut = """() => [...document.querySelectorAll('.md-typeset table')].filter((table) => {
+        const around = table.closest('.md-typeset__scrollwrap');
+        return around ? getComputedStyle(around).overflowX !== 'auto' : table.scrollWidth > innerWidth;
+    }).length"""
+    opened = Looked(browser, site / "index.html", size=PHONE)
+    for page in site.rglob("*.html"):
+        opened.page.goto(page.as_uri())
+        opened.page.wait_for_load_state()
+        assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], page.name
+        assert opened.page.evaluate(cut) == 0, page.name
+    opened.close()

@@ -98,7 +98,16 @@ class Legend:
     entries: tuple[tuple[str, str], ...]
 
 
-Block = Chart | Sheet | Paragraph | Verdict | TextPair | Legend
+@dataclass(frozen=True)
+class Zoomed:
+    """A chart of a part of its axis, and beside it, small, the whole; on a phone one below the other."""
+
+    chart: Chart
+    whole: Chart
+    caption: str
+
+
+Block = Chart | Zoomed | Sheet | Paragraph | Verdict | TextPair | Legend
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,8 @@ class Section:
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        return tuple(block for block in self.blocks if isinstance(block, Chart))
+        shown = ((b.chart, b.whole) if isinstance(b, Zoomed) else (b,) for b in self.blocks)
+        return tuple(block for blocks in shown for block in blocks if isinstance(block, Chart))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
-from fsd_common.pages.blocks import Block, Paragraph, Section, Sheet, Verdict
+from fsd_common.pages.blocks import Block, Paragraph, Section, Sheet, Verdict, Zoomed
 from fsd_common.pages.charts import Chart
-from fsd_common.pages.pictures import svg
+from fsd_common.pages.pictures import WIDTH, svg
 from fsd_common.pages.themes import FONT, LIGHT
 from fsd_common.terminal import visible
 
@@ -40,10 +40,18 @@ def _block(block: Block) -> str:
         case Sheet():
             return _table(block)
         case Chart():
-            picture = base64.b64encode(svg(block)).decode()
-            source = f"data:image/svg+xml;base64,{picture}"
-            return f'<img alt="{_text(block.alt)}" src="{source}" style="max-width: 100%">'
+            return _picture(block)
+        case Zoomed():
+            pictures = "".join(_picture(chart, share) for chart, share in ((block.chart, 0.68), (block.whole, 0.28)))
+            beside = f'<div style="display: flex; gap: 1rem; align-items: end">{pictures}</div>'
+            return beside + _block(Paragraph(block.caption, "note"))
     return ""
+
+
+def _picture(chart: Chart, share: float = 1.0) -> str:
+    """`share`: of the card's width."""
+    source = f"data:image/svg+xml;base64,{base64.b64encode(svg(chart, width=round(share * WIDTH))).decode()}"
+    return f'<img alt="{_text(chart.alt)}" src="{source}" style="max-width: {share:.0%}">'
 
 
 def _table(sheet: Sheet) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from fsd_common.pages.blocks import Block, Legend, Page, Paragraph, Sheet, TextPair, Verdict
+from fsd_common.pages.blocks import Block, Legend, Page, Paragraph, Sheet, TextPair, Verdict, Zoomed
 from fsd_common.pages.charts import Chart
 from fsd_common.terminal import visible
 
@@ -37,6 +37,10 @@ def _block(block: Block, picture_of: Callable[[Chart], str]) -> Iterator[str]:
     match block:
         case Chart():
             yield f"![{_escaped(block.alt)}]({picture_of(block)})"
+        case Zoomed():
+            for chart in (block.chart, block.whole):
+                yield from _block(chart, picture_of)
+            yield _escaped(block.caption)
         case Sheet():
             headings, *rows = (tuple(map(_without_markup, row)) for row in (block.headings, *block.rows))
             yield f"### {_escaped(block.title)}" if block.title else ""

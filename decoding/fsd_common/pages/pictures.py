@@ -12,11 +12,11 @@ _SCALE = 2.0  # pixels of a PNG for each of the chart's
 _PADDING = 12
 
 
-def svg(chart: Chart, theme: Theme = LIGHT) -> bytes:
+def svg(chart: Chart, theme: Theme = LIGHT, width: int = WIDTH) -> bytes:
     """Returns the chart as SVG."""
     import vl_convert
 
-    return vl_convert.vegalite_to_svg(_whole(chart, theme)).encode()
+    return vl_convert.vegalite_to_svg(_whole(chart, theme, width)).encode()
 
 
 def png(chart: Chart, theme: Theme = LIGHT) -> bytes:
@@ -33,9 +33,9 @@ def pdf(chart: Chart, theme: Theme = LIGHT) -> bytes:
     return bytes(vl_convert.vegalite_to_pdf(_whole(chart, theme)))
 
 
-def _whole(chart: Chart, theme: Theme) -> dict[str, Any]:
+def _whole(chart: Chart, theme: Theme, width: int = WIDTH) -> dict[str, Any]:
     """The specification with theme, paper and width."""
     spec = coloured(plain(chart.spec), theme)
     config = settings(theme) | {"background": theme.paper, "padding": _PADDING}
-    width = {} if "hconcat" in spec else {"width": WIDTH}
-    return {**width, **spec, "config": config | spec.get("config", {})}
+    sized = {} if "hconcat" in spec else {"width": width}
+    return {**sized, **spec, "config": config | spec.get("config", {})}

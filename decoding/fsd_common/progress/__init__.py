@@ -1,1 +1,1 @@
-"""Displays of progress: bars on a terminal, plain lines in a log."""
+"""Displays of progress: bars on a terminal, plain lines in a log, a bar in a notebook."""

@@ -1,4 +1,4 @@
-"""The display of progress that suits where stderr goes: bars on a terminal, or plain lines in a log."""
+"""The display of progress that suits the place: bars on a terminal, plain lines in a log, a bar in a notebook."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import Event, Lock, Thread
 from typing import TextIO
 
 from fsd_common.formatting import clock
 from fsd_common.progress.base import Advance, Progress, ProgressEstimate, RunningStep, Silent
+from fsd_common.progress.notebook import NotebookBar, in_notebook
 from fsd_common.terminal import say_on, visible
 
 _SHARE, _SOONEST, _LATEST = 0.1, 2.0, 30.0  # of the time gone that may pass without a line, and its ends in seconds
@@ -140,3 +142,9 @@ def stderr_progress(quiet: bool = False) -> Progress:
 
         return Bars()
     return Lines()
+
+
+@cache
+def called_progress() -> Progress:
+    """Returns what shows the progress of functions called without one: a bar in a notebook, elsewhere nothing."""
+    return NotebookBar() if in_notebook() else Silent()

@@ -21,7 +21,7 @@ def test_a_profile_shows_its_verdict_and_charts(changes: dict[str, object], badg
     shown = profile({**changes, "task": "<b>sums</b>"})._repr_html_()
     assert shown is not None
     assert f">{badge}.</strong>" in shown
-    assert shown.count("data:image/svg+xml;base64,") == 2
+    assert shown.count("data:image/svg+xml;base64,") == 4  # each with the whole beside it
     assert "<script" not in shown
     assert "&lt;b&gt;sums&lt;/b&gt;" in shown
 
