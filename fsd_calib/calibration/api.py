@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsd_calib.calibrate_options import MOST_AT_ONCE, Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder
@@ -60,7 +60,7 @@ from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.rules import rule_named
 from fsd_decoding.scores import Fly, score_named
-from fsd_decoding.workers.model_workers import Sources
+from fsd_decoding.workers.model_workers import Capacity, Sources
 
 DRAFT_LENGTHS = tuple(range(1, 13))
 TREE_DEPTHS = (2, 3, 4, 5, 6, 8)
@@ -278,6 +278,29 @@ class Calibration:
     @contextmanager
     def opened(self, config: RunConfig) -> Iterator[tuple[Session, OpenEngines, MemoryPlan | None]]:
         """Loads models and task, and opens the folders that `config` names; None stores nothing."""
+        read = self._read(config)
+        request = EngineRequest(
+            self.sources, self._first, read.config, read.divided, read.guards, read.tokenizer, self._fly_alone,
+            self._longest, self.goal.serve_batch, read.capacity, self.decoding.stop_policy,
+        )  # fmt: skip
+        with open_engines(request) as opened:
+            engines = named(opened.engines)
+            engine = next(iter(engines.values()), opened.engines[0])
+            with open_session(
+                engine, read.task, read.config, engines, read.parts, opened.workers, self.sequence, self.goal.acc,
+                read.guards,
+            ) as session:  # fmt: skip
+                yield session, opened, read.memory
+
+    def check(self) -> None:
+        """Reads all that needs no weights: tokenizers, problems and models' configurations.
+
+        Raises:
+            UsageError: One of them is refused, as `run` would refuse it.
+        """
+        self._read(self.config)
+
+    def _read(self, config: RunConfig) -> _Read:
         drafts = drafts_of(self.draft)
         loaded = models_among(drafts)
         with config.reporter.step("reading tokenizers and problems", 0):  # before the weights: it may refuse them
@@ -300,17 +323,7 @@ class Calibration:
             divided = _divided(task, parts)
             capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
             config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
-        request = EngineRequest(
-            self.sources, self._first, config, divided, guards, tokenizer, self._fly_alone, self._longest,
-            self.goal.serve_batch, capacity, self.decoding.stop_policy,
-        )  # fmt: skip
-        with open_engines(request) as opened:
-            engines = named(opened.engines)
-            engine = next(iter(engines.values()), opened.engines[0])
-            with open_session(
-                engine, task, config, engines, parts, opened.workers, self.sequence, self.goal.acc, guards
-            ) as session:
-                yield session, opened, memory
+        return _Read(config, task, guards, tokenizer, divided, parts, memory, capacity)
 
     def _checked(self, task: Task, guards: Sequence[Task], tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
         """The parts and the memory plan.
@@ -500,6 +513,25 @@ def _check_ending(policy: StopPolicy, decoding: SearchSpace) -> None:
                 f"the stop policy {policy.name} is for {', '.join(sorted(policy.rules))}, and the rule is {rule!r}; "
                 "leave one of the two out"
             )
+
+
+class _Read(NamedTuple):
+    """What is read before the weights.
+
+    Attributes:
+        config: With the batch size that memory allows.
+        divided: The task with the problems that may be decoded.
+        capacity: What limits the number of workers.
+    """
+
+    config: RunConfig
+    task: Task
+    guards: tuple[Task, ...]
+    tokenizer: Any
+    divided: Task
+    parts: Parts
+    memory: MemoryPlan | None
+    capacity: Capacity
 
 
 def _divided(task: Task, parts: Parts) -> Task:

@@ -110,11 +110,12 @@ def command(
 
     space = SearchSpace(rule=rule, score=scores, draft_length=draft_length, **sampling)
     grid = Grid(rule, scores, thresholds, draft_length, part)
-    rows = []
+    goal, rows = Goal(min_acc=0.5, explore=True), []
     with interruptible(lambda: "what was decoded is kept: the same command continues"):
-        for task in tasks:
-            large, drafts = drafters.with_target(task, target)
-            of_task = Calibration(task, large, drafts, Goal(min_acc=0.5, explore=True), space, config)
+        asked = [Calibration(task, *drafters.with_target(task, target), goal, space, config) for task in tasks]
+        for later in asked[1:]:
+            later.check()  # before hours are spent on the first
+        for of_task in asked:
             rows += sweep(of_task, grid, confidence)
 
     from fsd_calib.sweeping.tables import as_csv, as_json, as_latex, print_tables, records

