@@ -17,7 +17,6 @@ class Behind(Score):
     """log p1 - log p(x), among the k likeliest: at T a token is kept that is at most exp(T) times less likely."""
 
     parameters = (Parameter("k", "x must be one of the target's k likeliest tokens", usual=20, least=1),)
-    formula = "log p1 - log p(x)"
     largest, unit = math.inf, "nats"
 
     def __init__(self, written: str, values: Sequence[float]) -> None:

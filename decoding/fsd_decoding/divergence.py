@@ -122,17 +122,6 @@ DIVERGENCES: Mapping[str, _Formula] = {
     "doubt": _doubt,
 }
 
-FORMULAS: Mapping[str, str] = {
-    "js": "(KL(p‖m) + KL(q‖m)) / 2 with m = (p + q) / 2",
-    "ag": "(KL(m‖p) + KL(m‖q)) / 2 with m = (p + q) / 2",
-    "kl_qp": "KL(q‖p)",
-    "kl_pq": "KL(p‖q)",
-    "tv": "half the sum of |p - q|",
-    "hellinger": "the square root of half the sum of (√p - √q)²",
-    "doubt": "JS(p, q) plus the draft's excess entropy (H(q) - H(p))+",
-}
-"""Of the divergences, with p of the target and q of the draft, for people."""
-
 
 def divergence(name: str, target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     """Returns one divergence at every position; see `divergences`."""

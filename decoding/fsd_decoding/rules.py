@@ -92,7 +92,6 @@ class Rule:
 
     Attributes:
         name: the rule's name in `RULES`, arguments and profiles; of an add-on, the name that it is found by.
-        meaning: what it does, in a few words, for people; "" where nobody wrote it.
         lossless: name of the rule to run when no threshold may be trusted; a lossless rule has its own, or none.
         drafts: whether the rule needs a draft model.
         bounds_score: whether its threshold bounds a score.
@@ -103,7 +102,6 @@ class Rule:
     """
 
     name: str = ""
-    meaning: str = ""
     lossless: str = ""
     drafts = True
     bounds_score = False
@@ -137,7 +135,6 @@ class TargetOnly(Rule):
     """Target-only decoding, without a draft."""
 
     name = lossless = "target"
-    meaning = "the target alone"
     drafts = False
 
     def judge(self, proposal: Proposal) -> Verdict:
@@ -149,7 +146,6 @@ class Coupled(Rule):
     """Drafter-invariant speculative decoding by Gumbel coupling (arXiv 2408.07978): accepts x = y, else emits y."""
 
     name = lossless = "coupled"
-    meaning = "exact speculative decoding that writes the target's own text"
     judges_trees = True
 
     def judge(self, proposal: Proposal) -> Verdict:
@@ -165,7 +161,6 @@ class Speculative(Rule):
     """
 
     name = lossless = "sd"
-    meaning = "exact speculative decoding"
     judges_trees = True
 
     def fixes_trees(self, sampling: Sampling) -> bool:
@@ -191,7 +186,6 @@ class Block(Rule):
     """
 
     name = lossless = "sd-block"
-    meaning = "exact speculative decoding that tests the tokens of a draft together"
 
     def judge(self, proposal: Proposal) -> Verdict:
         if proposal.sampling.greedy:
@@ -217,7 +211,6 @@ class Fuzzy(Rule):
     """Fuzzy speculative decoding (arXiv 2502.20704, section 3): accepts when the score is at most T, else emits y."""
 
     name, lossless = "fsd", "coupled"
-    meaning = "keeps a drafted token whose score is at most T"
     bounds_score = judges_trees = True
 
     def judge(self, proposal: Proposal) -> Verdict:
@@ -236,9 +229,8 @@ class FuzzyOver(Rule):
 
     bounds_score = judges_trees = True
 
-    def __init__(self, name: str, base: Rule, kept: str) -> None:
+    def __init__(self, name: str, base: Rule) -> None:
         self.name, self.lossless, self._base = name, base.name, base
-        self.meaning = f"keeps a drafted token that {kept}, or whose score is at most T"
 
     def fixes_trees(self, sampling: Sampling) -> bool:
         return self._base.fixes_trees(sampling)
@@ -266,8 +258,7 @@ class Ensemble(FuzzyOver):
     score, replayed_as, judges_trees = "ensemble", "fsd-sd", False
 
     def __init__(self) -> None:
-        super().__init__("ensemble", Speculative(), "exact speculative decoding keeps")
-        self.meaning = "speculative decoding of a mixture of target and draft, in which the draft has the share T"
+        super().__init__("ensemble", Speculative())
 
     def lossless_at(self, threshold: float) -> bool:
         return threshold <= 0
@@ -304,8 +295,8 @@ RULES: Mapping[str, Rule] = {
         Block(),
         Coupled(),
         Fuzzy(),
-        FuzzyOver("fsd-sd", Speculative(), "exact speculative decoding keeps"),
-        FuzzyOver("fsd-coupled", Coupled(), "the target chose itself"),
+        FuzzyOver("fsd-sd", Speculative()),
+        FuzzyOver("fsd-coupled", Coupled()),
         Ensemble(),
     )
 }

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from fsd_common.addons import OWN, Addon, Registry
 from fsd_common.errors import UsageError
-from fsd_decoding.divergence import DIVERGENCES, FORMULAS, check_name, entropy, unchecked_divergences
+from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
 from fsd_decoding.tensors import lazy, wide
 
 if TYPE_CHECKING:
@@ -153,8 +153,6 @@ class Score:
 
     Attributes:
         parameters: what may follow the name.
-        formula: in p of the target, q of the draft, the drafted token x, the likeliest's p1 and uniform noise u, for
-            people; "" where nobody wrote it.
         on: which logits it is defined on; None: raw or processed ones, as `Criterion.on` says.
         reads_token: whether it depends on x, and not on p and q alone.
         reads_draft: whether it depends on q.
@@ -166,7 +164,6 @@ class Score:
     """
 
     parameters: ClassVar[tuple[Parameter, ...]] = ()
-    formula: str = ""
     on: ClassVar[Logits | None] = None
     reads_token: ClassVar[bool] = True
     reads_draft: ClassVar[bool] = False
@@ -202,8 +199,8 @@ class Divergence(Score):
 
     def __init__(self, written: str, values: Sequence[float]) -> None:
         super().__init__(written, values)
-        name, top, k = written.partition("@")
-        self.reads_top, self.formula = int(k) if top else None, FORMULAS[name]
+        _, top, k = written.partition("@")
+        self.reads_top = int(k) if top else None
 
     def of(self, seen: Seen) -> Tensor:
         return unchecked_divergences([self.written], seen.target_logits, seen.draft_logits, seen.scans)[self.written]
@@ -220,7 +217,6 @@ class Gated(Score):
     def __init__(self, written: str, values: Sequence[float], divergence: Divergence) -> None:
         super().__init__(written, values)
         self.divergence, self.reads_top = divergence, divergence.reads_top
-        self.formula = f"{divergence.formula}, infinite where p1 > {self.values[0]:g}"
 
     def of(self, seen: Seen) -> Tensor:
         return self.gated(self.divergence.of(seen), seen)
@@ -247,8 +243,6 @@ class _AmongTop(Score):
 class Margin(_AmongTop):
     """How far x is behind the likeliest token, as a ratio (SpecCascade's token-specific rule 3, arXiv 2405.19261)."""
 
-    formula = "1 - p(x)/p1"
-
     def of(self, seen: Seen) -> Tensor:
         return self._among(seen, 1.0 - seen.target.relative)
 
@@ -257,8 +251,6 @@ class Relaxed(_AmongTop):
     """How far x is behind the likeliest token, as a difference of probabilities (TensorRT-LLM's `relaxed_delta` and
     `relaxed_topk`, read in its kernels).
     """
-
-    formula = "p1 - p(x)"
 
     def of(self, seen: Seen) -> Tensor:
         return self._among(seen, (seen.target.largest - seen.target.drafted).clamp_min(0.0))
@@ -275,7 +267,6 @@ class Fly(Score):
         Parameter("W", "drafted tokens after x that the exact rule must keep", 2, 0.0, 64.0),
         Parameter("k", "tokens that the entropy is of", 3, 1.0, 1e6),
     )
-    formula = "the largest h there can be - h, with h the entropy of the k likeliest tokens"
     on = "processed"
     judges_trees = False
     unit = "nats"
@@ -305,7 +296,6 @@ class Cactus(Score):
     x is kept where u q(x) <= min(p(x) + sqrt(2 T p(x) (1 - p(x))), 1).
     """
 
-    formula = "0 where u q(x) <= p(x), else (u q(x) - p(x))^2 / (2 p(x) (1 - p(x)))"
     on = "processed"
     reads_draft = reads_noise = True
     reads_top = 0
@@ -326,7 +316,6 @@ class AcceptThreshold(Score):
     """
 
     parameters = (Parameter("a", "SGLang's --speculative-accept-threshold-acc", 1.0, 0.0, 1.0, whole=False),)
-    formula = "1 - p(x), or 0 where u < p(x)/a and a < 1; infinite where p(x) = 0"
     on = "processed"
     reads_top = 0
     judges_trees = False
@@ -347,7 +336,6 @@ class AcceptThreshold(Score):
 class Typical(Score):
     """Medusa's typical acceptance (arXiv 2401.10774), p(x) > min(e, sqrt(e) exp(-H)), with e = 1 - T."""
 
-    formula = "1 - max(p(x), (p(x) exp H)^2), 0 where that is below"
     on = "processed"
 
     def of(self, seen: Seen) -> Tensor:
@@ -362,7 +350,6 @@ class Posterior(Score):
     """
 
     parameters = (Parameter("alpha", "vllm-ascend's posterior_alpha", 0.4, 0.0, 1e3, whole=False),)
-    formula = "0 where u q(x) exp(-alpha H) <= p(x), else 1 - p(x) / (u q(x))"
     on = "processed"
     reads_draft = reads_noise = True
     judges_trees = False
@@ -379,10 +366,6 @@ class Ensemble(Score):
     transformers' `assistant_ensemble_weight` is 1 - T. In greedy decoding x is to be the mixture's likeliest token.
     """
 
-    formula = (
-        "0 where u q(x) <= p(x), else (u q(x) - p(x)) / (q(x) - p(x)); greedily, of tokens z that are likelier than x, "
-        "the largest (p(z) - p(x)) / (p(z) - p(x) + q(x) - q(z)), infinite where q(z) > q(x)"
-    )
     on = "processed"
     reads_draft = reads_noise = True
     judges_trees = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
@@ -11,7 +10,6 @@ from rich import box
 from rich.table import Table
 
 from fsd_common.console import TITLE, literal
-from fsd_common.errors import UsageError
 from fsd_common.formatting import (
     NONE,
     ROUNDS,
@@ -24,13 +22,12 @@ from fsd_common.formatting import (
     pace,
     percent,
 )
+from fsd_decoding.meanings import RULES, score_meaning
 from fsd_decoding.profile.fields import CurvePoint, Source, Speed, SpeedFigures
 from fsd_decoding.profile.parts import Certificate
 from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.rules import rule_named
-from fsd_decoding.scores import score_named
 
 
 def interval_scope(speed: Speed) -> str:
@@ -302,19 +299,10 @@ def notes(profile: ThresholdProfile) -> str:
 def meanings(profile: ThresholdProfile) -> Iterator[str]:
     """Yields what the rules of the table do, and what T bounds."""
     rules = [rival_of(profile).rule, *([profile.chosen.rule] if _is_fuzzy(profile) else [])]
-    for rule in rules:
-        with suppress(UsageError):  # an add-on that is not here
-            if meaning := rule_named(rule).meaning:
-                yield f"{rule}: {meaning}"
+    yield from (f"{rule}: {RULES[rule]}" for rule in rules if rule in RULES)
     moved = "" if profile.policy is None else f", moved by {profile.policy}"
-    yield f"T bounds {profile.score}{_formula(profile.score)}{moved}"
-
-
-def _formula(score: str) -> str:
-    with suppress(UsageError):
-        if formula := score_named(score).formula:
-            return f" = {formula} (p of the target, q of the draft, x the drafted token, p1 the largest p)"
-    return ""
+    meaning = score_meaning(profile.score)
+    yield f"T bounds {profile.score}{meaning and f' = {meaning}'}{moved}"
 
 
 def _rounds(profile: ThresholdProfile) -> str:

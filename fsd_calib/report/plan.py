@@ -24,8 +24,8 @@ from fsd_common.formatting import (
     requirement,
     tokens,
 )
+from fsd_decoding.meanings import RULES
 from fsd_decoding.profile.parts import attempt_level
-from fsd_decoding.rules import rule_named
 
 SERVER = "server"  # the engine whose devices are not ours
 
@@ -140,7 +140,7 @@ def worth_lines(plan: Plan) -> list[str]:
     if ceiling is not None:
         line = (
             f"The ceiling: accepting every drafted token makes about {ceiling.gain:.2f}x the tokens/s of the fastest "
-            f"lossless setting ({ceiling.lossless}, {rule_named(ceiling.lossless.rule).meaning}: about "
+            f"lossless setting ({ceiling.lossless}, {RULES.get(ceiling.lossless.rule, 'lossless')}: about "
             f"{ceiling.lossless_speed:.3g} tokens/s a stream), at "
             f"L = {ceiling.draft_length}. No rule gains more."
         )
