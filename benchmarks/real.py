@@ -112,14 +112,14 @@ def _decode(cells: Mapping[Cell, Blocks], until: float) -> None:
                 return
             began = time.time()
             cells[cell].along(block)
-            cells[cell].decode(block, of)
+            cells[cell].decode(block, of, until)
             print(f"{cell}, block {block}, {of.scores}: {time.time() - began:.0f} s", flush=True)
 
 
 def _done(cell: Cell, blocks: Blocks, of: Pass) -> list[int]:
     """The first blocks that a pass is through."""
     numbers = takewhile(blocks.problems, range(cell.blocks))
-    return list(takewhile(lambda block: blocks.stored(block, of).numbers, numbers))
+    return list(takewhile(lambda block: blocks.is_whole(block, of), numbers))
 
 
 def _measured(blocks: Blocks, done: Sequence[int], of: Pass, costs: CostModel) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from lib.common.forked_programs import run
 from lib.real.blocks import RULE, Blocks
 from lib.real.points import Measured
 from lib.real.stopping import gains, stopper_of
+from lib.rules.stored import Stored
+from lib.rules.texts import Texts
 from support.paths import BENCHMARKS
 
 SIZE, LENGTH, BLOCKS = 4, 5, (0, 1)
@@ -84,6 +87,33 @@ def test_a_block_is_decoded_once_and_joins_those_before(
     base, texts, *_ = again.texts(BLOCKS, of).values()
     assert base["problem"].tolist() == list(range(len(task.problems)))
     assert sorted(set(texts["problem"].tolist())) == list(range(len(task.problems)))
+
+
+def test_a_block_that_was_cut_off_keeps_what_is_finished_and_counts_when_it_is_whole(
+    decoder: SpeculativeDecoder, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = Blocks(decoder, task, tmp_path, tmp_path / "traces", SIZE)
+    of = blocks.passes(LENGTH)[0]
+    blocks.decode(0, of, until=0.0)
+    assert not blocks.stored(0, of).numbers
+
+    def cut_off(own: Stored, finished: Sequence[tuple[int, Texts]]) -> None:
+        if list(blocks.stored(0, of).numbers):
+            raise KeyboardInterrupt
+        store(own, finished)
+
+    store = Stored._store
+    monkeypatch.setattr(Stored, "_store", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        blocks.decode(0, of)
+    monkeypatch.undo()
+    (kept,) = blocks.stored(0, of).numbers
+    assert not blocks.is_whole(0, of)
+    before = blocks.stored(0, of).columns()[0]["tokens"].tolist()
+    blocks.decode(0, of)
+    assert blocks.is_whole(0, of)
+    texts = blocks.stored(0, of).columns()[0]
+    assert texts["tokens"][texts["problem"] == kept].tolist() == before
 
 
 @pytest.mark.slow

@@ -1,14 +1,16 @@
 """The problems of a task at one temperature, in blocks: what is decoded of them, and where it is stored.
 
-A block is decoded by the target alone, by the draft alone, and by scores at each draft length. Each of these is stored
-when the whole block is finished, since short texts finish first and would stand for all. What is stored has no texts,
-only when they end and whether they are right, so that it can be kept for long and elsewhere.
+A block is decoded by the target alone, by the draft alone, and by scores at each draft length. Each problem is stored
+when it is finished, so that a run that is cut off loses minutes, but a block counts when all of it is: short texts
+finish first and would stand for all. What is stored has no texts, only when they end and whether they are right, so
+that it can be kept for long and elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +34,7 @@ from lib.rules.texts import write
 
 SHARES = (0.05, 0.15, 0.3, 0.5, 0.75)
 """Of the tokens that the exact rule rejects along the target's own texts; T keeps so many. A last T keeps all."""
+_ROWS = 8  # problems decoded at once, whose texts are lost with the process
 _LOSSLESS = "coupled"  # whose noise is the target's own, so that flips are not of other draws
 RULE = f"fsd-{_LOSSLESS}"
 """The rule with the scores."""
@@ -56,7 +59,7 @@ class Blocks:
         task: with all problems, in the order in which they are taken.
         folder: where what was seen is stored.
         traces_in: where traces are stored; they are large, and are made again if they are gone.
-        size: problems of a block, all decoded at once.
+        size: problems of a block.
     """
 
     decoder: SpeculativeDecoder
@@ -126,12 +129,23 @@ class Blocks:
         decoder = self.decoder.with_config(draft_length=of.draft_length)
         return Stored(folder_of(self.folder, decoder, task.fingerprint, panel), panel)
 
-    def decode(self, block: int, of: Pass) -> None:
-        """Decodes the texts of a block, unless they are stored."""
-        stored, problems = self.stored(block, of), self.problems(block)
-        if not stored.numbers:
-            decoder = self.decoder.with_config(draft_length=of.draft_length)
-            stored.add_all(write(decoder, self.task, list(enumerate(problems)), self.panel(of), self.size))
+    def is_whole(self, block: int, of: Pass) -> bool:
+        """Whether all texts of a block are stored."""
+        return self.stored(block, of).numbers == set(range(len(self.problems(block))))
+
+    def decode(self, block: int, of: Pass, until: float = math.inf) -> None:
+        """Decodes those texts of a block that are not stored.
+
+        Args:
+            until: no problem is begun after this time, in seconds since the epoch.
+        """
+        stored = self.stored(block, of)
+        missing = [each for each in enumerate(self.problems(block)) if each[0] not in stored.numbers]
+        decoder = self.decoder.with_config(draft_length=of.draft_length)
+        for begin in range(0, len(missing), _ROWS):
+            if time.time() < until:
+                asked = missing[begin : begin + _ROWS]
+                stored.add_all(write(decoder, self.task, asked, self.panel(of), _ROWS), in_file=1)
 
     def texts(self, blocks: Sequence[int], of: Pass) -> dict[Judge, Columns]:
         """Returns the texts of blocks by judge, with problems numbered through."""

@@ -54,12 +54,16 @@ class Stored:
             number for part in self._parts for number in pq.read_table(part, columns=["problem"])["problem"].to_pylist()
         }
 
-    def add_all(self, finished: Iterable[tuple[int, Texts]]) -> None:
-        """Stores texts as they are finished, many problems in a file."""
+    def add_all(self, finished: Iterable[tuple[int, Texts]], in_file: int = _PART) -> None:
+        """Stores texts as they are finished.
+
+        Args:
+            in_file: problems in a file; what is finished and in none is lost with the process.
+        """
         waiting: list[tuple[int, Texts]] = []
         for each in finished:
             waiting.append(each)
-            if len(waiting) == _PART:
+            if len(waiting) == in_file:
                 self._store(waiting)
                 waiting = []
         if waiting:
