@@ -210,7 +210,11 @@ class Goal(Settings):
             float,
             Field(gt=0, le=MAX_MIN_ACC), Rule(f"it must be above 0 and at most {MAX_MIN_ACC:g} (0.98 is 98 %)"),
         ] | None,
-        Option("Find the fastest setting that keeps at least this share of the target's accuracy (0.98: 98 %).", GOAL),
+        Option(
+            "Find the fastest setting that keeps at least this share of the target's accuracy (0.98: 98 % of it; of "
+            "plain accuracy with --acc absolute).",
+            GOAL,
+        ),
     ] = None  # fmt: skip
     min_speed: Annotated[
         Annotated[

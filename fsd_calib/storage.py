@@ -207,8 +207,8 @@ def _why(path: Path | None, code: int, error: sqlite3.DatabaseError) -> str:
 
 def _unusable(path: Path | None, what: str, why: str) -> UsageError:
     return UsageError(
-        f"{what} {str(path)!r} cannot be used ({why}); free space or repair it, or give another path, and the same "
-        "command resumes"
+        f"{what} {str(path)!r} cannot be used ({why}); free space or repair it, or give another path (cache, state), "
+        "and the same command resumes"
     )
 
 

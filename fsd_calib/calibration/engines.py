@@ -160,8 +160,9 @@ def check_vllm_installed() -> None:
     """Raises UsageError where there is no vLLM."""
     if find_spec("vllm") is None:
         raise UsageError(
-            "engine 'vllm' needs vLLM, which this environment lacks; install it, for instance with 'sh install.sh "
-            f"vllm', or leave {named('engine')} out"
+            "engine 'vllm' needs vLLM, which this environment lacks; run the command in an environment that has both, "
+            "such as .venv-vllm, which 'sh install.sh vllm' makes in a checkout (.venv-vllm/bin/fsd-calibrate), or "
+            f"leave {named('engine')} out"
         )
 
 

@@ -141,13 +141,17 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False, *, output: Out
     profile = ThresholdProfile.load(path, allow_edited=allow_edited)
 
     from fsd_calib.vllm_plugin.command import request_notes, serve_command  # which import torch
+    from fsd_calib.vllm_plugin.supported_vllm import SUPPORTED
     from fsd_decoding.profile.following import warning_of
 
     command = serve_command(profile, file_of(path))
     doubts = [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm"), profile.clock_doubt()]
     for doubt in filter(None, doubts):
         say(f"warning: {doubt}")
-    notes = list(request_notes(profile))
+    follows = (
+        f"# vLLM {SUPPORTED} follows it where fsd-calib is installed beside; the log then says fsd: following profile"
+    )
+    notes = [follows, *request_notes(profile)]
     output.reply(NAME, {"command": command, "notes": notes}, "\n".join([command, *notes]))
 
 

@@ -246,6 +246,12 @@ def bounds_to_show(c: Certificate) -> tuple[float | None, float | None]:
     return (c.wanted, accuracy_low) if c.acc == "retention" else (low, c.wanted)
 
 
+def bound_of(profile: ThresholdProfile, point: CurvePoint) -> float | None:
+    """Returns the lower bound of a point's retention; of what is certified the claim, or more where more is shown."""
+    certified = is_chosen(profile, point.setting) and point.lower_bound == profile.certificate.lower_bound
+    return bounds_to_show(profile.certificate)[0] if certified else point.lower_bound
+
+
 def shows_no_more(c: Certificate) -> bool:
     """Returns whether the claim passed, and the bound that holds given that it did is not above it."""
     low = c.lower_bound if c.acc == "retention" else c.accuracy_lower_bound
@@ -329,7 +335,8 @@ def _held(profile: ThresholdProfile) -> str:
 
 
 def _uncorrected(profile: ThresholdProfile) -> str:
-    return " and not corrected for the choice" if was_selected(profile) else ""
+    selected = was_selected(profile) and not shows_no_more(profile.certificate)
+    return " and not corrected for the choice" if selected else ""
 
 
 def _pace_headings(speed: Speed) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from fsd_calib.report.rows import rows as measured_rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import details, front
 from fsd_calib.report.verdict import LIKE, by_agreement, guard_setting, is_bounded_front, lost, unbound, verdict
+from fsd_calib.report.zoom import wanted_retention
 from fsd_collectors.report.description import short_name
 from fsd_common.formatting import NONE, answer_seconds, bound, exact, in_trees, interval, pace, percent, threshold
 from fsd_common.pages.blocks import (
@@ -130,7 +131,7 @@ def _search(run: Run, found: list[Row]) -> Section:
         chart = trials(run.profile, run.record, found)
         marks = "Filled marks: the search expects them to meet the goal; hollow ones: it does not."
         blocks += [chart, Paragraph(marks, "note")] if chart else [Paragraph("Nothing was searched.", "note")]
-        blocks.append(rung_sheet(run.record))
+        blocks.append(rung_sheet(run.profile, run.record))
     return Section(
         "search", "What each trial and each frozen setting showed",
         "The search tries settings on the tuning part. Some are then frozen, the likeliest to pass first. They are "
@@ -271,7 +272,8 @@ def _runs(speed: Speed) -> str:
     """How fast the chosen setting is, by the clock or by the forecast."""
     times = f"{speed.over_target:.1f} times"
     if speed.wanted is None:
-        return f"{'is' if speed.timed else 'is forecast to be'} {times} as fast as the target alone"
+        lossless = f"{speed.over_lossless:.2f} times as fast as the fastest lossless decoding"
+        return f"{'is' if speed.timed else 'is forecast to be'} {lossless} and {times} as fast as the target alone"
     makes = "makes" if speed.timed else "is forecast to make"
     return f"{makes} {pace(speed.chosen)} {speed.unit}, {times} the target's"
 
@@ -331,23 +333,27 @@ def _speed_cells(speed: Speed, which: str) -> tuple[str, ...]:
 _SHARES = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 
 
-def rung_sheet(record: RunRecord) -> Sheet:
+def rung_sheet(profile: ThresholdProfile, record: RunRecord) -> Sheet:
     """Returns the frozen settings in the order of the test, with what it showed."""
-    rows = [_rung(number, rung) for number, rung in enumerate(record.rungs, 1)]
+    claim = wanted_retention(profile) if profile.certificate.given_passing else None
+    rows = [_rung(number, rung, claim) for number, rung in enumerate(record.rungs, 1)]
     none = "" if rows else "No setting was frozen, so the certification part was not opened."
     headings = ("order", "setting", "result", "problems", "retention", "at least", "lost", "gained", "p-value")
     return Sheet("Frozen settings, in the order of the test", headings, tuple(rows), none, names=3)
 
 
-def _rung(number: int, rung: Rung) -> tuple[str, ...]:
-    name, c = str(rung.setting), rung.counts
+def _rung(number: int, rung: Rung, claim: float | None) -> tuple[str, ...]:
+    """claim: the retention that a setting which passed has, though its outcomes may show no more."""
+    name, c, low = str(rung.setting), rung.counts, rung.lower_bound
     if c is None:
         return str(number), name, "not tested", *[NONE] * 6
     retention = c.retention if c.right else None
     result = "bounded" if rung.passed is None else "passed" if rung.passed else "failed"
+    if rung.passed and claim is not None and low is not None:
+        low = max(low, claim)
     p_value = NONE if rung.p_value is None else f"{rung.p_value:.2g}"
     return (
-        str(number), name, result, f"{rung.problems:,}", percent(retention), bound(rung.lower_bound), f"{c.lost}",
+        str(number), name, result, f"{rung.problems:,}", percent(retention), bound(low), f"{c.lost}",
         f"{c.gained}", p_value,
     )  # fmt: skip
 

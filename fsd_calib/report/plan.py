@@ -148,9 +148,10 @@ def worth_lines(plan: Plan) -> list[str]:
             line += f" That is not worth it, so a run stops here (--min-gain {plan.min_gain:g}; 1 goes on)."
         lines.append(line)
     if expected is not None:
-        between = f"{expected.low:.2f}x to {expected.high:.2f}x by what {plan.pilot.problems} problems tell of losses"
+        low, high = f"{expected.low:.2f}x", f"{expected.high:.2f}x"
+        between = "" if low == high else f" ({low} to {high} by what {plan.pilot.problems} problems tell of losses)"
         lines.append(
-            f"Expected: about {expected.gain:.2f}x the best lossless setting ({between}) with a true "
+            f"Expected: about {expected.gain:.2f}x the best lossless setting{between} with a true "
             f"{_measure(plan)} of {percent(expected.truth)}, chance to certify {100 * expected.chance:.0f}%. "
             "This is a forecast."
         )

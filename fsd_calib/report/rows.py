@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsd_calib.common_options import RULES_WITHOUT_T
-from fsd_calib.report.figures import is_chosen, was_timed
+from fsd_calib.report.figures import bound_of, is_chosen, was_timed
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import nondominated
 from fsd_common.formatting import in_trees
@@ -48,13 +48,17 @@ class Row:
 
 
 def rows(run: Run) -> list[Row]:
-    """Returns the rows of both parts; those on the front of the tuning part are marked."""
+    """Returns the rows of both parts, with the bounds to show; those on the front of the tuning part are marked."""
     profile, alone = run.profile, run.record and run.record.draft_alone
     points = [*profile.curve, *([alone.point] if alone else [])]
     front = _front(points)
     return [
-        Row(p, None if was_timed(profile, p) else p.forecast, is_chosen(profile, p.setting), p in front) for p in points
-    ]
+        Row(
+            p.model_copy(update={"lower_bound": bound_of(profile, p)}), None if was_timed(profile, p) else p.forecast,
+            is_chosen(profile, p.setting), p in front,
+        )
+        for p in points
+    ]  # fmt: skip
 
 
 def series_name(setting: Setting) -> str:

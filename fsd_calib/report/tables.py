@@ -9,7 +9,15 @@ from pathlib import PurePath
 from rich import box
 from rich.table import Table
 
-from fsd_calib.report.figures import draft_length_label, rival_of, was_selected, was_timed
+from fsd_calib.report.figures import (
+    bound_of,
+    bounds_to_show,
+    draft_length_label,
+    rival_of,
+    shows_no_more,
+    was_selected,
+    was_timed,
+)
 from fsd_calib.report.verdict import guarded
 from fsd_common.console import TITLE, breakable, literal
 from fsd_common.formatting import (
@@ -119,13 +127,14 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
     c = p.certificate
     wanted = {} if c.wanted is None else {"wanted": f"{c.acc} {exact(c.wanted)}"}
     groups = "" if c.groups is None else f" in {c.groups:,} groups"
+    low, accuracy_low = bounds_to_show(c)
     return {
         "certified": f"{'yes' if c.certified else 'no'}{_unless_bound(p)}",
         "guarantee": c.guarantee,
         **wanted,
         **({"subject": "lossless decoding"} if c.lossless else {}),
-        "retention": f"{percent(c.retention)}, lower bound {bound(c.lower_bound)}",
-        "accuracy": f"{percent(c.accuracy)}, lower bound {bound(c.accuracy_lower_bound)}",
+        "retention": f"{percent(c.retention)}, lower bound {bound(low)}",
+        "accuracy": f"{percent(c.accuracy)}, lower bound {bound(accuracy_low)}",
         "outcomes": str(c.counts),
         **_harm(c),
         "counted on": f"{c.problems:,} problems{groups}, {c.seeds} seed{'s' * (c.seeds > 1)} each",
@@ -137,7 +146,8 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
 
 
 def _caveat(p: ThresholdProfile) -> str:
-    return "; bounds are not corrected for the choice among them" if was_selected(p) and p.certificate.problems else ""
+    selected = was_selected(p) and p.certificate.problems and not shows_no_more(p.certificate)
+    return "; bounds are not corrected for the choice among them" if selected else ""
 
 
 def _harm(c: Certificate) -> dict[str, str]:
@@ -269,7 +279,8 @@ def _table(title: str, profile: ThresholdProfile, points: Iterable[CurvePoint], 
         table.add_column(heading, justify="right", no_wrap=True)
     for point in points:
         forecast = None if was_timed(profile, point) else point.forecast
-        table.add_row(*map(literal, _cells(point, forecast, width - _BESIDE)))
+        shown = point.model_copy(update={"lower_bound": bound_of(profile, point)})
+        table.add_row(*map(literal, _cells(shown, forecast, width - _BESIDE)))
     return table
 
 

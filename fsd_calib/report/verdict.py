@@ -10,6 +10,7 @@ from fsd_calib.report.figures import (
     gain,
     interval_scope,
     rival_of,
+    shows_no_more,
     was_selected,
 )
 from fsd_common.formatting import (
@@ -98,17 +99,19 @@ def _why_no_counts(profile: Tested) -> str:
 def _bounds(profile: Tested) -> str:
     """Retention and accuracy, whichever of them was requested."""
     c = profile.certificate
-    both = (("a retention", c.retention, c.lower_bound), ("an accuracy", c.accuracy, c.accuracy_lower_bound))
+    bounds = (None, None) if shows_no_more(c) else (c.lower_bound, c.accuracy_lower_bound)
+    both = ("a retention", c.retention, bounds[0]), ("an accuracy", c.accuracy, bounds[1])
     figures = [f"{name} of {percent(share)}{_at_least(low)}" for name, share, low in both if share is not None]
     if not figures or c.lossless:
         return ""
-    given = " The bounds hold given that it passed, so after a narrow pass they are low."
-    if len(c.looks) > 1:
-        given = (
-            " The bounds hold given that it passed: decoding stopped as soon as the claim was shown, so they may be "
-            "below it, and --looks 1 may show more."
-        )
-    return f"That is {' and '.join(figures)}.{given if c.given_passing else ''}"
+    given = ""
+    if shows_no_more(c):
+        given = " The outcomes show the claim, and no more than it."
+        if len(c.looks) > 1:
+            given = " Decoding stopped as soon as the outcomes showed the claim; --looks 1 may show more than it."
+    elif c.given_passing:
+        given = " The bounds hold given that it passed."
+    return f"That is {' and '.join(figures)}.{given}"
 
 
 def _at_least(low: float | None) -> str:
@@ -129,9 +132,9 @@ def _harm(profile: Tested) -> str:
 
 
 def _selected(profile: Tested) -> str:
-    """Selection effects that the bounds do not account for."""
+    """Selection effects that the bounds do not account for; the claim does."""
     c = profile.certificate
-    if not was_selected(profile) or not c.problems:
+    if not was_selected(profile) or not c.problems or shows_no_more(c):
         return ""
     several = "several" if c.frozen is None else c.frozen
     hold = f"Each bound (at least, at most) holds individually at {confidence(c.level)} confidence and is"
@@ -252,7 +255,8 @@ def lost(profile: Tested) -> str:
     c = profile.certificate
     if not c.certified or not c.given_passing or c.harm is None or c.harm_upper_bound is None:
         return ""
-    return f"lost {percent(c.harm)} of the target's right answers (at most {at_most(c.harm_upper_bound)})"
+    most = at_most(c.harm_upper_bound)
+    return f"lost {percent(c.harm)} of the target's right answers (at most {most}, gains not counted)"
 
 
 def _not_certified(profile: ThresholdProfile) -> str:

@@ -95,7 +95,8 @@ def task_kind(name: str, specification: str | None = None) -> Kind:
     if found is None:
         known = ", ".join(task_names())
         raise UsageError(
-            f"unknown task {name!r}: the known tasks are {known}; a file in YAML (my.yaml) describes your own"
+            f"unknown task {name!r}: the known tasks are {known}; a file in YAML (my.yaml) describes your own, and "
+            "names the file of its problems (data: my.jsonl)"
         )
     if callable(found):
         return found(argument)

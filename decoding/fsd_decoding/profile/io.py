@@ -96,13 +96,20 @@ def _check_version(content: Mapping[str, Any], name: str) -> None:
         raise UsageError(f"{name} has no digest, so the file was changed; restore it, or calibrate again")
 
 
+def _where_else(path: Path) -> str:
+    """Where profiles are instead, or what writes one."""
+    beside = sorted(str(found.parent) for found in path.parent.glob(f"*/{FILE_NAME}"))
+    return f"; there are profiles in {', '.join(beside[:5])}" if beside else "; fsd-calibrate writes one"
+
+
 def _bytes(path: Path, name: str) -> bytes:
     """Returns the content of a regular file that is not too large."""
     try:
         size = check_regular(path).st_size
         data = path.read_bytes() if size <= _LARGEST else b""
     except (OSError, ValueError) as error:  # ValueError: the path holds a null byte
-        raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        missing = _where_else(path) if isinstance(error, FileNotFoundError) else ""
+        raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}{missing}") from error
     if size > _LARGEST:
         raise UsageError(
             f"{name} has {size:,} bytes, too many for a profile; pass a {FILE_NAME}, or a folder that holds one"

@@ -153,7 +153,8 @@ class ThresholdProfile(ProfileContent):
         return (
             f"the profile is of {self.engine or 'fsd-calib, our own engine'}, and {name} ends rounds elsewhere and "
             "rounds logits otherwise, so that texts, accuracy and speed may differ: its certificate is not for this "
-            f"engine; calibrate with it: fsd-calibrate --task {self.task} --engine {name} …"
+            f"engine; `fsd-calibrate --certify {self.file or 'PROFILE'} --engine {name}` tests its setting there, as a "
+            "further attempt"
         )
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from fsd_calib.report.rows import rows
+from fsd_calib.report.run_folder import Run
 from fsd_calib.report.verdict import verdict
 from support.calibration.profiles import (
     ANSWERS,
@@ -20,6 +22,7 @@ from support.calibration.profiles import (
     UNCERTIFIED,
     UNKNOWN,
     UNTESTED,
+    VALUES,
     at,
     profile,
 )
@@ -76,7 +79,7 @@ def test_harm_and_difference_stand_beside_the_number() -> None:
 def test_harm_is_said_once() -> None:
     """Beside the claim where its bound holds with it."""
     said = verdict(profile(HARM | {"certificate.given_passing": True}))
-    assert "It lost 0.5% of the target's right answers (at most 1.3%)." in said
+    assert "It lost 0.5% of the target's right answers (at most 1.3%, gains not counted)." in said
     assert "were lost" not in said
     assert "Accuracy changed by -0.1 percentage points (-0.9 to +0.6 at 95% confidence)." in said
 
@@ -102,6 +105,18 @@ def test_a_bound_of_what_was_chosen_says_what_it_leaves_out() -> None:
     for plain in ({"certificate.frozen": 1}, UNCERTIFIED | {"certificate.frozen": 4}):
         assert "not corrected" not in printed(plain)  # no other could have been chosen; the first one failed
         assert "(at least 98.9%)" in verdict(profile(plain))
+
+
+def test_a_bound_below_the_claim_that_passed_is_not_set_beside_it() -> None:
+    narrow = {"certificate.given_passing": True, "certificate.lower_bound": 0.95, "certificate.frozen": 4,
+              "curve": [*VALUES["curve"][:-1], {**VALUES["curve"][-1], "lower_bound": 0.95}]}  # fmt: skip
+    said = verdict(profile(narrow))
+    assert "That is a retention of 99.8% and an accuracy of 93.1%. The outcomes show the claim, and no more" in said
+    assert "not corrected" not in said
+    for shown in (said, printed(narrow), printed_details(narrow), str(rows(Run("x", profile(narrow))))):
+        assert "95.0%" not in shown
+        assert "0.95)" not in shown
+    assert "≥ 98.0%" in printed(narrow)
 
 
 def test_the_certificate_is_of_one_task_and_grader() -> None:
