@@ -36,7 +36,7 @@ OF_LOSSLESS = {"certificate.lossless": True, "certificate.certified": False}
         (UNKNOWN, f"which kept 99.8% (at least 98.9%) and is {FASTER}; this holds on"),
         (
             SLOWER,
-            "decoding and 2.1 times as fast as the target alone, but is slower than sd, which decoders of this profile run",
+            "2.1 times as fast as the target alone, but is slower than sd, which decoders of this profile run",
         ),
         (UNTESTED, f"with L = 5, which is {FASTER}; nothing is certified"),
         ({"task": "agreement:my.jsonl"}, "keeps to the target's own text for at least 98% of prompts"),
