@@ -1,6 +1,6 @@
 """Traces read with DuckDB: how many of the drafted tokens each threshold keeps, of which those of the target's own.
 
-python examples/read_traces.py fsd-traces/arithmetic
+python examples/read_traces.py fsd-traces/arithmetic  # needs: pip install duckdb
 """
 
 from __future__ import annotations

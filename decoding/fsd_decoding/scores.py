@@ -452,7 +452,8 @@ def _values(kind: type[Score], written: Sequence[str], name: str) -> list[float]
     known = kind.parameters
     if len(written) > len(known):
         takes = ", then ".join(f"@{parameter.name} ({parameter.meaning})" for parameter in known) or "no number"
-        raise UsageError(f"score {name!r:.60} has {len(written)} numbers; after its name may come {takes}")
+        many = f"{len(written)} number{'s' * (len(written) != 1)}"
+        raise UsageError(f"score {name!r:.60} has {many}; after its name may come {takes}")
     values = [parameter.read(text, name) for parameter, text in zip(known, written, strict=False)]
     return values + [parameter.usual for parameter in known[len(values) :]]
 

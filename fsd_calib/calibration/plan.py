@@ -270,7 +270,12 @@ def check_enough(
     if needed is None:  # the plan says so
         return
     what = "accuracy" if goal.acc == "absolute" else "retention"
-    tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
+    tuned = ""
+    if left_out:
+        tuned = (
+            f" ({left_out:,} of {certification + left_out:,} were tuned on before: a calibration, a sweep of all "
+            "problems or another command decoded them under a threshold)"
+        )
     looks = Looks.evenly(needed, goal.tests)
     last = f" by the last of {len(looks.problems)} looks" if len(looks.problems) > 1 else ""
     once = _unlost(goal.changed(looks=1), certification, delta, accuracy, seeds)

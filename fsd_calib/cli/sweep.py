@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
-from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
+from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json, say
 from fsd_calib.cli.drafters import Drafters
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import LoadingOptions, PresetOption, check_found, check_sources, with_preset
@@ -64,7 +64,8 @@ def command(
     part: Annotated[
         Literal["tuning", "all"],
         Option(
-            "The problems to decode: those that calibrations tune on, or all, on which none can certify afterwards.",
+            "The problems to decode: those that calibrations tune on, about a fifth, or all, on which none can certify "
+            "afterwards.",
             _GRID,
         ),
     ] = "tuning",
@@ -112,7 +113,18 @@ def command(
     grid = Grid(rule, scores, thresholds, draft_length, part)
     goal, rows = Goal(min_acc=0.5, explore=True), []
     with interruptible(lambda: "what was decoded is kept: the same command continues"):
-        asked = [Calibration(task, *drafters.with_target(task, target), goal, space, config) for task in tasks]
+        models = [drafters.with_target(task, target) for task in tasks]
+        if len({large for large, _ in models}) > 1:
+            raise UsageError(
+                f"tasks {', '.join(tasks)} have different usual models, and a table is of one pair; give --target and "
+                "--draft"
+            )
+        asked = [Calibration(task, *of_task, goal, space, config) for task, of_task in zip(tasks, models, strict=True)]
+        if part == "all":
+            say(
+                "all problems are decoded, so that none of them certifies these models later (--state FOLDER counts "
+                "that apart)"
+            )
         for later in asked[1:]:
             later.check()  # before hours are spent on the first
         for of_task in asked:

@@ -142,7 +142,7 @@ def worth_lines(plan: Plan) -> list[str]:
             f"The ceiling: accepting every drafted token makes about {ceiling.gain:.2f}x the tokens/s of the fastest "
             f"lossless setting ({ceiling.lossless}, {RULES.get(ceiling.lossless.rule, 'lossless')}: about "
             f"{ceiling.lossless_speed:.3g} tokens/s a stream), at "
-            f"L = {ceiling.draft_length}. No rule gains more."
+            f"L = {ceiling.draft_length}. By this forecast no rule gains more."
         )
         if not plan.worth_it:
             line += f" That is not worth it, so a run stops here (--min-gain {plan.min_gain:g}; 1 goes on)."

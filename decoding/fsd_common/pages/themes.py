@@ -18,8 +18,8 @@ SERIES = ("@first", "@second", "@third", "@fourth", "@fifth", "@sixth", "@sevent
 """Colours of series, in the order in which to take them."""
 SHAPES = ("circle", "triangle-up", "diamond", "square", "triangle-down", "cross", "triangle-right")
 """Shapes of the same series, so that colour is not all that tells them apart."""
-DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4])
-"""Dashes of the same series, where they are lines."""
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3])
+"""Dashes of the same series, where they are lines; one fewer than colours, so that no two of 42 series look alike."""
 
 
 @dataclass(frozen=True)

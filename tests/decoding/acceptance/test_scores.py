@@ -112,7 +112,7 @@ def test_scores_of_shorter_types_are_those_of_their_values(name: str, dtype: tor
         ("margin@0", "score 'margin@0' has k = '0'; it must be a whole number from 1 to "),
         ("fly@1.5", "score 'fly@1.5' has W = '1.5'; it must be a whole number from 0 to 64"),
         ("fly@2@3@4", "score 'fly@2@3@4' has 3 numbers; after its name may come @W (drafted tokens after x"),
-        ("cactus@1", "score 'cactus@1' has 1 numbers; after its name may come no number"),
+        ("cactus@1", "score 'cactus@1' has 1 number; after its name may come no number"),
         ("gated-jss", "unknown divergence 'jss'"),
         ("gated-js@0.5@0.9", "score 'gated-js@0.5@0.9' has 2 numbers"),
         ("js@0", "unknown divergence 'js@0'"),
