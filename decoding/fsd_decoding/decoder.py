@@ -460,7 +460,7 @@ class SpeculativeDecoder:
         graphs = not settings.sampling.processors  # custom processors cannot run in graphs
         caches = self._pool.acquire(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
         if settings.tree is not None:
-            check_drafter(settings.tree, self.draft, caches.drafter, self._vocabulary)
+            check_drafter(settings.tree, self.target, self.draft, caches.drafter, self._vocabulary)
         return Engine(caches, settings)
 
     @property

@@ -9,7 +9,8 @@ from typing import Any
 from fsd_common.argument_checks import check_settings, check_whole
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.drafters.base import Drafter
+from fsd_decoding.drafters.base import Drafter, DraftSource
+from fsd_decoding.models.forward import has_states
 from fsd_decoding.policies.composed import Composed, Switch
 from fsd_decoding.policies.phase import Phase
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
@@ -150,11 +151,12 @@ def _scales_nodes(policy: ThresholdPolicy) -> bool:
     return isinstance(policy, Shape) and not policy.reads_outcomes
 
 
-def check_drafter(tree: TreeShape, draft: Any, drafter: Drafter | None, vocabulary: int) -> None:
-    """Checks that a draft can draft trees of this shape.
+def check_drafter(tree: TreeShape, target: Any, draft: Any, drafter: Drafter | None, vocabulary: int) -> None:
+    """Checks that a draft can draft trees of this shape, and a target verify them.
 
     Args:
         tree: the shape.
+        target: a loaded causal LM.
         draft: what the decoder was given as its draft.
         drafter: what drafts for it.
         vocabulary: V.
@@ -162,6 +164,12 @@ def check_drafter(tree: TreeShape, draft: Any, drafter: Drafter | None, vocabula
     Raises:
         UsageError: it cannot.
     """
+    models = [model for model in (target, draft) if not isinstance(model, DraftSource)]
+    if recurrent := next((model.config.model_type for model in models if has_states(model)), None):
+        raise UsageError(
+            f"tree is {tree!r}, and {recurrent} has recurrent layers, which go through chains alone; give "
+            f"tree={CHAIN!r}"
+        )
     if not hasattr(drafter, "expand"):
         raise UsageError(f"tree is {tree!r}, and {type(draft).__name__} drafts chains alone; give tree={CHAIN!r}")
     if tree.top_k > vocabulary:

@@ -43,6 +43,7 @@ class ModelSize:
         context: the most tokens of a text; None: no limit.
         copies: weights that the lean forward pass copies on a CPU.
         groups: heads of queries to one of keys.
+        state: what recurrent layers keep of a row after one of its tokens.
     """
 
     weights: int
@@ -53,6 +54,7 @@ class ModelSize:
     context: int | None
     copies: int = 0
     groups: int = 1
+    state: int = 0
 
     @classmethod
     def of(cls, model: Any, dtype: str | torch.dtype | None, options: ModelOptions = USUAL) -> ModelSize:
@@ -88,7 +90,8 @@ class ModelSize:
         sizes = activations, vocabulary_size(built), element, context_length(built)
         heads = getattr(text, "num_attention_heads", 1)
         groups = heads // (getattr(text, "num_key_value_heads", None) or heads)
-        return cls(weights, _slot(built), *sizes, copies, groups)
+        slot, state = _kept(built)
+        return cls(weights, slot, *sizes, copies, groups, state)
 
     @classmethod
     def _of_head(cls, head: Eagle, dtype: str | torch.dtype | None) -> ModelSize:
@@ -135,8 +138,8 @@ def skeleton(config: Any, dtype: str | torch.dtype | None) -> Any:
     return model.eval()
 
 
-def _slot(built: Any) -> int:
-    """Bytes of the keys and values of one token, from a step of the model on the meta device."""
+def _kept(built: Any) -> tuple[int, int]:
+    """Bytes of the keys and values of one token, and of a state after it, from a step on the meta device."""
     runner = ModelRunner(built, 1, 1, vocabulary_size(built))
     token = torch.zeros((1, 1), dtype=torch.int64, device="meta")
     try:
@@ -144,7 +147,8 @@ def _slot(built: Any) -> int:
             runner.logits(token, token, 1, keep=1)
     except Exception as error:  # a model's own code reads values, which the meta device does not have
         raise UnknownSizeError(f"{built.config.model_type} cannot be run without its weights") from error
-    return runner.cache.nbytes
+    states = runner.cache.state_bytes
+    return runner.cache.nbytes - states, states // runner.cache.kept
 
 
 def _weights(source: Any, config: Any, built: Any) -> int:
@@ -198,6 +202,7 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
     """
     slots = slots_of_graphs(work.longest) if work.graphs else EagerCaller().size(work.longest)
     caches = rows * slots * (target.slot + max(draft.slot for draft in drafts))
+    states = rows * (work.draft_length + 2) * (target.state + max(draft.state for draft in drafts))
     logits = rows * _logits(target, work)
     cells = rows * work.draft_length * target.logits
     chunks = min(chunk_elements(device, target.logits), cells) * _TEMPORARIES * _FP32
@@ -206,7 +211,13 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
     # The additive mask of a position, the condition it is made from, and the mask of the heads that share keys.
     mask = (2 + (target.groups if target.groups > 1 else 0)) * target.element * slots
     activations = positions * (widest + mask)
-    computing = {"KV caches": caches, "logits of a round": logits, "divergences": chunks, "activations": activations}
+    computing = {
+        "KV caches": caches,
+        "recurrent states": states,
+        "logits of a round": logits,
+        "divergences": chunks,
+        "activations": activations,
+    }
     weights = sum(draft.weights for draft in drafts)
     copies = sum(size.copies for size in (target, *drafts)) if torch.device(device).type == "cpu" else 0
     loaded = dict(zip(LOADED, (target.weights, weights, copies), strict=True))

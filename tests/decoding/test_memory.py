@@ -131,10 +131,10 @@ def test_quantised_weights_are_as_large_as_their_files(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_run_is_refused_without_its_weights(tmp_path: Path) -> None:
-    from transformers import MambaConfig
+    from transformers import RwkvConfig
 
-    MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=40).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="mamba keeps a state that cannot be rolled back"):
+    RwkvConfig(hidden_size=16, num_hidden_layers=1, vocab_size=40).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="rwkv keeps a state that cannot be rolled back"):
         ModelSize.of(str(tmp_path), None)
 
 

@@ -142,6 +142,9 @@ class _Batch:
         self._runners = [
             ModelRunner(model, len(completions), self._slots, vocabulary, decoder.lean) for model in models
         ]
+        # Where a row is fed from: recurrent layers read a text in order, all rows from their first tokens on.
+        in_order = any(runner.has_states for runner in self._runners)
+        self._first = np.zeros_like(self._prompts) if in_order else self._prompts - 1
         logits = _CPU_LOGITS if device.type == "cpu" else _LOGITS
         self._chunk = max(1, min(PREFILL_CHUNK, logits // (len(completions) * vocabulary)))
 
@@ -152,25 +155,32 @@ class _Batch:
             Their rows (N,), their positions in the completion (N,), their flat indices in B x C, and their logits.
         """
         self._read_prompts()
-        longest = int(self._emitted.max())
+        before = self._prompts - 1 - self._first  # fed of each row before its completion
+        longest = int((before + self._emitted).max())
         for start in range(0, longest, self._chunk):
             span = np.arange(start, min(start + self._chunk, longest))
-            rows, columns = np.nonzero(span < self._emitted[:, None])
+            within = span - before[:, None]
+            rows, columns = np.nonzero((within >= 0) & (within < self._emitted[:, None]))
             flat = torch.from_numpy(rows * len(span) + columns).to(self._tokens.device)
-            yield rows, span[columns], flat, self._positions(span, rows, columns, flat)
+            places = within[rows, columns]
+            yield rows, places, flat, self._positions(span, rows, places, flat)
 
     def _read_prompts(self) -> None:
-        """Prefills the prompts except for their last tokens, which the first chunk reads."""
-        until = int(self._prompts.max()) - 1
+        """Prefills the prompts except for their last tokens, which the first chunk reads; or nothing, see `_first`."""
+        until = int(self._first.max())
         for start in range(0, until, PREFILL_CHUNK):
             stop = min(start + PREFILL_CHUNK, until)
             positions = torch.arange(start, stop, device=self._tokens.device).expand(len(self._tokens), -1)
             for runner in self._runners:
                 runner.logits(self._tokens[:, start:stop], positions, stop, keep=1)
 
-    def _positions(self, span: Array, rows: Array, columns: Array, flat: Tensor) -> Positions:
-        """Feeds the tokens before `span` and collects the logits of the positions in it."""
-        last = (self._prompts[:, None] - 1 + span).clip(max=self._slots - 1)  # (B, C)
+    def _positions(self, span: Array, rows: Array, places_in: Array, flat: Tensor) -> Positions:
+        """Feeds the tokens before `span` and collects the logits of the positions in it.
+
+        Args:
+            places_in: (N,) places in their completions.
+        """
+        last = (self._first[:, None] + span).clip(max=self._slots - 1)  # (B, C)
         at = torch.from_numpy(last).to(self._tokens.device)
         fed = self._tokens.gather(1, at)
         p, q = (
@@ -180,7 +190,7 @@ class _Batch:
         of_row = torch.from_numpy(rows).to(places.device)
         keys = self._keys[of_row]
         y = self._tokens[of_row, places.clamp_max(self._slots - 1)]
-        ends = torch.from_numpy(np.flatnonzero(self._ended[rows] & (span[columns] == self._emitted[rows] - 1)))
+        ends = torch.from_numpy(np.flatnonzero(self._ended[rows] & (places_in == self._emitted[rows] - 1)))
         ends = ends.to(places.device)
         y[ends] = self._draw(p[ends], keys[ends], places[ends], among=self._eos)
         return Positions(p, q, self._draw(q, keys, places), y, places, keys)

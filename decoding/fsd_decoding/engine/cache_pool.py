@@ -16,7 +16,7 @@ from fsd_decoding.drafters.base import Drafter, DraftSource, ReadsTarget, layers
 from fsd_decoding.engine.draft import SideStream
 from fsd_decoding.graphs.callers import Caller, Compile, EagerCaller, caller
 from fsd_decoding.graphs.capture import Capture, CapturingCaller, CudaGraphs, CudaSideStream
-from fsd_decoding.models.forward import check_model
+from fsd_decoding.models.forward import check_model, has_states
 from fsd_decoding.models.lean import LeanModel, choose
 from fsd_decoding.models.runner import ModelDrafter, ModelRunner
 
@@ -36,7 +36,7 @@ class Models:
         draft: a loaded causal LM or a `DraftSource`.
         vocabulary: number of token ids that both share.
         lean: whether the lean forward pass may run them; see `lean.py`.
-        draft_length: the largest one; only a drafter that reads the target's states needs it.
+        draft_length: the largest one; a drafter that reads the target's states and recurrent layers need it.
     """
 
     target: Any
@@ -48,7 +48,11 @@ class Models:
     def drafter(self, target: ModelRunner, rows: int) -> Drafter:
         """Returns a new drafter for `rows` rows, beside the target's runner."""
         if not isinstance(self.draft, DraftSource):
-            return ModelDrafter(ModelRunner(self.draft, rows, target.slots, self.vocabulary, self.lean))
+            return ModelDrafter(
+                ModelRunner(
+                    self.draft, rows, target.slots, self.vocabulary, self.lean, rolled_back=self.draft_length + 1
+                )
+            )
         drafter = self.draft.drafter(rows, target.slots, self.vocabulary)
         if isinstance(drafter, ReadsTarget):
             drafter.read(target, self.draft_length + 1)
@@ -56,7 +60,8 @@ class Models:
 
     def target_runner(self, rows: int, slots: int) -> ModelRunner:
         """Returns a new runner of the target for `rows` rows of up to `slots` tokens."""
-        return ModelRunner(self.target, rows, slots, self.vocabulary, self.lean, layers_read(self.draft))
+        read, most = layers_read(self.draft), self.draft_length + 1
+        return ModelRunner(self.target, rows, slots, self.vocabulary, self.lean, read, rolled_back=most)
 
     def check(self, slots: int, drafts: bool) -> None:
         """Raises UsageError for a model that cannot be run in rows of `slots` tokens; see `check_model`."""
@@ -75,7 +80,8 @@ class Models:
         if not all(addresses):
             return None
         run_by = [lean.number if isinstance(lean, LeanModel) else None for lean in chosen]
-        draft_length = self.draft_length if layers_read(self.draft) else 0
+        sized = bool(layers_read(self.draft)) or any(map(has_states, self._causal_models()))
+        draft_length = self.draft_length if sized else 0
         return (id(self.target), id(self.draft), draft_length, *run_by, *addresses)
 
     def _causal_models(self) -> list[Any]:

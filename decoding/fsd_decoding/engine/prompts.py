@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fsd_decoding.drafters.base import Drafter, ReadsTarget
-from fsd_decoding.models.runner import ModelRunner
+from fsd_decoding.models.runner import ModelDrafter, ModelRunner
 from fsd_decoding.tensors import to_device
 
 _LEAST = 16  # shared tokens from which copying pays
@@ -65,6 +65,8 @@ class Prompts:
     def __init__(self, target: ModelRunner, drafter: Drafter | None, rows: int, joins: bool) -> None:
         self._target, self._drafter, self._joins = target, drafter, joins
         self._target_first = isinstance(drafter, ReadsTarget)
+        # The state of a recurrent layer is that after a row's last token, whichever row it is copied from.
+        self._states = target.has_states or (isinstance(drafter, ModelDrafter) and drafter.has_states)
         # By row, tokens whose states the caches have. A row that stays empty over a round, as no request is left, loses
         # some; there are no further prompts then.
         self._held: list[Tokens] = [np.empty(0, np.int64)] * rows
@@ -79,11 +81,12 @@ class Prompts:
         """
         new = [np.array(prompt, np.int64) for prompt in prompts]
         leaders = self._leaders(rows, new)
-        _put(self._target, leaders, tokens)
+        alike = 1.0 if self._states else _ALIKE
+        _put(self._target, leaders, tokens, alike)
         if self._target_first:
             self._target.catch_up()
         if self._drafter is not None:
-            _put(self._drafter, leaders, tokens)
+            _put(self._drafter, leaders, tokens, alike)
             if not self._joins:
                 self._drafter.catch_up()
         for row, prompt in zip(rows, new, strict=True):
@@ -99,15 +102,15 @@ class Prompts:
         for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
             shared = [_common(held, prompt, min(len(held), len(prompt) - 1)) for held in self._held]
             source = max(range(len(shared)), key=lambda other: (shared[other], other == row))
-            held = shared[source] if shared[source] >= _LEAST else 0
+            held = shared[source] if shared[source] >= _LEAST and not self._states else 0
             new = _New(row, prompt, place, source if held else row, held)
             if not any(leader.lead(new) for leader in leaders):
                 leaders.append(new)
         return leaders
 
 
-def _put(reader: ModelRunner | Drafter, leaders: Sequence[_New], tokens: Tensor) -> None:
-    """Reads new prompts: what some share first, once."""
+def _put(reader: ModelRunner | Drafter, leaders: Sequence[_New], tokens: Tensor, alike: float) -> None:
+    """Reads new prompts: what some share first, once. alike: see `_by_length`."""
     _copy(reader, ((new.source, new.row, new.held) for new in leaders))
     leading = [leader for leader in leaders if leader.followers]
     for leader in leading:
@@ -117,15 +120,19 @@ def _put(reader: ModelRunner | Drafter, leaders: Sequence[_New], tokens: Tensor)
     _copy(reader, ((leader.row, new.row, leader.shared) for leader in leading for new in leader.followers))
     begun = [(max(leader.held, leader.shared), new) for leader in leaders for new in (leader, *leader.followers)]
     for start, group in groupby(sorted(begun, key=lambda each: each[0]), key=lambda each: each[0]):
-        for alike in _by_length([new for _, new in group], start):
-            _read(reader, alike, start, len(alike[0].prompt) - 1, tokens)
+        for together in _by_length([new for _, new in group], start, alike):
+            _read(reader, together, start, len(together[0].prompt) - 1, tokens)
 
 
-def _by_length(prompts: Sequence[_New], start: int) -> Iterator[list[_New]]:
-    """Yields prompts in groups, the longest of each first: they are read from `start` on, as long as that one."""
+def _by_length(prompts: Sequence[_New], start: int, alike: float) -> Iterator[list[_New]]:
+    """Yields prompts in groups, the longest of each first: they are read from `start` on, as long as that one.
+
+    Args:
+        alike: of the longest, the share that each has at least.
+    """
     group: list[_New] = []
     for new in sorted(prompts, key=lambda each: -len(each.prompt)):
-        if group and len(new.prompt) - start < _ALIKE * (len(group[0].prompt) - start):
+        if group and len(new.prompt) - start < alike * (len(group[0].prompt) - start):
             yield group
             group = []
         group.append(new)

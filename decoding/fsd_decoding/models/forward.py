@@ -23,7 +23,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fsd_common.errors import UsageError
-from fsd_decoding.models.slot_cache import SlotCache, attend, fold_mask
+from fsd_decoding.models.scans import prepare, recording
+from fsd_decoding.models.slot_cache import CONVOLUTION, LINEAR, SlotCache, attend, fold_mask, mask_kinds
+from fsd_decoding.models.state_cache import StateCache
 
 _KNOWN = sorted({"default", *ROPE_INIT_FUNCTIONS})
 
@@ -79,10 +81,11 @@ def _obstacles(model: Any) -> Iterator[str]:
     """Reasons why the model can never run on a `SlotCache`, as the rest of a sentence about it."""
     if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         yield "attends to an encoder; use a decoder-only model"
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
-    if model._is_stateful and set(kinds) != {"full_attention"}:  # hybrid classes say so even if no layer is recurrent
-        yield "keeps a state that cannot be rolled back; use a model whose layers are full or sliding attention"
-    required = ("position_ids", cache_argument(model), "attention_mask", "logits_to_keep")
+    if has_states(model) and model.config.get_text_config().model_type not in RECURRENT:
+        yield f"keeps a state that cannot be rolled back; of models with one {', '.join(sorted(RECURRENT))} are known"
+    required = [cache_argument(model), "attention_mask", "logits_to_keep"]
+    if mask_kinds(model):
+        required.append("position_ids")
     if missing := [name for name in required if name not in _arguments(model)]:
         yield f"takes no {', '.join(missing)}, so rows of different lengths cannot share a batch; use another model"
     config = model.config.get_text_config()
@@ -98,6 +101,21 @@ def _obstacles(model: Any) -> Iterator[str]:
         yield "chooses experts by all tokens of a forward pass together, later ones too; use one without is_moe"
     if any("position" in name and getattr(m, "padding_idx", None) is not None for name, m in model.named_modules()):
         yield "numbers positions from its padding token's id; use a model that numbers them from 0"
+
+
+RECURRENT = frozenset(
+    ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
+     "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+)  # fmt: skip
+"""Types of models whose recurrent layers ask the cache for all that they keep."""
+
+
+def has_states(model: Any) -> bool:
+    """Returns whether any layer keeps a state in place of keys and values."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    if kinds:  # hybrid classes call themselves stateful even if no layer is
+        return any(kind in (LINEAR, CONVOLUTION) or kind.startswith("hybrid") for kind in kinds)
+    return bool(model._is_stateful)
 
 
 def _changeable_obstacles(model: Any, slots: int) -> Iterator[str]:
@@ -243,6 +261,9 @@ class ModuleForward:
             raise UsageError(f"the model uses attention {kind!r}; load it with attn_implementation='sdpa' or 'eager'")
         self._grouped = kind == "sdpa"
         self._cache_argument = cache_argument(model)
+        self._takes_positions = "position_ids" in _arguments(model)
+        if has_states(model):
+            prepare(model)
 
     @property
     def identity(self) -> Hashable:
@@ -259,18 +280,30 @@ class ModuleForward:
     def _run(self, part: Part, cache: SlotCache, keep: int, layers: Sequence[int]) -> Tensor:
         """transformers takes a dict of masks where layers differ in kind, and passes 4-D ones on."""
         part.aim(cache)
-        masks = part.masks
-        with use_grouped_attention(self._config) if self._grouped else nullcontext():
+        states = cache if isinstance(cache, StateCache) else None
+        given = {self._cache_argument: cache, "attention_mask": _masks(part.masks, states is not None)}
+        if self._takes_positions:
+            given["position_ids"] = part.positions
+        with (
+            use_grouped_attention(self._config) if self._grouped else nullcontext(),
+            nullcontext() if states is None else recording(states),
+        ):
             out = self._model(
                 input_ids=part.tokens,
-                position_ids=part.positions,
-                attention_mask=dict(masks) if len(masks) > 1 else next(iter(masks.values())),
                 use_cache=True,
                 logits_to_keep=keep,
-                **{self._cache_argument: cache},
+                **given,
                 **({"output_hidden_states": True} if layers else {}),
             )
+        cache.finish()
         if layers:
             cache.keep_states([out.hidden_states[layer] for layer in layers])
         logits: Tensor = out.logits
         return logits
+
+
+def _masks(masks: Mapping[str, Tensor], with_states: bool) -> Any:
+    """As a model takes them: a dict where layers differ in kind. Recurrent layers need none, as nothing is padding."""
+    if with_states and masks:
+        return {**masks, LINEAR: None, CONVOLUTION: None}
+    return dict(masks) if len(masks) > 1 else next(iter(masks.values()), None)

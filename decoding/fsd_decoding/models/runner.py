@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fsd_decoding.models.forward import Part, check_model
+from fsd_decoding.models.forward import Part, check_model, has_states
 from fsd_decoding.models.lean import forward_of
 from fsd_decoding.models.slot_cache import Branches, Masks, SlotCache, move_path
+from fsd_decoding.models.state_cache import StateCache
 from fsd_decoding.tensors import readable
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class ModelRunner:
         slots: the most tokens per row.
         vocabulary: width that logits are cut to.
         layers: hidden states that its cache keeps, for a drafter that reads them; see `Forward`.
+        rolled_back: the most tokens of a pass that may be rolled back; only a model with recurrent layers needs it.
         lean: run the model by `lean.py` where that gives the same logits, and not by transformers' modules.
 
     Raises:
@@ -36,12 +38,22 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Any, rows: int, slots: int, vocabulary: int, lean: bool = True, layers: Sequence[int] = ()
+        self,
+        model: Any,
+        rows: int,
+        slots: int,
+        vocabulary: int,
+        lean: bool = True,
+        layers: Sequence[int] = (),
+        rolled_back: int = 2,
     ) -> None:
         check_model(model, slots)
         self.model, self.vocabulary, self.slots = model, vocabulary, slots
-        self.device = model.device
-        self.cache, self._layers = SlotCache(rows, slots, self.device), tuple(layers)
+        self.device, self.has_states = model.device, has_states(model)
+        self.cache = SlotCache(rows, slots, self.device)
+        if self.has_states:
+            self.cache = StateCache(rows, slots, self.device, rolled_back + 1)
+        self._layers = tuple(layers)
         context = context_length(model)
         self._last = None if context is None or context >= slots else context - 1
         self._masks = Masks(model, slots)
@@ -105,8 +117,9 @@ class ModelRunner:
     def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
         """Fills the cache for positions start … until-1 of `rows`: the last with the next tokens, or by `catch_up`.
 
-        A shorter row's slots beyond its end receive padding, and are written again before they are read. Position 0 is
-        fed even if `until` is 0, so that the cache's memory is allocated before a graph first uses it.
+        A shorter row's slots beyond its end receive padding, and are written again before they are read; a model with
+        recurrent layers reads rows of one length at a time. Position 0 is fed even if `until` is 0, so that the cache's
+        memory is allocated before a graph first uses it.
 
         Args:
             rows: (R,) rows of the cache.
@@ -114,8 +127,7 @@ class ModelRunner:
             until: number of positions in the cache then.
             start: number of those that are in it already.
         """
-        for begin in range(start, max(until, 1), PREFILL_CHUNK):
-            stop = min(begin + PREFILL_CHUNK, max(until, 1))
+        for begin, stop in self._chunks(start, max(until, 1)):
             positions = torch.arange(begin, stop, device=self.device).expand(len(rows), -1)
             waiting = sum(part.tokens.numel() for part in self._waiting)
             if waiting + positions.numel() > self.cache.rows * PREFILL_CHUNK:
@@ -123,6 +135,14 @@ class ModelRunner:
             self._waiting.append(self._part(tokens[:, begin:stop], positions, stop, rows))
             if not self._forward.joins:
                 self.catch_up()
+
+    def _chunks(self, start: int, until: int) -> Iterator[tuple[int, int]]:
+        """Yields begins and ends; the last is a token of its own where the state before it is needed, too."""
+        last = until - 1 if self.has_states and until - start > 1 else until
+        for begin in range(start, last, PREFILL_CHUNK):
+            yield begin, min(begin + PREFILL_CHUNK, last)
+        if last < until:
+            yield last, until
 
     def catch_up(self) -> None:
         """Reads the prompts that wait, now."""
@@ -157,7 +177,7 @@ class ModelDrafter:
     """A `Drafter` whose q is a causal LM's next-token distribution."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+        self._runner, self.has_states = runner, runner.has_states
 
     @property
     def identity(self) -> Hashable:
@@ -181,7 +201,11 @@ class ModelDrafter:
         # that token twice.
         last = lengths[:, None] + (step - 1)
         positions = torch.cat([(last - 1).clamp_min(0), last], 1) if step == 0 else last
-        return self._runner.logits(tokens.gather(1, positions), positions, kv_length, keep=1)
+        if step > 0 or not self.has_states:
+            return self._runner.logits(tokens.gather(1, positions), positions, kv_length, keep=1)
+        # A state cannot take a token twice: of a row of one token what follows the first is meant.
+        both = self._runner.logits(tokens.gather(1, positions), positions, kv_length, keep=2)
+        return torch.where((lengths == 1)[:, None, None], both[:, :1], both[:, 1:])
 
     def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, kv_length: int) -> Tensor:
         drafted, scratch = frontier.tokens, frontier.seen.shape[2]

@@ -52,6 +52,9 @@ class SlotCache(Cache):
         """
         self._rows, self._aimed, self._kv_length = rows, slots, kv_length
 
+    def finish(self) -> None:
+        """Is called after the pass."""
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -116,6 +119,14 @@ class SlotCache(Cache):
         """Bytes that are allocated for keys and values, those of dropped rows included."""
         return sum(stored.untyped_storage().nbytes() for stored in self._stores.values())
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of states, which do not grow with a text."""
+        return 0
+
+    kept = 1
+    """States of each row."""
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._kv_length
 
@@ -178,6 +189,11 @@ def move_path(cache: SlotCache, starts: Tensor, places: Tensor) -> None:
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+LINEAR, CONVOLUTION = "linear_attention", "conv"
+ATTENTION_OF = {
+    LINEAR: None, CONVOLUTION: None, "mlp": None, "moe": None, "hybrid": FULL, "hybrid_sliding": SLIDING,
+}  # fmt: skip
+"""The kind of attention in layers that are named by something else."""
 
 
 class Masks:
@@ -211,14 +227,17 @@ class Masks:
 
 
 def mask_kinds(model: Any) -> Mapping[str, int | None]:
-    """Maps each kind of attention among the layers to its window; None is full attention.
+    """Maps each kind of attention among the layers to its window; None is full attention. Recurrent layers have none.
 
     Raises:
         UsageError: a layer is neither full nor sliding attention.
     """
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or [])
+    kinds = {ATTENTION_OF.get(kind, kind) for kind in getattr(config, "layer_types", None) or []}
+    if kinds and kinds <= {None}:
+        return {}
+    kinds -= {None}
     if not kinds:
         # A configuration may name a window that no layer uses (Moshi).
         code = sys.modules[type(model.get_decoder()).__module__]
