@@ -7,13 +7,11 @@ cannot be rolled back must be refused.
 from __future__ import annotations
 
 import inspect
-from random import Random
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from fsd_common.errors import UsageError
@@ -21,10 +19,8 @@ from fsd_decoding.models.forward import CACHE_ARGUMENTS, cache_argument
 from fsd_decoding.models.lean import ARCHITECTURES, LeanModel, choose
 from fsd_decoding.models.runner import ModelRunner
 from support.models.exact_softmax import use_exact_softmax
-from support.models.tiny_models import CONTEXT, FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model
-
-ROWS, ROUNDS, DRAFT = 3, 50, 5
-SLOTS = CONTEXT + DRAFT + 2  # drafts extend beyond the context; not a multiple of any block size
+from support.models.ragged import ROWS, SLOTS, Ragged
+from support.models.tiny_models import FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model
 
 DEEPSEEK: dict[str, Any] = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
                             "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
@@ -88,51 +84,6 @@ def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
     use_exact_softmax(monkeypatch)
 
 
-class Ragged:
-    """A batch of rows of different lengths, all of whose logits are checked."""
-
-    def __init__(self, model: Any, seed: int = 0, slots: int = SLOTS, lean: bool = False) -> None:
-        self.model, self.random = model, Random(seed)
-        self.runner = ModelRunner(model, ROWS, slots, VOCABULARY, lean)
-        self.texts: list[list[int]] = [[] for _ in range(ROWS)]
-
-    def words(self, count: int) -> list[int]:
-        return [self.random.randrange(VOCABULARY) for _ in range(count)]
-
-    def refill(self, lengths: dict[int, int]) -> None:
-        """Gives some rows (row -> length) new prompts, and keeps the others' caches."""
-        for row, length in lengths.items():
-            self.texts[row] = self.words(length)
-        longest = max(lengths.values())
-        padded = [self.texts[row] + self.words(longest - len(self.texts[row])) for row in lengths]
-        self.runner.prefill(torch.tensor(list(lengths)), torch.tensor(padded), longest - 1)
-
-    def round(self, drafted: int, again: int, keep: int) -> None:
-        """Feeds each row its last `again` tokens and some drafts, checks the logits, and accepts some of the drafts."""
-        length = torch.tensor([len(text) for text in self.texts])
-        positions = (length[:, None] - again + torch.arange(again + drafted)).clamp_min(0)
-        texts = [text + self.words(drafted) for text in self.texts]
-        fed = [[text[at] for at in row] for text, row in zip(texts, positions.tolist(), strict=True)]
-        actual = self.runner.logits(torch.tensor(fed), positions, int(positions.max()) + 1, keep)
-        for text, row, at in zip(texts, actual, positions[:, -keep:].tolist(), strict=True):
-            self.check(text, row, at)
-        self.texts = [
-            text[: len(text) - self.random.randint(0, drafted)] + self.words(1) for text in texts
-        ]  # the last token is the fallback or the bonus
-
-    def check(self, text: list[int], actual: Tensor, positions: list[int]) -> None:
-        fresh = self.model(torch.tensor([text[:CONTEXT]]), use_cache=False).logits[0]
-        for logits, at in zip(actual, positions, strict=True):
-            if at < CONTEXT:
-                torch.testing.assert_close(logits, fresh[at], atol=1e-10, rtol=0)
-
-    def refill_ended(self) -> None:
-        """Replaces rows at the end of the context, and some other ones, by new prompts."""
-        ended = [i for i, text in enumerate(self.texts) if len(text) >= CONTEXT or self.random.random() < 0.05]
-        if ended:
-            self.refill({i: self.random.choice((1, 2, 3, 9, 17, CONTEXT - 5)) for i in ended})
-
-
 def attentions(config: Any) -> list[str]:
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return ["eager", "sdpa"] if family._supports_sdpa else ["eager"]
@@ -149,19 +100,13 @@ def ways(config: Any) -> list[str]:
 @pytest.mark.parametrize(("case", "way"), [(case, way) for case, c in CASES.items() for way in ways(c)])
 @torch.inference_mode()
 def test_ragged_rounds_equal_the_uncached_forward(case: str, way: str) -> None:
-    """50 rounds with random acceptances, one-token prompts, refills, and texts beyond windows and contexts."""
     lean = way == "lean"
     model = random_model(CASES[case], seed=3, attention="sdpa" if lean else way)
     for name, weight in model.named_parameters():
         if name.endswith(".A"):  # of Doge's mask, which is the same for all tokens where A is 0, as it begins
             weight.uniform_(-1, 1)
     assert isinstance(choose(model), LeanModel) or not lean, choose(model)
-    batch = Ragged(model, lean=lean)
-    batch.refill({0: 1, 1: 7, 2: 19})
-    for _ in range(ROUNDS):
-        drafted, again = batch.random.randint(0, DRAFT), batch.random.randint(1, 2)
-        batch.round(drafted, again, keep=batch.random.randint(1, drafted + again))
-        batch.refill_ended()
+    Ragged(model, lean=lean).rounds(50)
 
 
 @pytest.mark.skipif("sdpa" in attentions(FAMILIES["gemma2"]), reason="transformers before 5.21 forgot the cap there")

@@ -5,24 +5,20 @@ Tiny random models in float64, so that a tolerance of 1e-9 tells a wrong state f
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache, Zamba2Config
 
 from fsd_common.errors import UsageError
 from fsd_decoding.memory import ModelSize
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.models.state_cache import StateCache
+from support.models.ragged import DRAFT, ROWS, SLOTS, Ragged
 from support.models.recurrent_models import RECURRENT
 from support.models.tiny_models import VOCABULARY, llama, random_model
 from support.models.wide_scans import use_wide_scans
-
-ROWS, ROUNDS, DRAFT, CONTEXT = 3, 30, 5, 64
-SLOTS = CONTEXT + DRAFT + 2
 
 
 @pytest.fixture(autouse=True)
@@ -30,57 +26,10 @@ def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
     use_wide_scans(monkeypatch)
 
 
-class Ragged:
-    """A batch of rows of different lengths, all of whose logits are checked."""
-
-    def __init__(self, model: Any, seed: int = 0) -> None:
-        self.model, self.random = model, Random(seed)
-        self.runner = ModelRunner(model, ROWS, SLOTS, VOCABULARY, rolled_back=DRAFT + 2)
-        self.texts: list[list[int]] = [[] for _ in range(ROWS)]
-
-    def words(self, count: int) -> list[int]:
-        return [self.random.randrange(VOCABULARY) for _ in range(count)]
-
-    def refill(self, lengths: dict[int, int]) -> None:
-        """Gives some rows (row -> length) new prompts, read by lengths, and keeps the others' states."""
-        for row, length in lengths.items():
-            self.texts[row] = self.words(length)
-        for length in set(lengths.values()):
-            rows = [row for row in lengths if lengths[row] == length]
-            self.runner.prefill(torch.tensor(rows), torch.tensor([self.texts[row] for row in rows]), length - 1)
-
-    def round(self, drafted: int, again: int) -> None:
-        """Feeds each row its last `again` tokens and some drafts, checks the logits, and accepts some of the drafts."""
-        length = torch.tensor([len(text) for text in self.texts])
-        again = min(again, int(length.min()))
-        positions = length[:, None] - again + torch.arange(again + drafted)
-        texts = [text + self.words(drafted) for text in self.texts]
-        fed = [[text[at] for at in row] for text, row in zip(texts, positions.tolist(), strict=True)]
-        actual = self.runner.logits(torch.tensor(fed), positions, int(positions.max()) + 1, again + drafted)
-        for text, row, at in zip(texts, actual, positions.tolist(), strict=True):
-            self.check(text, row, at)
-        self.texts = [text[: len(text) - self.random.randint(0, drafted)] + self.words(1) for text in texts]
-
-    def check(self, text: list[int], actual: Tensor, positions: list[int]) -> None:
-        fresh = self.model(torch.tensor([text[:CONTEXT]]), use_cache=False).logits[0]
-        for logits, at in zip(actual, positions, strict=True):
-            if at < CONTEXT:
-                torch.testing.assert_close(logits, fresh[at], atol=1e-9, rtol=0)
-
-    def refill_ended(self) -> None:
-        ended = [i for i, text in enumerate(self.texts) if len(text) >= CONTEXT or self.random.random() < 0.05]
-        if ended:
-            self.refill({i: self.random.choice((2, 3, 9, 17, CONTEXT - 5)) for i in ended})
-
-
 @pytest.mark.parametrize("case", RECURRENT)
 @torch.inference_mode()
 def test_every_logit_of_rows_that_are_rolled_back_is_that_of_an_uncached_pass(case: str) -> None:
-    ragged = Ragged(random_model(RECURRENT[case], seed=0))
-    ragged.refill({0: 7, 1: 20, 2: 2})
-    for _ in range(ROUNDS):
-        ragged.round(ragged.random.randint(0, DRAFT), ragged.random.choice((1, 2)))
-        ragged.refill_ended()
+    Ragged(random_model(RECURRENT[case], seed=0), within=1e-9).rounds(30)
 
 
 @torch.inference_mode()
@@ -104,14 +53,14 @@ def test_a_cache_of_transformers_that_is_cropped_has_the_state_of_what_was_rejec
 @torch.inference_mode()
 def test_rows_are_copied_dropped_and_renumbered_with_their_states() -> None:
     model = random_model(RECURRENT["qwen3-next"], seed=0)
-    ragged = Ragged(model)
+    ragged = Ragged(model, within=1e-9)
     ragged.refill({0: 9, 1: 9, 2: 9})
     ragged.runner.copy([0], [2], 8)
     ragged.texts[2] = [*ragged.texts[0]]
-    ragged.round(3, 1)
+    ragged.round(3, 1, keep=4)
     ragged.runner.keep([2, 0])
     ragged.texts = [ragged.texts[2], ragged.texts[0]]
-    ragged.round(3, 1)
+    ragged.round(3, 1, keep=4)
 
 
 @torch.inference_mode()
