@@ -6,6 +6,8 @@ if (location.protocol === "file:") {
       this.waiting = []; // until the script is there
       const frame = Object.assign(document.createElement("iframe"), { hidden: true });
       document.documentElement.append(frame);
+      frame.contentDocument.open(); // so that no browser replaces the empty page later
+      frame.contentDocument.close();
       this.inside = frame.contentWindow;
       this.inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
       const script = Object.assign(this.inside.document.createElement("script"), { src: url });
@@ -14,7 +16,7 @@ if (location.protocol === "file:") {
         this.waiting = null;
         told.forEach((data) => this.postMessage(data));
       };
-      this.inside.document.head.append(script);
+      this.inside.document.documentElement.append(script);
     }
 
     postMessage(data) {

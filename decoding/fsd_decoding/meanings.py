@@ -31,7 +31,7 @@ SCORES: Mapping[str, str] = {
     "relaxed": "p1 - p(x)",
     "fly": "what the target's entropy lacks to its largest, where the exact rule keeps what was drafted next",
     "cactus": "(u q(x) - p(x))+² / (2 p(x) (1 - p(x)))",
-    "accept-threshold": "1 - p(x)",
+    "accept-threshold": "1 - p(x), or 0 where a u < p(x) for the number a of its name",
     "typical": "1 - max(p(x), (p(x) exp H)²)",
     "posterior": "0 where u q(x) exp(-alpha H) <= p(x), else 1 - p(x) / (u q(x))",
     "ensemble": "the least share of the draft in a mixture that keeps the token",
@@ -39,10 +39,15 @@ SCORES: Mapping[str, str] = {
 """By the names without numbers (`margin` of "margin@10"); `fsd_decoding.scores` computes them."""
 
 
+_AMONG_TOP = ("margin", "relaxed")
+
+
 def score_meaning(name: str) -> str:
     """Returns what a score is, with the symbols explained; "" of one that is not of this package."""
-    family = name.removeprefix("gated-").partition("@")[0]
+    family, numbers, _ = name.removeprefix("gated-").partition("@")
     formula = SCORES.get(family, "")
+    if numbers and family in _AMONG_TOP:
+        formula += ", among the target's k likeliest"
     read = ", ".join(words for symbol, words in _SYMBOLS.items() if re.search(rf"\b{symbol}\b", formula))
     gate = " where the target is unsure" if name.startswith("gated-") else ""
     return formula and f"{formula}{read and f' ({read})'}{gate}"

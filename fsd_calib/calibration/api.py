@@ -46,7 +46,7 @@ from fsd_common.addons import Addon, AddonKind, addon
 from fsd_common.argument_checks import named as argument
 from fsd_common.errors import UsageError
 from fsd_common.option import other_names
-from fsd_common.progress.base import ProgressEstimate, showing_whole
+from fsd_common.progress.base import ProgressEstimate, Silent, showing_whole
 from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
@@ -298,7 +298,7 @@ class Calibration:
         Raises:
             UsageError: One of them is refused, as `run` would refuse it.
         """
-        self._read(self.config)
+        self._read(self.config.changed(progress=Silent()))  # a run reads them again, and tells of them then
 
     def _read(self, config: RunConfig) -> _Read:
         drafts = drafts_of(self.draft)

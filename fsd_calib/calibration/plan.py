@@ -274,7 +274,7 @@ def check_enough(
     if left_out:
         tuned = (
             f" ({left_out:,} of {certification + left_out:,} were tuned on before: a calibration, a sweep of all "
-            "problems or another command decoded them under a threshold)"
+            "problems or another command decoded them under a threshold, or a predictor or head was trained on them)"
         )
     looks = Looks.evenly(needed, goal.tests)
     last = f" by the last of {len(looks.problems)} looks" if len(looks.problems) > 1 else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
-from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json, say
+from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import Drafters
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import LoadingOptions, PresetOption, check_found, check_sources, with_preset
@@ -120,13 +120,13 @@ def command(
                 "--draft"
             )
         asked = [Calibration(task, *of_task, goal, space, config) for task, of_task in zip(tasks, models, strict=True)]
-        if part == "all":
-            say(
-                "all problems are decoded, so that none of them certifies these models later (--state FOLDER counts "
-                "that apart)"
-            )
         for later in asked[1:]:
             later.check()  # before hours are spent on the first
+        if part == "all":
+            progress.note(
+                "warning: all problems are decoded, so that none of them certifies these models later (--state FOLDER "
+                "counts that apart)"
+            )
         for of_task in asked:
             rows += sweep(of_task, grid, confidence)
 

@@ -33,7 +33,7 @@ def export_profile(profile: ThresholdProfile, to: str) -> str:
         UsageError: there is no such engine, or it cannot do what the profile says; the message names the first reason
             and the way out.
     """
-    engine = ENGINES.get(to.lower())
+    engine = ENGINES.get(str(to).lower())
     if engine is None:
         raise UsageError(f"unknown engine {to!r:.60}; known: {', '.join(ENGINES)}")
     for reason in _reasons(profile, engine):

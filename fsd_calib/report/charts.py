@@ -186,7 +186,13 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
         f"Retention at {len(shown)} measured thresholds on {profile.score}, with intervals; on the certification "
         f"part: {'; '.join(words) or 'nothing'}."
     )
-    return zoomable(profile, ends_of(shown), ends_of(row for row in shown if row.chosen), draw)
+    return zoomable(profile, ends_of(shown), _near(shown), draw)
+
+
+def _near(shown: Sequence[Row]) -> list[float]:
+    """What a chart of these rows shows at least: the chosen one whole, or else the best one's mark."""
+    chosen = [row for row in shown if row.chosen]
+    return ends_of(chosen) if chosen else [max(row.point.retention for row in shown)]
 
 
 def _last(row: Row, shown: Sequence[Row]) -> bool:
@@ -198,7 +204,7 @@ def _bounds(x: Spec, y: Spec) -> list[Spec]:
     """The certificate's lower bounds: a thick line from the measured retention down to a tick and its number."""
     tested = [{"filter": "isValid(datum.bound)"}]
     low = y | {"field": "bound"}
-    label = {"type": "text", "align": "left", "baseline": "top", "dx": -10, "dy": 6, "fontWeight": 600}
+    label = {"type": "text", "align": "right", "baseline": "bottom", "dx": -8, "dy": -4, "fontWeight": 600}
     tick = {"type": "tick", "thickness": 3, "size": 18, "color": "@ink", "orient": "horizontal"}
     return [
         {"transform": tested, "mark": {"type": "rule", "strokeWidth": 3, "color": "@ink"},
@@ -240,7 +246,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     alt = "Retention against the share of drafted tokens that T accepts: " + "; ".join(
         f"{trial.setting.score} {trial.share:.1%}: {percent(row.point.retention)}" for trial, row in shown
     )
-    return zoomable(profile, ends_of(rows), ends_of(row for row in rows if row.chosen), draw)
+    return zoomable(profile, ends_of(rows), _near(rows), draw)
 
 
 _WIDER = 1.7  # times the fastest setting's speed: a chart this wide still leaves room for the settings
@@ -304,7 +310,8 @@ def retention_and_speed(
         return Chart("speed", _speed_alt(profile, timed + alone, forecast), spec)
 
     main = [row for row in found if row.chosen or row.setting == rival_of(profile)]
-    return zoomable(profile, ends_of([*forecast, *main]), ends_of(main), draw)
+    near = ends_of(main) + (_near(forecast) if forecast and not any(row.chosen for row in main) else [])
+    return zoomable(profile, ends_of([*forecast, *main]), near, draw)
 
 
 def _speed_layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
@@ -499,7 +506,8 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
         ]  # fmt: skip
         return Chart("trials", _trials_alt(record.trials), layered(values, layers, 280))
 
-    return zoomable(profile, [trial.retention for trial in record.trials], [], draw)
+    retentions = [trial.retention for trial in record.trials]
+    return zoomable(profile, retentions, [max(retentions)], draw)
 
 
 def _trial_value(number: int, trial: Trial) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fsd_calib.report.bounds import bounds_to_show
 from fsd_calib.report.charts import levels, main_settings, retention_axis
 from fsd_calib.report.diff import shared_settings
 from fsd_calib.report.figures import pace_axis, rival_of
@@ -50,7 +51,7 @@ def _line(name: str, run: Run) -> tuple[str, ...]:
     length = p.followed.draft_length if value is None else p.draft_length
     ends = "" if speed.timed else "forecast"
     ends = ends if speed.intervals is None else interval(speed.intervals.chosen)
-    retention, low = (None, None) if c.lossless else (c.retention, c.lower_bound)  # of the target then
+    retention, low = (None, None) if c.lossless else (c.retention, bounds_to_show(c)[0])  # of the target then
     outcome = p.outcome if p.bound else f"{p.outcome}, but edited"
     return (
         name, outcome, threshold(value), p.score if value is not None else NONE, str(length),

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
+from fsd_calib.report.bounds import bound_to_show, bounds_to_show, shows_no_more
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import (
     NONE,
@@ -24,7 +25,6 @@ from fsd_common.formatting import (
 )
 from fsd_decoding.meanings import RULES, score_meaning
 from fsd_decoding.profile.fields import CurvePoint, Source, Speed, SpeedFigures
-from fsd_decoding.profile.parts import Certificate
 from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -238,24 +238,10 @@ def _of_chosen(profile: ThresholdProfile) -> Figures:
     return figures._replace(accuracy_bound=accuracy_low, retention=retention, retention_bound=low)
 
 
-def bounds_to_show(c: Certificate) -> tuple[float | None, float | None]:
-    """Returns lower bounds of retention and accuracy: of what is certified the claim, or more where more is shown."""
-    low, accuracy_low = c.lower_bound, c.accuracy_lower_bound
-    if not shows_no_more(c) or c.wanted is None:
-        return low, accuracy_low
-    return (c.wanted, accuracy_low) if c.acc == "retention" else (low, c.wanted)
-
-
 def bound_of(profile: ThresholdProfile, point: CurvePoint) -> float | None:
-    """Returns the lower bound of a point's retention; of what is certified the claim, or more where more is shown."""
-    certified = is_chosen(profile, point.setting) and point.lower_bound == profile.certificate.lower_bound
-    return bounds_to_show(profile.certificate)[0] if certified else point.lower_bound
-
-
-def shows_no_more(c: Certificate) -> bool:
-    """Returns whether the claim passed, and the bound that holds given that it did is not above it."""
-    low = c.lower_bound if c.acc == "retention" else c.accuracy_lower_bound
-    return c.given_passing and low is not None and c.wanted is not None and low <= c.wanted
+    """Returns the lower bound of a point's retention, as it is shown."""
+    chosen = is_chosen(profile, point.setting) and point.source == "certification"
+    return bound_to_show(profile.certificate, point.lower_bound, chosen)
 
 
 def _configuration(profile: ThresholdProfile) -> str:
@@ -304,7 +290,8 @@ def notes(profile: ThresholdProfile) -> str:
 
 def meanings(profile: ThresholdProfile) -> Iterator[str]:
     """Yields what the rules of the table do, and what T bounds."""
-    rules = [rival_of(profile).rule, *([profile.chosen.rule] if _is_fuzzy(profile) else [])]
+    fuzzy = [profile.chosen.rule] if _is_fuzzy(profile) or profile.outcome == "front" else []
+    rules = [rival_of(profile).rule, *fuzzy]
     yield from (f"{rule}: {RULES[rule]}" for rule in rules if rule in RULES)
     moved = "" if profile.policy is None else f", moved by {profile.policy}"
     meaning = score_meaning(profile.score)
@@ -328,7 +315,8 @@ def was_selected(profile: ThresholdProfile | ServerProfile) -> bool:
 def _held(profile: ThresholdProfile) -> str:
     c = profile.certificate
     if shows_no_more(c):
-        return f"as certified, at {exact(c.confidence)} confidence"
+        said = "as certified" if profile.bound else "as the profile says"
+        return f"{said}, at {exact(c.confidence)} confidence"
     if c.given_passing:
         return f"given that it passed, at {exact(c.confidence)} confidence together with the other bounds"
     return f"at {confidence(c.level)} confidence, individually"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
+from fsd_calib.report.bounds import bounds_to_show
 from fsd_calib.report.charts import (
     accepted_by_length,
     decodings_by_step,
@@ -17,7 +18,6 @@ from fsd_calib.report.charts import (
     trials,
 )
 from fsd_calib.report.figures import (
-    bounds_to_show,
     busy_note,
     draft_length_label,
     main_figures,
@@ -239,11 +239,9 @@ def _found(profile: ThresholdProfile) -> str:
     if value is not None and (profile.certificate.certified or profile.outcome == "untested"):
         setting = f"{profile.rule} at T = {threshold(value)} on {profile.score} with {draft_length_label(profile)}"
         slower = ", less than was asked" if profile.outcome == "too-slow" else ""
-        slower += (
-            f", but is slower than {rival}, which decoders of this profile run" if profile.threshold is None else ""
-        )
+        slower += f", so that decoders of this profile run {rival}" if profile.threshold is None else ""
         showed = ", ".join(filter(None, (_keeps(profile), lost(profile))))
-        return f"{setting}, which {showed}{' and ' if showed else ''}{_runs(speed)}{slower}"
+        return f"{setting}, which {showed}{' and ' if showed else ''}{_runs(speed, rival)}{slower}"
     if profile.outcome == "front":
         fuzzy = any(point.setting.threshold is not None for point in front(profile))
         return (
@@ -268,11 +266,11 @@ def _keeps(profile: ThresholdProfile) -> str:
     return f"{verb} {percent(kept)}{what}" + ("" if low is None else f" (at least {bound(low)})")
 
 
-def _runs(speed: Speed) -> str:
+def _runs(speed: Speed, rival: str) -> str:
     """How fast the chosen setting is, by the clock or by the forecast."""
     times = f"{speed.over_target:.1f} times"
     if speed.wanted is None:
-        lossless = f"{speed.over_lossless:.2f} times as fast as the fastest lossless decoding"
+        lossless = f"{speed.over_lossless:.2f} times as fast as {rival}"
         return f"{'is' if speed.timed else 'is forecast to be'} {lossless} and {times} as fast as the target alone"
     makes = "makes" if speed.timed else "is forecast to make"
     return f"{makes} {pace(speed.chosen)} {speed.unit}, {times} the target's"

@@ -9,12 +9,11 @@ from pathlib import PurePath
 from rich import box
 from rich.table import Table
 
+from fsd_calib.report.bounds import bounds_to_show, difference_to_show
 from fsd_calib.report.figures import (
     bound_of,
-    bounds_to_show,
     draft_length_label,
     rival_of,
-    shows_no_more,
     was_selected,
     was_timed,
 )
@@ -146,14 +145,14 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
 
 
 def _caveat(p: ThresholdProfile) -> str:
-    selected = was_selected(p) and p.certificate.problems and not shows_no_more(p.certificate)
-    return "; bounds are not corrected for the choice among them" if selected else ""
+    return "; bounds are not corrected for the choice among them" if was_selected(p) and p.certificate.problems else ""
 
 
 def _harm(c: Certificate) -> dict[str, str]:
     if c.harm is None or c.harm_upper_bound is None or c.difference is None:
         return {}
-    interval = "" if c.difference_interval is None else f", {points_between(c.difference_interval)}"
+    ends = difference_to_show(c)
+    interval = "" if ends is None else f", {points_between(ends)}"
     return {
         "harm": f"{percent(c.harm)} of the target's right answers lost, at most {at_most(c.harm_upper_bound)}",
         "difference": f"{points(c.difference)} percentage points of accuracy{interval}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fsd_calib.certification.bounds import Floor
+from fsd_calib.report.bounds import difference_to_show, shows_no_more
 from fsd_calib.report.figures import (
     answers,
     draft_label,
@@ -10,7 +11,6 @@ from fsd_calib.report.figures import (
     gain,
     interval_scope,
     rival_of,
-    shows_no_more,
     was_selected,
 )
 from fsd_common.formatting import (
@@ -107,7 +107,7 @@ def _bounds(profile: Tested) -> str:
     given = ""
     if shows_no_more(c):
         given = " The outcomes show the claim, and no more than it."
-        if len(c.looks) > 1:
+        if c.looks and c.problems < c.looks[-1]:
             given = " Decoding stopped as soon as the outcomes showed the claim; --looks 1 may show more than it."
     elif c.given_passing:
         given = " The bounds hold given that it passed."
@@ -124,8 +124,8 @@ def _harm(profile: Tested) -> str:
     if c.harm is None or c.harm_upper_bound is None or c.difference is None:
         return ""
     interval = ""
-    if c.difference_interval is not None:
-        interval = f" ({points_between(c.difference_interval)} at {exact(c.confidence)} confidence)"
+    if (ends := difference_to_show(c)) is not None:
+        interval = f" ({points_between(ends)} at {exact(c.confidence)} confidence)"
     share, most = percent(c.harm), at_most(c.harm_upper_bound)
     harm = "" if lost(profile) else f"Of the target's right answers, {share} were lost (at most {most})."
     return f"{harm} Accuracy changed by {points(c.difference)} percentage points{interval}.".strip()
@@ -134,12 +134,13 @@ def _harm(profile: Tested) -> str:
 def _selected(profile: Tested) -> str:
     """Selection effects that the bounds do not account for; the claim does."""
     c = profile.certificate
-    if not was_selected(profile) or not c.problems or shows_no_more(c):
+    if not was_selected(profile) or not c.problems or (shows_no_more(c) and c.harm_upper_bound is None):
         return ""
     several = "several" if c.frozen is None else c.frozen
     hold = f"Each bound (at least, at most) holds individually at {confidence(c.level)} confidence and is"
     if c.given_passing:
-        hold = f"The bounds (at least, at most) hold together at {exact(c.confidence)} confidence and are"
+        which = "at most, interval" if shows_no_more(c) else "at least, at most"
+        hold = f"The bounds ({which}) hold together at {exact(c.confidence)} confidence and are"
     return f"{hold} not corrected for the choice among the {several} frozen settings."
 
 

@@ -17,7 +17,7 @@ _PADDING = 0.08  # of an axis, beyond the values
 _LEAST = 0.02  # of the target's accuracy: an axis shows no less
 _WORTH = 1.5  # times as much of the axis: from there on it is worth a second chart
 _BESIDE = 300  # pixels: height of a whole that stands beside
-_CAPTION = "From what was asked for upward; beside it the whole, where the same part is shaded."
+_CAPTION = "From what was asked for upward; beside it, or below, the whole, where the same part is shaded."
 
 
 def ends_of(found: Iterable[Row]) -> list[float]:
@@ -63,8 +63,10 @@ def _padded(ends: Sequence[float]) -> Range:
 
 
 def _clipped(chart: Chart) -> Chart:
-    """Leaves out what lies beyond the axes."""
-    layers = [layer | {"mark": layer["mark"] | {"clip": True}} for layer in chart.spec["layer"]]
+    """Leaves out what lies beyond the axes; labels are of what lies within, and may stand over an edge."""
+    layers = [
+        layer | {"mark": layer["mark"] | {"clip": layer["mark"]["type"] != "text"}} for layer in chart.spec["layer"]
+    ]
     return replace(chart, spec=chart.spec | {"layer": layers})
 
 

@@ -11,7 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fsd_calib.report.verdict import LIKE, rounding, shown
+from fsd_calib.report.bounds import bound_to_show
+from fsd_calib.report.verdict import LIKE, lost, rounding, shown
 from fsd_calib.server_options import plain, with_value
 from fsd_common.console import TITLE, LiteralConsole, literal
 from fsd_common.formatting import NONE, bound, exact, interval, pace, percent, tokens
@@ -61,7 +62,8 @@ def _outcome(profile: ServerProfile) -> str:
     if profile.outcome in CERTIFIED:
         wanted = "" if c.wanted is None else f" keeps at least {exact(c.wanted)} {kept} {LIKE[c.guarantee]}"
         slower = "" if profile.value is not None else " It was shown to be slower than the reference; serve that."
-        return f"Certified at {exact(c.confidence)} confidence: {chosen}{wanted}.{slower}"
+        harm = f" It {lost(profile)}." if lost(profile) else ""
+        return f"Certified at {exact(c.confidence)} confidence: {chosen}{wanted}.{harm}{slower}"
     if profile.outcome == "untested":
         return f"Explored: {chosen}. Nothing is certified (--explore), and no attempt was spent."
     if profile.outcome == "lossless":
@@ -138,14 +140,16 @@ def _curve(profile: ServerProfile) -> Table:
     for heading in ("accuracy", "retention", "≥", "tokens/s", "problems", "part"):
         table.add_column(heading, justify="right")
     for point in profile.curve:
-        table.add_row(*map(literal, _point(point)))
+        chosen = point.value == profile.chosen and point.source == "certification"
+        low = bound_to_show(profile.certificate, point.lower_bound, chosen)
+        table.add_row(*map(literal, _point(point, low)))
     return table
 
 
-def _point(point: ServerPoint) -> Sequence[str]:
+def _point(point: ServerPoint, low: float | None) -> Sequence[str]:
     value = "reference again" if point.value is None else str(plain(point.value))
     return (
-        value, percent(point.accuracy), percent(point.retention), bound(point.lower_bound),
+        value, percent(point.accuracy), percent(point.retention), bound(low),
         pace(point.tokens_per_second), f"{point.problems:,}", point.source,
     )  # fmt: skip
 

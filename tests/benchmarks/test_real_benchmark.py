@@ -116,6 +116,20 @@ def test_a_block_that_was_cut_off_keeps_what_is_finished_and_counts_when_it_is_w
     assert texts["tokens"][texts["problem"] == kept].tolist() == before
 
 
+def test_processes_that_share_a_folder_lose_and_double_nothing(
+    decoder: SpeculativeDecoder, task: Task, tmp_path: Path
+) -> None:
+    blocks = Blocks(decoder, task, tmp_path, tmp_path / "traces", SIZE)
+    of = blocks.passes(LENGTH)[0]
+    blocks.decode(0, of)
+    texts = blocks.stored(0, of).columns()[0]
+    again = Blocks(decoder, task, tmp_path / "again", tmp_path / "traces", SIZE)
+    again.decode(0, of)
+    for part in sorted(again.stored(0, of)._folder.glob("*.parquet")):  # as another process would, meanwhile
+        shutil.copy(part, blocks.stored(0, of)._folder / part.name)
+    assert blocks.stored(0, of).columns()[0]["problem"].tolist() == texts["problem"].tolist()
+
+
 @pytest.mark.slow
 def test_a_predictor_of_other_problems_ends_drafts_no_worse_than_a_fixed_length(
     decoder: SpeculativeDecoder, task: Task, tmp_path: Path

@@ -17,7 +17,10 @@ def test_every_rule_and_score_has_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("margin@10", "1 - p(x) / p1 (p of the target, x the drafted token, p1 the largest p)"),
+        (
+            "margin@10",
+            "1 - p(x) / p1, among the target's k likeliest (p of the target, x the drafted token, p1 the largest p)",
+        ),
         ("kl_qp@50", "KL(q‖p) (p of the target, q of the draft)"),
         ("gated-kl_qp@50@0.7", "KL(q‖p) (p of the target, q of the draft) where the target is unsure"),
         ("fly@2@3", SCORES["fly"]),

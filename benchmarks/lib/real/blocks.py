@@ -140,7 +140,8 @@ class Blocks:
             until: no problem is begun after this time, in seconds since the epoch.
         """
         stored = self.stored(block, of)
-        missing = [each for each in enumerate(self.problems(block)) if each[0] not in stored.numbers]
+        finished = stored.numbers
+        missing = [each for each in enumerate(self.problems(block)) if each[0] not in finished]
         decoder = self.decoder.with_config(draft_length=of.draft_length)
         for begin in range(0, len(missing), _ROWS):
             if time.time() < until:

@@ -92,5 +92,7 @@ class Stored:
             for text in texts[judge]
         ]
         table = pa.table(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
-        with atomic_write(self._folder / f"{len(self._parts):05}.parquet") as file:
+        with atomic_write(
+            self._folder / f"{finished[0][0]:05}.parquet"
+        ) as file:  # of a problem that no other begins with
             pq.write_table(table, file)

@@ -44,16 +44,16 @@ class Drawn(ABC):
 
     def __init__(self) -> None:
         self._steps: list[RunningStep] = []
-        self._estimate: ProgressEstimate | None = None
+        self._estimates: list[ProgressEstimate] = []
 
     @contextmanager
     def whole(self, estimate: ProgressEstimate) -> Iterator[None]:
-        self._estimate = estimate
+        self._estimates.append(estimate)
         try:
             with self._display():
                 yield
         finally:
-            self._estimate = None
+            self._estimates.remove(estimate)
         self.note(estimate.summary)
 
     @contextmanager
@@ -72,12 +72,13 @@ class Drawn(ABC):
 
     @abstractmethod
     def _display(self) -> AbstractContextManager[None]:
-        """Draws while inside; of nested ones the outermost does."""
+        """Draws while inside, from the first that enters to the last that leaves."""
 
     def seen(self) -> Seen | None:
         """Returns what there is to see now, in any thread; None: nothing runs."""
-        steps, estimate = list(self._steps), self._estimate
-        if estimate is not None:
+        steps, estimates = list(self._steps), list(self._estimates)
+        if estimates:
+            estimate = estimates[-1]
             left = estimate.left
             step = "" if not steps else steps[-1].state if left is not None else steps[-1].state_and_left
             total = None if left is None else estimate.elapsed + left

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from html import escape
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 from fsd_common.progress.drawn import Drawn, Seen
 from fsd_common.terminal import visible
@@ -25,34 +25,47 @@ class NotebookBar(Drawn):
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown = False
+        self._inside, self._lock = 0, Lock()  # of two threads that show progress, either may end first
+        self._end: Callable[[], None] | None = None
 
     def note(self, line: str) -> None:
         print(visible(" ".join(line.split())), flush=True)
 
     @contextmanager
     def _display(self) -> Iterator[None]:
-        if self._shown:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._end = self._begin()
+        try:
             yield
-            return
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0 and self._end is not None:
+                    self._end()
+
+    def _begin(self) -> Callable[[], None]:
+        """Begins to draw, and returns what ends it; a notebook that has gone stops no work and hides no error."""
         from IPython.display import HTML, display  # a notebook has it
 
         handle, ended = display(HTML(self._html()), display_id=True), Event()
 
         def draw() -> None:
             while not ended.wait(_PAUSE):
-                handle.update(HTML(self._html()))
+                with suppress(Exception):
+                    handle.update(HTML(self._html()))
 
         drawing = Thread(target=draw, daemon=True)
-        self._shown = True
         drawing.start()
-        try:
-            yield
-        finally:
-            self._shown = False
+
+        def end() -> None:
             ended.set()
             drawing.join()
-            handle.update(HTML(""))
+            with suppress(Exception):
+                handle.update(HTML(""))
+
+        return end
 
     def _html(self) -> str:
         seen = self.seen()

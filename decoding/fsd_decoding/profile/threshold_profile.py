@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -150,11 +151,12 @@ class ThresholdProfile(ProfileContent):
         """Returns a warning for decoding in the engine of this name where the certificate is for another one."""
         if name == self.engine_name:
             return None
+        file = shlex.quote(str(self.file or "PROFILE"))
         return (
             f"the profile is of {self.engine or 'fsd-calib, our own engine'}, and {name} ends rounds elsewhere and "
             "rounds logits otherwise, so that texts, accuracy and speed may differ: its certificate is not for this "
-            f"engine; `fsd-calibrate --certify {self.file or 'PROFILE'} --engine {name}` tests its setting there, as a "
-            "further attempt"
+            f"engine; `fsd-calibrate --certify {file} --engine {name}` tests its setting there, as a further "
+            "attempt"
         )
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:

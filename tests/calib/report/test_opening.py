@@ -20,7 +20,7 @@ from support.calibration.profiles import (
     profile,
 )
 
-FASTER = "1.21 times as fast as the fastest lossless decoding and 3.1 times as fast as the target alone"
+FASTER = "1.21 times as fast as sd and 3.1 times as fast as the target alone"
 ABSOLUTE = {"certificate.acc": "absolute", "certificate.wanted": 0.9}
 OF_LOSSLESS = {"certificate.lossless": True, "certificate.certified": False}
 
@@ -36,7 +36,7 @@ OF_LOSSLESS = {"certificate.lossless": True, "certificate.certified": False}
         (UNKNOWN, f"which kept 99.8% (at least 98.9%) and is {FASTER}; this holds on"),
         (
             SLOWER,
-            "2.1 times as fast as the target alone, but is slower than sd, which decoders of this profile run",
+            "times as fast as sd and 2.1 times as fast as the target alone, so that decoders of this profile run sd",
         ),
         (UNTESTED, f"with L = 5, which is {FASTER}; nothing is certified"),
         ({"task": "agreement:my.jsonl"}, "keeps to the target's own text for at least 98% of prompts"),

@@ -113,6 +113,13 @@ def test_a_bound_below_the_claim_that_passed_is_not_set_beside_it() -> None:
     said = verdict(profile(narrow))
     assert "That is a retention of 99.8% and an accuracy of 93.1%. The outcomes show the claim, and no more" in said
     assert "not corrected" not in said
+    harmed = verdict(profile(HARM | narrow))
+    assert (
+        "The bounds (at most, interval) hold together at 95% confidence and are not corrected for the choice" in harmed
+    )
+    assert "changed by -0.1 percentage points (-0.9 to +0.6 at" in harmed
+    wide = verdict(profile(HARM | narrow | {"certificate.difference_interval": [-0.05, 0.006]}))
+    assert "(-1.9 to +0.6 at" in wide  # the claim leaves 2 % of 93.3 %
     for shown in (said, printed(narrow), printed_details(narrow), str(rows(Run("x", profile(narrow))))):
         assert "95.0%" not in shown
         assert "0.95)" not in shown
