@@ -120,7 +120,7 @@ def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], streamer: Any)
             raise UsageError(f"{name} is given; fsd_generate takes only input_ids and attention_mask, leave it out")
     for name in CACHE_ARGUMENTS:
         cache = model_kwargs.get(name)
-        if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+        if cache is not None and (getattr(cache, "_is_user_defined", False) or _is_used(cache)):
             raise UsageError(f"{name} is given; fsd_generate creates its own KV caches, leave it out")
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     if positions is not None:
@@ -130,6 +130,14 @@ def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], streamer: Any)
             raise UsageError("position_ids do not count each prompt from 0; leave them out")
     if streamer is not None and len(input_ids) > 1:
         raise UsageError(f"streamer is given with {len(input_ids)} sequences; stream one sequence at a time")
+
+
+def _is_used(cache: Any) -> bool:
+    """Whether a cache of transformers holds anything; of recurrent layers alone it has no length."""
+    try:
+        return bool(cache.get_seq_length())
+    except ValueError:
+        return bool(cache.has_previous_state())
 
 
 def check_clock(criteria: StoppingCriteriaList, sampling: Sampling, rows: int) -> None:

@@ -142,9 +142,9 @@ class _Batch:
         self._runners = [
             ModelRunner(model, len(completions), self._slots, vocabulary, decoder.lean) for model in models
         ]
-        # Where a row is fed from: recurrent layers read a text in order, all rows from their first tokens on.
+        # Where each row is fed from, one token at a time in order: recurrent layers read all rows from the same place.
         in_order = any(runner.has_states for runner in self._runners)
-        self._first = np.zeros_like(self._prompts) if in_order else self._prompts - 1
+        self._first = np.full_like(self._prompts, self._prompts.min() - 1) if in_order else self._prompts - 1
         logits = _CPU_LOGITS if device.type == "cpu" else _LOGITS
         self._chunk = max(1, min(PREFILL_CHUNK, logits // (len(completions) * vocabulary)))
 

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import Drafter, ReadsTarget
-from fsd_decoding.models.runner import ModelDrafter, ModelRunner
+from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.tensors import to_device
 
 _LEAST = 16  # shared tokens from which copying pays
@@ -65,8 +66,9 @@ class Prompts:
     def __init__(self, target: ModelRunner, drafter: Drafter | None, rows: int, joins: bool) -> None:
         self._target, self._drafter, self._joins = target, drafter, joins
         self._target_first = isinstance(drafter, ReadsTarget)
-        # The state of a recurrent layer is that after a row's last token, whichever row it is copied from.
-        self._states = target.has_states or (isinstance(drafter, ModelDrafter) and drafter.has_states)
+        # The state of a recurrent layer is that after a row's last token, so a row that has gone on is not copied.
+        self._draft_states = getattr(drafter, "has_states", False)
+        self._states = target.has_states or self._draft_states
         # By row, tokens whose states the caches have. A row that stays empty over a round, as no request is left, loses
         # some; there are no further prompts then.
         self._held: list[Tokens] = [np.empty(0, np.int64)] * rows
@@ -78,15 +80,22 @@ class Prompts:
             rows: R of them.
             prompts: one for each.
             tokens: (R, n) the same on the device, padded on the right.
+
+        Raises:
+            UsageError: a prompt has one token, and the draft's recurrent layers take two.
         """
+        if self._draft_states and min(map(len, prompts)) < 2:
+            raise UsageError(
+                "a prompt has one token, and a draft with recurrent layers begins with two; give a longer prompt, or "
+                "another draft"
+            )
         new = [np.array(prompt, np.int64) for prompt in prompts]
         leaders = self._leaders(rows, new)
-        alike = 1.0 if self._states else _ALIKE
-        _put(self._target, leaders, tokens, alike)
+        _put(self._target, leaders, tokens, 1.0 if self._target.has_states else _ALIKE)
         if self._target_first:
             self._target.catch_up()
         if self._drafter is not None:
-            _put(self._drafter, leaders, tokens, alike)
+            _put(self._drafter, leaders, tokens, 1.0 if self._draft_states else _ALIKE)
             if not self._joins:
                 self._drafter.catch_up()
         for row, prompt in zip(rows, new, strict=True):

@@ -23,8 +23,8 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fsd_common.errors import UsageError
-from fsd_decoding.models.scans import prepare, recording
-from fsd_decoding.models.slot_cache import CONVOLUTION, LINEAR, SlotCache, attend, fold_mask, mask_kinds
+from fsd_decoding.models.scans import prepare, recording, tells_states
+from fsd_decoding.models.slot_cache import CONVOLUTION, FULL, LINEAR, SlotCache, attend, fold_mask, mask_kinds
 from fsd_decoding.models.state_cache import StateCache
 
 _KNOWN = sorted({"default", *ROPE_INIT_FUNCTIONS})
@@ -83,6 +83,8 @@ def _obstacles(model: Any) -> Iterator[str]:
         yield "attends to an encoder; use a decoder-only model"
     if has_states(model) and model.config.get_text_config().model_type not in RECURRENT:
         yield f"keeps a state that cannot be rolled back; of models with one {', '.join(sorted(RECURRENT))} are known"
+    elif has_states(model) and not tells_states(model):
+        yield "runs recurrent layers by code that is not that of transformers 5.24 or later; install that"
     required = [cache_argument(model), "attention_mask", "logits_to_keep"]
     if mask_kinds(model):
         required.append("position_ids")
@@ -112,10 +114,9 @@ RECURRENT = frozenset(
 
 def has_states(model: Any) -> bool:
     """Returns whether any layer keeps a state in place of keys and values."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
-    if kinds:  # hybrid classes call themselves stateful even if no layer is
-        return any(kind in (LINEAR, CONVOLUTION) or kind.startswith("hybrid") for kind in kinds)
-    return bool(model._is_stateful)
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    recurrent = any(kind in (LINEAR, CONVOLUTION) or kind.startswith("hybrid") for kind in kinds)
+    return recurrent or (model._is_stateful and kinds != {FULL})  # classes of hybrids say so even if no layer is
 
 
 def _changeable_obstacles(model: Any, slots: int) -> Iterator[str]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fsd_common.errors import UsageError
 from fsd_decoding.models.forward import Part, check_model, has_states
 from fsd_decoding.models.lean import forward_of
-from fsd_decoding.models.slot_cache import Branches, Masks, SlotCache, move_path
+from fsd_decoding.models.slot_cache import Branches, Masks, SlotCache, mask_kinds, move_path
 from fsd_decoding.models.state_cache import StateCache
 from fsd_decoding.tensors import readable
 
@@ -50,6 +51,8 @@ class ModelRunner:
         check_model(model, slots)
         self.model, self.vocabulary, self.slots = model, vocabulary, slots
         self.device, self.has_states = model.device, has_states(model)
+        if layers and self.has_states and not mask_kinds(model):  # whose `hidden_states` are what comes out of a layer
+            raise UsageError(f"{model.config.model_type} tells no head what goes into its layers; take another draft")
         self.cache = SlotCache(rows, slots, self.device)
         if self.has_states:
             self.cache = StateCache(rows, slots, self.device, rolled_back + 1)
@@ -66,7 +69,8 @@ class ModelRunner:
 
         The reference is weak, because graphs may outlive the model's place in a decoder.
         """
-        return weakref.ref(self.model), self.model.dtype, self._forward.identity, self.vocabulary, self._layers
+        own = self._forward.identity, self.vocabulary, self._layers, self.cache.kept
+        return weakref.ref(self.model), self.model.dtype, *own
 
     def logits(
         self,
@@ -114,7 +118,7 @@ class ModelRunner:
         """Whether prompts are to be read with the next tokens."""
         return bool(self._waiting)
 
-    def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0, before: bool = False) -> None:
         """Fills the cache for positions start … until-1 of `rows`: the last with the next tokens, or by `catch_up`.
 
         A shorter row's slots beyond its end receive padding, and are written again before they are read; a model with
@@ -126,8 +130,9 @@ class ModelRunner:
             tokens: (R, >= until), padded on the right.
             until: number of positions in the cache then.
             start: number of those that are in it already.
+            before: whether the row may go on from the last of these positions, too, and not only from behind it.
         """
-        for begin, stop in self._chunks(start, max(until, 1)):
+        for begin, stop in self._chunks(start, max(until, 1), before):
             positions = torch.arange(begin, stop, device=self.device).expand(len(rows), -1)
             waiting = sum(part.tokens.numel() for part in self._waiting)
             if waiting + positions.numel() > self.cache.rows * PREFILL_CHUNK:
@@ -136,9 +141,9 @@ class ModelRunner:
             if not self._forward.joins:
                 self.catch_up()
 
-    def _chunks(self, start: int, until: int) -> Iterator[tuple[int, int]]:
+    def _chunks(self, start: int, until: int, before: bool) -> Iterator[tuple[int, int]]:
         """Yields begins and ends; the last is a token of its own where the state before it is needed, too."""
-        last = until - 1 if self.has_states and until - start > 1 else until
+        last = until - 1 if before and self.has_states and until - start > 1 else until
         for begin in range(start, last, PREFILL_CHUNK):
             yield begin, min(begin + PREFILL_CHUNK, last)
         if last < until:
@@ -184,7 +189,7 @@ class ModelDrafter:
         return self._runner.identity
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int, start: int = 0) -> None:
-        self._runner.prefill(rows, tokens, until, start)
+        self._runner.prefill(rows, tokens, until, start, before=True)
 
     def catch_up(self) -> None:
         self._runner.catch_up()
@@ -198,14 +203,10 @@ class ModelDrafter:
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, kv_length: int) -> Tensor:
         # Step 0 feeds the last two tokens, because after a draft accepted whole the model has not read its own last
         # token yet. It always feeds two, so that shapes do not depend on the previous round; a row of one token feeds
-        # that token twice.
+        # that token twice, which a recurrent layer cannot: see `Prompts.put`.
         last = lengths[:, None] + (step - 1)
         positions = torch.cat([(last - 1).clamp_min(0), last], 1) if step == 0 else last
-        if step > 0 or not self.has_states:
-            return self._runner.logits(tokens.gather(1, positions), positions, kv_length, keep=1)
-        # A state cannot take a token twice: of a row of one token what follows the first is meant.
-        both = self._runner.logits(tokens.gather(1, positions), positions, kv_length, keep=2)
-        return torch.where((lengths == 1)[:, None, None], both[:, :1], both[:, 1:])
+        return self._runner.logits(tokens.gather(1, positions), positions, kv_length, keep=1)
 
     def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, kv_length: int) -> Tensor:
         drafted, scratch = frontier.tokens, frontier.seen.shape[2]

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
+from transformers import Cache
 
+from fsd_decoding.models.slot_cache import CONVOLUTION, FULL
 from fsd_decoding.models.state_cache import StateCache
 
 _asking = local()
@@ -33,6 +35,13 @@ def recording(cache: StateCache) -> Iterator[None]:
         yield
     finally:
         _asking.cache = None
+
+
+def tells_states(model: Any) -> bool:
+    """Returns whether the code of a model with recurrent layers is that of transformers 5.24 or later."""
+    code = sys.modules[type(model.get_decoder()).__module__]
+    recurrent = set(model.config.get_text_config().layer_types) - {CONVOLUTION, FULL}
+    return hasattr(Cache, "get_recurrent_state") and (not recurrent or any(hasattr(code, name) for name in _SCANS))
 
 
 def prepare(model: Any) -> None:

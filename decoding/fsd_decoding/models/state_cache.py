@@ -31,7 +31,8 @@ class StateCache(SlotCache):
         super().__init__(rows, slots, device)
         self.kept = kept
         self._states: dict[Hashable, Tensor] = {}  # (rows, kept, …)
-        self._held: dict[Hashable, Tensor] = {}  # (B, …) of this pass: before it, and once it is updated, after it
+        # (B, …) before this pass; convolutions in a pass of one token put what is after it in its place.
+        self._held: dict[Hashable, Tensor] = {}
         self._updated: set[Hashable] = set()
         self._recorded: Tensor | None = None
         self.before: Tensor | None = None

@@ -6,8 +6,9 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
-from fsd_calib import SpeculativeDecoder, TreeShape
+from fsd_calib import SpeculativeDecoder, TreeShape, fsd_generate
 from fsd_common.errors import UsageError
 from support.models.recurrent_models import RECURRENT
 from support.models.tiny_models import VOCABULARY, llama, random_model, word_tokenizer
@@ -36,7 +37,7 @@ def prompts() -> list[list[int]]:
     random = Random(3)
     shared = [random.randrange(2, VOCABULARY) for _ in range(18)]
     return [
-        *([random.randrange(2, VOCABULARY) for _ in range(length)] for length in (1, 2, 3, 9, 9, 14)),
+        *([random.randrange(2, VOCABULARY) for _ in range(length)] for length in (2, 2, 3, 9, 9, 14)),
         *([*shared, random.randrange(2, VOCABULARY)] for _ in range(3)),  # read once as far as they are shared
     ]
 
@@ -56,12 +57,29 @@ def test_lossless_texts_are_the_targets_own_in_any_batch(pair: str, temperature:
     assert alone == own
 
 
-def test_a_recurrent_draft_that_is_the_target_is_accepted_whole() -> None:
-    """So its states after every round are those of the text."""
-    model = model_of("mamba2")
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_draft_that_is_the_target_is_accepted_whole(name: str) -> None:
+    """So q, by states after every round, is that of the text; a recurrent target takes a single token, too."""
+    model = model_of(name)
     decoder = SpeculativeDecoder(model, model, word_tokenizer(), draft_length=5)
     results = decoder.generate(prompts(), NEW, rule="coupled", batch_size=3)
     assert all(result.rounds <= -(-NEW // 6) for result in results)
+    (single,) = decoder.generate([[3]], NEW, rule="target")
+    assert single.rounds > 0
+    with pytest.raises(
+        UsageError, match=r"^a prompt has one token, and a draft with recurrent layers begins with two;"
+    ):
+        decoder.generate([[3]], NEW, rule="coupled")
+
+
+def test_generate_of_transformers_decodes_a_recurrent_target() -> None:
+    target, draft = model_of("mamba2"), model_of("llama")
+    asked = torch.tensor([[5, 6, 7, 8]])
+    own = target.generate(asked, max_new_tokens=8, do_sample=False)
+    found = target.generate(
+        asked, max_new_tokens=8, do_sample=False, custom_generate=fsd_generate, draft_model=draft, fsd_rule="sd"
+    )
+    assert found.tolist() == own.tolist()
 
 
 @pytest.mark.parametrize("pair", ["attention with mamba2", "falcon-h1 with attention"])

@@ -21,7 +21,8 @@ NEMOTRON: dict[str, Any] = {"layers_block_type": ["mamba", "mlp", "attention"], 
                             "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 8}  # fmt: skip
 KIMI: dict[str, Any] = {"num_key_value_heads": 4, "layer_types": MIXED, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
                         "qk_nope_head_dim": 8, "v_head_dim": 6, "num_experts": 4, "num_experts_per_tok": 2,
-                        "moe_intermediate_size": 24, "first_k_dense_replace": 1}  # fmt: skip
+                        "moe_intermediate_size": 24, "first_k_dense_replace": 1, "linear_num_heads": 2,
+                        "linear_head_dim": 8}  # fmt: skip
 RECURRENT = {
     "mamba": hf.MambaConfig(**MAMBA),
     "falcon-mamba": hf.FalconMambaConfig(**MAMBA),
