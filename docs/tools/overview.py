@@ -71,7 +71,7 @@ def _round() -> Iterator[str]:
     level = 222 - 4 - 96 * _T
     yield _line(24, level, 446, level, LIGHT.ink, dashed=True)
     yield _text(446, level - 6, "T", anchor="end", weight=600)
-    yield _text(24, 128, "how far the target is from the draft there", colour=LIGHT.quiet)
+    yield _text(24, 128, "each token's score: at most T is kept", colour=LIGHT.quiet)
     fates = dict.fromkeys(fate for _, _, fate in _TOKENS)
     for place, (fate, colour) in enumerate(zip(fates, (LIGHT.good, LIGHT.second, LIGHT.bad), strict=True)):
         yield f'<circle cx="{30 + 140 * place}" cy="250" r="5" fill="{colour}"/>'

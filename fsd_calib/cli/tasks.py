@@ -16,6 +16,7 @@ from fsd_calib.cli.options import SubjectsOption, check_sources, named_task
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.common_options import Data, Limit
 from fsd_calib.tasks.registry import described_tasks, load_task
+from fsd_collectors.split import tuning_and_certification
 from fsd_common.option import Option
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ def _facts(task: Task) -> dict[str, Any]:
 
 
 def _parts(task: Task) -> Counter[str]:
-    return Counter(problem.part or "divided by a hash of their content" for problem in task.problems)
+    tuning, certification = tuning_and_certification(task.problems)
+    return Counter({"for tuning": len(tuning), "for certification": len(certification)})
 
 
 def _about(task: Task) -> str:

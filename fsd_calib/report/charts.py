@@ -228,11 +228,11 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     rejected = [1 - trial.share for trial, _ in shown]
     axis = {"values": _TICKS, "labelExpr": _LABEL}
     x = quantitative(
-        "rejected", "drafted tokens with D ≤ T, along the target's text", axis=axis,
+        "rejected", "drafted tokens with score ≤ T, along the target's text", axis=axis,
         scale={"type": "log", "reverse": True, "nice": False, "domain": [min(rejected) / 1.2, max(rejected) * 1.2]},
     )  # fmt: skip
     looks = series(series_of(rows), found)
-    shared = {"field": "share", "title": "D ≤ T for", "type": "nominal"}
+    shared = {"field": "share", "title": "score ≤ T for", "type": "nominal"}
 
     def draw(ends: Range) -> Chart:
         y = retention_axis(ends)
@@ -458,7 +458,7 @@ def _length_layers(
     ]
     curve: Spec = {
         "data": {"values": line},
-        "mark": {"type": "line", "color": "@quiet", "strokeWidth": 2, "point": {"color": "@quiet", "size": 22}},
+        "mark": {"type": "line", "color": "@ink", "strokeDash": [6, 4], "point": {"color": "@ink", "size": 22}},
         "encoding": {"x": x, "y": y, "tooltip": shown_by},
     }
     points: Spec = {

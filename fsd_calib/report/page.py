@@ -83,7 +83,7 @@ def _speed(run: Run, found: list[Row]) -> Section:
     speed = profile.speed
     marks = (
         f"{_TIMED if speed.timed else _FORECAST} Lines through marks are {exact(profile.certificate.confidence)} "
-        "intervals, where they are known; the dashed line joins the settings that no other beats in both. The axis of "
+        "intervals, where they are known; a dashed line joins the forecast settings that no other beats in both. The axis of "
         f"retention does not begin at 0. {_of_draft(run)}"
     )
     told = filter(None, (timing_note(speed), busy_note(speed)))
@@ -367,7 +367,7 @@ def scale_sheet(record: RunRecord) -> Sheet:
         rows.append((f"{arm.score}{by}{in_trees(arm.tree)}", *(threshold(at[share]) for share in shares)))
     headings = ("score", *(f"{100 * share:g}%" for share in shares))
     return Sheet("T that accepts a share of the drafted tokens", headings, tuple(rows),
-                 "Along the target's own text, on the tuning part, by D ≤ T alone.")  # fmt: skip
+                 "Along the target's own text, on the tuning part, by score ≤ T alone.")  # fmt: skip
 
 
 def settings_section(found: Sequence[Row], profile: ThresholdProfile) -> Section:
@@ -424,7 +424,7 @@ def differing_section(run: Run) -> Section:
     else:
         compared = record.differences
         others = compared.texts - len(compared.shown)
-        more = f" {others:,} more are not shown." if others else ""
+        more = f" {len(compared.shown):,} of them are shown." if others else ""
         of = f"{compared.texts:,} of {compared.problems:,} texts on the {compared.source} part differ."
         blocks.append(Paragraph(f"{of}{more}" if compared.texts else f"None of {compared.problems:,} texts differ."))
         if compared.unattributed:

@@ -257,7 +257,7 @@ def lost(profile: Tested) -> str:
     if not c.certified or not c.given_passing or c.harm is None or c.harm_upper_bound is None:
         return ""
     most = at_most(c.harm_upper_bound)
-    return f"lost {percent(c.harm)} of the target's right answers (at most {most}, gains not counted)"
+    return f"lost {percent(c.harm)} of the target's right answers (at most {most}) before what it gained elsewhere"
 
 
 def _not_certified(profile: ThresholdProfile) -> str:

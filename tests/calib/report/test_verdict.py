@@ -79,7 +79,7 @@ def test_harm_and_difference_stand_beside_the_number() -> None:
 def test_harm_is_said_once() -> None:
     """Beside the claim where its bound holds with it."""
     said = verdict(profile(HARM | {"certificate.given_passing": True}))
-    assert "It lost 0.5% of the target's right answers (at most 1.3%, gains not counted)." in said
+    assert "It lost 0.5% of the target's right answers (at most 1.3%) before what it gained elsewhere." in said
     assert "were lost" not in said
     assert "Accuracy changed by -0.1 percentage points (-0.9 to +0.6 at 95% confidence)." in said
 
