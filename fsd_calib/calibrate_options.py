@@ -145,7 +145,9 @@ class Job(Settings):
         certify: the profile whose setting is certified; nothing is searched then.
     """
 
-    task: Annotated[str | None, Option(f"Task to calibrate on: {TASK_NAMES}.", GOAL, words=completed_tasks)] = None
+    task: Annotated[
+        str | None, Option(f"Task to calibrate on (required): {TASK_NAMES}.", GOAL, words=completed_tasks)
+    ] = None
     target: Target = None
     draft: Annotated[
         Several[str] | None,
@@ -212,7 +214,7 @@ class Goal(Settings):
         ] | None,
         Option(
             "Find the fastest setting that keeps at least this share of the target's accuracy (0.98: 98 % of it; of "
-            "plain accuracy with --acc absolute).",
+            "plain accuracy with --acc absolute); this or --min-speed is required.",
             GOAL,
         ),
     ] = None  # fmt: skip
@@ -325,7 +327,8 @@ class SearchSpace(Drawing):
     score: Annotated[
         Several[Annotated[str, AfterValidator(lambda name: _found("score", name, (AUTO, *SCORES)))]],
         Option(
-            f"Score that the threshold bounds: {', '.join(SCORES)}, or several, separated by commas. auto: those that "
+            f"Score that the threshold bounds: {', '.join(SCORES)}, one with numbers, such as gated-js@0.7, or several, "
+            "separated by commas. auto: those that "
             "traces of the models speak for; with a predictor, and for drafts that are no models, js and doubt. js@50 "
             "uses only the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
             "docs/rules.md. mine:Name is a score of your own (docs/extending.md).",

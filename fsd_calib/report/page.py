@@ -83,8 +83,8 @@ def _speed(run: Run, found: list[Row]) -> Section:
     speed = profile.speed
     marks = (
         f"{_TIMED if speed.timed else _FORECAST} Lines through marks are {exact(profile.certificate.confidence)} "
-        "intervals, where they are known; a dashed line joins the forecast settings that no other beats in both. The axis of "
-        f"retention does not begin at 0. {_of_draft(run)}"
+        "intervals, where they are known; a dashed line joins the forecast settings that no other beats in both. The "
+        f"axis of retention does not begin at 0. {_of_draft(run)}"
     )
     told = filter(None, (timing_note(speed), busy_note(speed)))
     timing = [Paragraph(f"{line[0].upper()}{line[1:]}.", "note") for line in told]
