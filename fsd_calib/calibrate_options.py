@@ -146,7 +146,8 @@ class Job(Settings):
     """
 
     task: Annotated[
-        str | None, Option(f"Task to calibrate on (required): {TASK_NAMES}.", GOAL, words=completed_tasks)
+        str | None,
+        Option(f"Task to calibrate on (required without --certify): {TASK_NAMES}.", GOAL, words=completed_tasks),
     ] = None
     target: Target = None
     draft: Annotated[
@@ -327,11 +328,10 @@ class SearchSpace(Drawing):
     score: Annotated[
         Several[Annotated[str, AfterValidator(lambda name: _found("score", name, (AUTO, *SCORES)))]],
         Option(
-            f"Score that the threshold bounds: {', '.join(SCORES)}, one with numbers, such as gated-js@0.7, or several, "
-            "separated by commas. auto: those that "
-            "traces of the models speak for; with a predictor, and for drafts that are no models, js and doubt. js@50 "
-            "uses only the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores are in "
-            "docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
+            f"Score that the threshold bounds: {', '.join(SCORES)}, one with numbers, such as gated-js@0.7, or "
+            "several, separated by commas. auto: those that traces of the models speak for; with a predictor, and for "
+            "drafts that are no models, js and doubt. js@50 uses only the target's 50 "
+            "likeliest tokens and one bucket for the rest; numbers of other scores are in docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
             DECODING,
             words=(AUTO, *SCORES),
             read=several,

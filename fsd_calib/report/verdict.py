@@ -241,7 +241,8 @@ def effort_line(profile: ThresholdProfile) -> str:
     if profile.effort is None:
         return ""
     work = profile.effort.total
-    return f"decoded {work.decoded:,} problems ({tokens(work.decoded_tokens)}), reused {work.reused:,} decodings"
+    decoded = f"decoded {work.decoded:,} problems ({tokens(work.decoded_tokens)})"
+    return f"{decoded}, reused {work.reused:,} decodings (without those for timing)"
 
 
 def _certified(profile: ThresholdProfile) -> str:
