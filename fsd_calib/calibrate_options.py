@@ -331,7 +331,8 @@ class SearchSpace(Drawing):
             f"Score that the threshold bounds: {', '.join(SCORES)}, one with numbers, such as gated-js@0.7, or "
             "several, separated by commas. auto: those that traces of the models speak for; with a predictor, and for "
             "drafts that are no models, js and doubt. js@50 uses only the target's 50 "
-            "likeliest tokens and one bucket for the rest; numbers of other scores are in docs/rules.md. mine:Name is a score of your own (docs/extending.md).",
+            "likeliest tokens and one bucket for the rest; numbers of other scores are in docs/rules.md. "
+            "mine:Name is a score of your own (docs/extending.md).",
             DECODING,
             words=(AUTO, *SCORES),
             read=several,

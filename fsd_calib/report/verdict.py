@@ -242,7 +242,7 @@ def effort_line(profile: ThresholdProfile) -> str:
         return ""
     work = profile.effort.total
     decoded = f"decoded {work.decoded:,} problems ({tokens(work.decoded_tokens)})"
-    return f"{decoded}, reused {work.reused:,} decodings (without those for timing)"
+    return f"{decoded}, reused {work.reused:,} (timing not counted)"
 
 
 def _certified(profile: ThresholdProfile) -> str:

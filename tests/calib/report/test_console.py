@@ -11,7 +11,7 @@ from support.calibration.reports import paper, printed, printed_details, text_of
 
 
 def test_effort_is_one_line() -> None:
-    line = "decoded 3,412 problems (0.21 M tokens), reused 9,120 decodings (without those for timing)"
+    line = "decoded 3,412 problems (0.21 M tokens), reused 9,120 (timing not counted)"
     assert line in printed().splitlines()
 
 
