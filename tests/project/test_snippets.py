@@ -41,6 +41,7 @@ def _settle(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setenv(CACHE_VARIABLE, str(folder / "cache"))
     patch.setenv(STATE_VARIABLE, str(folder / "state"))
     patch.chdir(folder)
+    patch.syspath_prepend(folder)  # as Python in that folder has it
     fix_speeds(patch, 1.7)  # what is certified does not depend on the clock
 
 
