@@ -35,7 +35,8 @@ def help_text(command: Any, context: Any, everyday: Sequence[str] = ()) -> str:
     if names := list_commands(command, context):
         lines = (_command(name, command.get_command(context, name), max(map(len, names)), width) for name in names)
         blocks.append("\n".join([_bold("Commands:"), *lines]))
-    blocks += map(_wrapped(width), paragraphs(command.epilog))
+    of_group = context.parent.command.epilog if context.parent else None  # examples and exit codes of all its commands
+    blocks += map(_wrapped(width), paragraphs(command.epilog or of_group))
     return "\n\n".join(blocks)
 
 

@@ -134,6 +134,17 @@ def test_help_shows_the_everyday_options_and_examples_that_can_be_run(
         assert {word for word in asked if word.startswith("--")} <= known
 
 
+@pytest.mark.parametrize(("group", "name"), [("tasks", "check"), ("profile", "export"), ("traces", "describe")])
+def test_a_command_of_a_group_shows_the_groups_examples(
+    group: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fsd = module("fsd")
+    assert run(fsd.app, "fsd", [group, name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"    fsd {group} {name} " in shown
+    assert "Exit codes: 0 done" in shown
+
+
 def test_every_command_is_one_of_fsd(capsys: pytest.CaptureFixture[str]) -> None:
     """All scripts are; errors begin with the name that was typed, and typing errors are put right."""
     fsd = module("fsd")
