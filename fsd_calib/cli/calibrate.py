@@ -12,6 +12,7 @@ import typer
 
 from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
 from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, reply_json, say
+from fsd_calib.cli.drafters import BUNDLED, default_pair
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import (
     LoadingOptions,
@@ -90,6 +91,8 @@ def command(
     if asked.engines == (SERVER,):
         _server(asked, progress, plan=plan, show_prompt=show_prompt, output=output)
         return
+    if asked.target is None and asked.task != BUNDLED:
+        progress.note(f"no --target is given, so the target is {default_pair(asked.task)[0]}")
     load_libraries(progress, "fsd_calib.cli.in_turn")
 
     from fsd_calib.calibration.plan import NotWorthItError

@@ -206,3 +206,12 @@ def test_auto_goes_with_nothing_that_is_of_chains_of_models(other: list[str]) ->
 def test_a_file_that_certifies_names_no_drafter(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("{certify: profile.json, drafter: ngram}")
     assert "certify takes the profile's own draft" in usage_error(lambda: read_run_file(tmp_path))
+
+
+def test_the_default_target_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    arguments = ["--task", "gsm8k", "--min-acc", "0.9", "--plan"]
+    assert run(app, calibrate.NAME, arguments) == 2
+    assert "no --target is given, so the target is Qwen/Qwen2.5-7B-Instruct\n" in capsys.readouterr().err
+    assert run(app, calibrate.NAME, [*arguments, "--quiet"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
