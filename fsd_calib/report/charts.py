@@ -228,7 +228,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     rejected = [1 - trial.share for trial, _ in shown]
     axis = {"values": _TICKS, "labelExpr": _LABEL}
     x = quantitative(
-        "rejected", "drafted tokens with score ≤ T, along the target's text", axis=axis,
+        "rejected", "drafted tokens with score ≤ T", axis=axis,
         scale={"type": "log", "reverse": True, "nice": False, "domain": [min(rejected) / 1.2, max(rejected) * 1.2]},
     )  # fmt: skip
     looks = series(series_of(rows), found)

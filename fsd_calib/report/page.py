@@ -143,7 +143,7 @@ def _search(run: Run, found: list[Row]) -> Section:
 def _lengths(run: Run, found: list[Row]) -> Section:
     accepted = accepted_by_length(found, run.record)
     marks = Paragraph(
-        "Marks were decoded on the tuning part; the grey line replays the chosen T at the other lengths, and the "
+        "Marks were decoded on the tuning part; the dashed line replays the chosen T at the other lengths, and the "
         "dotted one is the most that there can be, L + 1.", "note",
     )  # fmt: skip
     return Section(
@@ -241,7 +241,7 @@ def _found(profile: ThresholdProfile) -> str:
         slower = ", less than was asked" if profile.outcome == "too-slow" else ""
         slower += f", so that decoders of this profile run {rival}" if profile.threshold is None else ""
         showed = ", ".join(filter(None, (_keeps(profile), lost(profile))))
-        return f"{setting}, which {showed}{' and ' if showed else ''}{_runs(speed, rival)}{slower}"
+        return f"{setting}, which {showed}{', and ' if showed else ''}{_runs(speed, rival)}{slower}"
     if profile.outcome == "front":
         fuzzy = any(point.setting.threshold is not None for point in front(profile))
         return (

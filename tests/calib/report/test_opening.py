@@ -28,12 +28,12 @@ OF_LOSSLESS = {"certificate.lossless": True, "certificate.certified": False}
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({}, f"which kept 99.8% (at least 98.9%) and is {FASTER}; this holds on problems"),
+        ({}, f"which kept 99.8% (at least 98.9%), and is {FASTER}; this holds on problems"),
         (NOT_TIMED, f"and is forecast to be {FASTER}"),
         (NOT_TIMED | FAST_ENOUGH, "plain sd does so, which is forecast to make 51.0 tokens/s"),
         (ABSOLUTE, "with at least 90% accuracy; found fsd-coupled at T = 0.0625 on js with L = 5, which reached 93.1%"),
         ({"certificate.wanted": None, "speed.wanted": 60.0}, "and makes 61.5 tokens/s, 3.1 times the target's"),
-        (UNKNOWN, f"which kept 99.8% (at least 98.9%) and is {FASTER}; this holds on"),
+        (UNKNOWN, f"which kept 99.8% (at least 98.9%), and is {FASTER}; this holds on"),
         (
             SLOWER,
             "times as fast as sd and 2.1 times as fast as the target alone, so that decoders of this profile run sd",
