@@ -36,7 +36,7 @@ def server(command: str) -> TestClient:
 
 def asked(printed: str, question: str) -> tuple[str, Any]:
     """The path and the body of the request that the comments show, with a question in them."""
-    first, _, last = [line.removeprefix("# ") for line in printed.splitlines() if line.startswith("# ")]
+    first, _, last = [line.removeprefix("# ") for line in printed.splitlines() if line.startswith("# ")][-3:]
     (path,) = [word for word in first.split() if word.startswith("/v1/")]
     return path, json.loads(last.replace("{{ question }}", json.dumps(question)[1:-1]))
 
