@@ -19,8 +19,8 @@ from fsd_decoding.beams.decode import check_beams, decode_beams
 from fsd_decoding.beams.ending import TextEnds
 from fsd_decoding.beams.result import BeamResult
 from fsd_decoding.beams.rounds import BeamWork
-from fsd_decoding.beams.settings import BeamKeywords, BeamSettings
 from fsd_decoding.beams.settings import KEYWORDS as SETTINGS_OF_BEAMS
+from fsd_decoding.beams.settings import BeamKeywords, BeamSettings
 from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords, configured
 from fsd_decoding.decoding_setting import DecodingSetting, check_drafter
 from fsd_decoding.drafters.base import DraftSource
@@ -415,15 +415,19 @@ class SpeculativeDecoder:
         Raises:
             UsageError, NumericalError, OutOfMemoryError: as `generate`.
         """
-        own = {name: keywords.pop(name) for name in SETTINGS_OF_BEAMS if name in keywords}  # type: ignore[misc]
-        settings = BeamSettings(beams, 2 * beams if width is None else width, **own)  # type: ignore[arg-type]
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "draft_length": depth, **keywords}
+        given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **keywords}
+        if depth is not None and given.setdefault("draft_length", depth) is not depth:
+            raise UsageError("depth and draft_length mean the same; give one of them")
+        own = {name: given.pop(name) for name in SETTINGS_OF_BEAMS if name in given}
+        settings = BeamSettings(beams, 2 * beams if width is None else width, **own)
         call, requests = self._asked("generate_beams", given, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         check_beams(call.setting, settings, self.target, self.draft)
         engine = call.settings(stop)
         ends = TextEnds(self.eos, StopStrings(self.tokenizer, stop) if stop else None)
-        work = BeamWork(settings, engine.rule.fuzzy, engine.criterion, engine.sampling, ends, len(self.eos), self.seed)
+        work = BeamWork(
+            settings, engine.rule.fuzzy, engine.criterion, engine.sampling, ends, len(self.eos), engine.seed
+        )
         if self.coverage is not None and not call.setting.lossless:
             _warn(["a profile certifies single texts; nothing certifies these beams"], stacklevel=3)
         models = [self.target, self.draft] if engine.rule.drafts else [self.target]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Checkpoint, Eagle, is_eagle3, llama_config, told
@@ -179,6 +180,7 @@ class Workload:
         draft_length: L.
         greedy: whether no noise is drawn.
         graphs: whether rounds may be called as graphs, which take more slots.
+        nodes: tokens that the target reads in a round over beams; None: no beams are decoded, and it reads L + 1.
     """
 
     longest: int
@@ -186,6 +188,20 @@ class Workload:
     draft_length: int
     greedy: bool
     graphs: bool = False
+    nodes: int | None = None
+
+    @classmethod
+    def of_beams(cls, settings: BeamSettings, prompt: int, new_tokens: int, depth: int, greedy: bool) -> Self:
+        """Returns the work of decoding beams, whose texts share no token behind the prompt at worst.
+
+        Args:
+            settings: how many beams, and how many are drafted.
+            prompt, new_tokens: tokens of the longest prompt, and of a text.
+            depth: layers drafted in a round.
+            greedy: see above.
+        """
+        longest = prompt + settings.nodes(new_tokens, depth)
+        return cls(longest, prompt, depth, greedy, nodes=settings.beams + settings.width * depth)
 
 
 LOADED = ("target's weights", "drafts' weights", "joined weights")
@@ -228,6 +244,8 @@ def _logits(size: ModelSize, work: Workload) -> int:
     """Bytes of one row's logits in a round: the target's L + 1 as computed and in fp32, the draft's L twice (step by
     step, and joined), and what sampling makes of them."""
     positions, drafted = work.draft_length + 1, work.draft_length
+    if work.nodes is not None:
+        positions, drafted = work.nodes, work.nodes
     computed = size.element if size.element < _FP32 else 0
     fp32 = positions + 2 * drafted
     if not work.greedy:

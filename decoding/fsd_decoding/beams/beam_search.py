@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fsd_decoding.beams.candidates import Candidates
@@ -16,8 +15,8 @@ class BeamSearch:
     """Keeps the W pairs of the highest log-probability that do not end a text.
 
     As in `_beam_search` of transformers 5.24: of the first (1 + number of EOS tokens)·W pairs the first W that do not
-    end their text go on; those of the first W that do are done, of which the best W are kept. `early_stopping` says when
-    no better text is hoped for.
+    end their text go on; those of the first W that do are done, of which the best W are kept. `early_stopping` says
+    when no better text is hoped for.
 
     Args:
         settings: how many beams, and how they end.

@@ -1,6 +1,6 @@
 """All pairs of which a layer is chosen, and their joint law.
 
-They are a vector of n·V + m places: V for each of the n beams that have not ended, then one for each of the m that have.
+They are a vector of n·V + m places: V for each of the n beams that have not ended, then one for each of the m others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Candidates:
     @classmethod
     def of(cls, beams: Beams, scores: Tensor, ranks: Tensor) -> Candidates:
         """Returns those with these scores and ranks (n, V) after the beams that have not ended."""
-        joined = [torch.cat([new.flatten(), old[beams.over]]) for new, old in ((scores, beams.scores), (ranks, beams.ranks))]
+        joined = [
+            torch.cat([new.flatten(), old[beams.over]]) for new, old in ((scores, beams.scores), (ranks, beams.ranks))
+        ]
         return cls(beams, scores.shape[1], *joined)
 
     def top(self, most: int) -> Tensor:

@@ -13,6 +13,7 @@ from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.divergence import check_name
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.models.forward import has_states
 from fsd_decoding.models.runner import ModelRunner
 
@@ -85,7 +86,7 @@ def decode_beams(
     """
     rows = min(batch_size, len(requests))
     scratch = max(work.settings.nodes(r.max_new_tokens, r.draft_length) for r in requests)
-    slots = max(len(r.prompt) for r in requests) + scratch
+    slots = EagerCaller().size(max(len(r.prompt) for r in requests) + scratch)
     readers = [
         ForestReader(ModelRunner(model, rows, slots, vocabulary, lean), number) for number, model in enumerate(models)
     ]

@@ -18,10 +18,10 @@ from fsd_decoding.noise import Stream
 class DrawnBeams:
     """Draws W pairs from the joint law of a layer; a text that has ended is one of its candidates.
 
-    Speculatively, the draft's samples are tested in order, as in `judge`. The width n of the next layer is chosen before
-    that, from p and q alone. So given all layers before, its n beams are independent samples of p, as without a draft.
-    The published code draws W beams where fewer than n samples are accepted. What these are then decides how many there
-    are, and the law is another.
+    Speculatively, the draft's samples are tested in order, as in `judge`. The width n of the next layer is chosen
+    before that, from p and q alone. So given all layers before, its n beams are independent samples of p, as without a
+    draft. The published code draws W beams where fewer than n samples are accepted: then what these are decides how
+    many beams there are, and the law is another.
 
     Args:
         settings: how many beams, and how they are ranked at last.

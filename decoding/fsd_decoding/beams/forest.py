@@ -95,13 +95,17 @@ class Forest:
 
     def unread(self, reader: int, nodes: Sequence[int]) -> list[int]:
         """Returns the nodes before these on their paths, parents first, that a model has not read."""
-        on_paths = self._seen[list(nodes), : self.used].any(0)
+        on_paths = self._on_paths(nodes)
         on_paths[0], on_paths[list(nodes)] = True, False
         return np.flatnonzero(on_paths & ~self.read[reader, : self.used]).tolist()
 
+    def _on_paths(self, nodes: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Which nodes are on the path to any of these: (used,)."""
+        return np.asarray(self._seen[list(nodes), : self.used].any(0))
+
     def prune(self, nodes: Iterable[int]) -> None:
         """Frees all nodes except those on the paths to these."""
-        kept = self._seen[list(nodes), : self.used].any(0)
+        kept = self._on_paths(list(nodes))
         kept[0] = True
         for pair, node in list(self._children.items()):
             if not kept[node]:

@@ -27,7 +27,7 @@ class ForestReader:
 
     @property
     def device(self) -> torch.device:
-        return self._runner.device
+        return torch.device(self._runner.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,7 +66,9 @@ class ForestReader:
             seen[row, :, : forest.used - 1] = forest.seen(padded)
             forest.read[self._number, padded] = True
         last = starts[:, None] - 1  # slot and position of node 0
-        moved = [torch.from_numpy(each).to(self.device) for each in (tokens, last + places, starts, last + numbers, seen)]
+        moved = [
+            torch.from_numpy(each).to(self.device) for each in (tokens, last + places, starts, last + numbers, seen)
+        ]
         tokens_fed, positions, first, slots, visible = moved
         branches = Branches(first, slots, visible, torch.from_numpy(depths).to(self.device))
         kv_length = int(starts.max()) + scratch

@@ -42,13 +42,14 @@ class BeamResult:
     drafted: int  # layers
     accepted: int  # of them those that a round went on from
     kept: int  # of these those whose samples are the draft's by D <= T
+    slots: int  # the most KV slots behind the prompt that were in use
     interval: tuple[float, float]  # every threshold in [lo, hi) gives these same texts
 
     @classmethod
     def of(cls, row: BeamRow, tokenizer: Any, stop: tuple[str, ...]) -> Self:
         """Returns the result of a row that is done; arguments as of `Beam.of`."""
         beams = [Beam.of(done, tokenizer, stop) for done in row.texts()]
-        return cls(beams, row.rounds, row.drafted, row.accepted, row.kept, (row.lo, row.hi))
+        return cls(beams, row.rounds, row.drafted, row.accepted, row.kept, row.slots, (row.lo, row.hi))
 
     @property
     def text(self) -> str:

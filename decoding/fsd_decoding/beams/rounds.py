@@ -1,4 +1,4 @@
-"""Rounds of beam decoding: the draft proposes layers, one forward pass of the target reads all, and a prefix is kept."""
+"""Rounds of beam decoding: the draft proposes layers, one pass of the target reads all, and the first are kept."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ class BeamRow:
     drafted: int = 0
     accepted: int = 0
     kept: int = 0
+    slots: int = 0
     drafts: list[Drafted] = field(default_factory=list)  # of the round under way
 
     @property
@@ -218,6 +219,7 @@ class BeamRounds:
         else:
             own = self._work.log_probabilities(logits[[places[node] for node in row.beams.live_nodes]])
             row.take(row.search.own(row.forest, row.beams, own))
+        row.slots = max(row.slots, row.forest.used - 1)
         row.forest.prune(row.beams.nodes)
 
     def _judged(self, row: BeamRow, logits: Tensor, drafted: Drafted) -> tuple[Layer, bool]:

@@ -53,7 +53,7 @@ class Search(Protocol):
 
 
 def kept_from_draft(forest: Forest, judged: Judged, drafted: Drafted, ends: Ends, most: int) -> Layer | None:
-    """Returns a layer of the draft's own samples, with the target's scores; None: there are fewer than in the exact one.
+    """Returns a layer of the draft's own samples, with the target's scores; None: the exact layer has more.
 
     They are the first that come after beams of the target and that it gives a probability.
     """

@@ -17,7 +17,7 @@ class StochasticBeamSearch:
     """Keeps the W pairs of the highest perturbed log-probability.
 
     Each pair's log-probability gets Gumbel noise, given that the largest of a beam's is that of the beam itself. So the
-    W texts in the end have the W highest perturbed log-probabilities of all texts, which is a sample without replacement.
+    W texts in the end have the highest perturbed log-probabilities of all texts, and are a sample without replacement.
     The noise belongs to the tokens of a text: beams share positions, and a beam may change its place. Target and draft
     thus perturb a text alike.
 
