@@ -38,6 +38,7 @@ class BeamResult:
     """The texts of one prompt, with statistics."""
 
     beams: list[Beam]  # the best score first
+    layers: int  # tokens of a text that had not ended
     rounds: int  # forward passes of the target
     drafted: int  # layers
     accepted: int  # of them those that a round went on from
@@ -49,7 +50,7 @@ class BeamResult:
     def of(cls, row: BeamRow, tokenizer: Any, stop: tuple[str, ...]) -> Self:
         """Returns the result of a row that is done; arguments as of `Beam.of`."""
         beams = [Beam.of(done, tokenizer, stop) for done in row.texts()]
-        return cls(beams, row.rounds, row.drafted, row.accepted, row.kept, row.slots, (row.lo, row.hi))
+        return cls(beams, row.beams.length, row.rounds, row.drafted, row.accepted, row.kept, row.slots, (row.lo, row.hi))
 
     @property
     def text(self) -> str:
