@@ -1,4 +1,4 @@
-"""Beams: speed over the target's own, and quality over single texts: `python benchmarks/beams.py`; ten minutes of one core.
+"""Speed of beams over the target's own, and quality over single texts: `python benchmarks/beams.py`; 10 minutes a core.
 
 On the bundled pair's word problems, one prompt at a time, on one thread, by that thread's own seconds. Every contender
 answers the same problems. So each has a speed, in tokens of a beam per second, an accuracy of its best-scored answer,
@@ -67,7 +67,7 @@ Contender = Callable[[Problem], Answered]
 
 
 def contenders(decoder: SpeculativeDecoder, task: Task) -> dict[str, Contender]:
-    """Returns what is compared, by name: each kind of beams by the target alone, without loss and fuzzily, and texts."""
+    """Returns what is compared, by name: each kind of beams by the target, without loss and fuzzily, and texts."""
     beams = partial(_beams, decoder, task)
     found: dict[str, Contender] = {}
     for kind, given in (("beam search", {"temperature": 0.0}), ("stochastic", {"temperature": 1.0})):

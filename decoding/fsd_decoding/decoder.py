@@ -400,12 +400,13 @@ class SpeculativeDecoder:
         ids: Sequence[int] | None = None,
         stop: Sequence[str] = (),
         on_finish: Callable[[int, BeamResult], None] | None = None,
+        begin: Callable[[int], bool] | None = None,
         **keywords: Unpack[BeamKeywords],
     ) -> list[BeamResult]:
         """Decodes each prompt to several texts by beams: beam search at temperature 0, else stochastic beam search.
 
         Args:
-            prompts, max_new_tokens, temperature, top_k, top_p, ids, stop, on_finish: as for `generate`.
+            prompts, max_new_tokens, temperature, top_k, top_p, ids, stop, on_finish, begin: as for `generate`.
             beams: W, how many texts.
             width: pairs of a beam and a token that the draft proposes for a layer; default: 2 W.
             depth: layers that are drafted in a round; default: the decoder's draft length.
@@ -433,7 +434,8 @@ class SpeculativeDecoder:
         models = [self.target, self.draft] if engine.rule.drafts else [self.target]
         finished: dict[int, BeamResult] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
-            for row in decode_beams(models, self.lean, self._vocabulary, requests, work, batch_size):
+            begun = requests if begin is None else (request for request in requests if begin(request.index))
+            for row in decode_beams(models, self.lean, self._vocabulary, requests, work, batch_size, iter(begun)):
                 index = row.request.index
                 finished[index] = BeamResult.of(row, self.tokenizer, tuple(stop))
                 if on_finish is not None:

@@ -72,7 +72,13 @@ def _obstacles(setting: DecodingSetting, settings: BeamSettings, target: Any, dr
 
 
 def decode_beams(
-    models: Sequence[Any], lean: bool, vocabulary: int, requests: Sequence[Request], work: BeamWork, batch_size: int
+    models: Sequence[Any],
+    lean: bool,
+    vocabulary: int,
+    requests: Sequence[Request],
+    work: BeamWork,
+    batch_size: int,
+    begun: Iterator[Request],
 ) -> Iterator[BeamRow]:
     """Yields the rows of prompts as they are done.
 
@@ -83,6 +89,7 @@ def decode_beams(
         requests: the prompts.
         work: how they are decoded.
         batch_size: the most prompts at a time.
+        begun: the prompts to be decoded, each taken when a row is free for it.
     """
     rows = min(batch_size, len(requests))
     scratch = max(work.settings.nodes(r.max_new_tokens, r.draft_length) for r in requests)
@@ -90,4 +97,4 @@ def decode_beams(
     readers = [
         ForestReader(ModelRunner(model, rows, slots, vocabulary, lean), number) for number, model in enumerate(models)
     ]
-    yield from BeamRounds(readers[0], readers[1] if len(readers) > 1 else None, rows, work).run(iter(requests))
+    yield from BeamRounds(readers[0], readers[1] if len(readers) > 1 else None, rows, work).run(begun)

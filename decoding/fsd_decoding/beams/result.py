@@ -50,7 +50,9 @@ class BeamResult:
     def of(cls, row: BeamRow, tokenizer: Any, stop: tuple[str, ...]) -> Self:
         """Returns the result of a row that is done; arguments as of `Beam.of`."""
         beams = [Beam.of(done, tokenizer, stop) for done in row.texts()]
-        return cls(beams, row.beams.length, row.rounds, row.drafted, row.accepted, row.kept, row.slots, (row.lo, row.hi))
+        return cls(
+            beams, row.beams.length, row.rounds, row.drafted, row.accepted, row.kept, row.slots, (row.lo, row.hi)
+        )
 
     @property
     def text(self) -> str:
