@@ -26,7 +26,7 @@ class BeamSearch:
     """
 
     def __init__(self, settings: BeamSettings, ends: Ends, eos: int, most: int) -> None:
-        self._settings, self.ends, self._eos, self._most = settings, ends, eos, most
+        self._settings, self._ends, self._eos, self._most = settings, ends, eos, most
 
     def own(self, forest: Forest, beams: Beams, log_p: Tensor) -> Layer:
         return self._layer(forest, self._candidates(beams, log_p), self._settings.beams)
@@ -44,7 +44,7 @@ class BeamSearch:
         return Candidates.of(beams, scores, scores)
 
     def _layer(self, forest: Forest, candidates: Candidates, width: int) -> Layer:
-        found = candidates.layer(forest, candidates.top(max(2, 1 + self._eos) * width), self.ends)
+        found = candidates.layer(forest, candidates.top(max(2, 1 + self._eos) * width), self._ends)
         beams = candidates.beams
         going = [i for i, reason in enumerate(found.ends) if reason is None][:width]
         done = self._with_done(forest, beams, found)

@@ -29,7 +29,7 @@ class DrawnBeams:
     """
 
     def __init__(self, settings: BeamSettings, ends: Ends) -> None:
-        self._settings, self.ends = settings, ends
+        self._settings, self._ends = settings, ends
 
     def own(self, forest: Forest, beams: Beams, log_p: Tensor) -> Layer:
         return self._drawn(forest, beams, log_p, self._settings.beams)
@@ -39,7 +39,7 @@ class DrawnBeams:
 
     def _drawn(self, forest: Forest, beams: Beams, log_p: Tensor, count: int) -> Layer:
         uniforms = _uniforms(forest, beams, Stream.TOKEN, count, log_p.device)
-        return self._candidates(beams, log_p).layer(forest, _places(joint(beams, log_p).exp(), uniforms), self.ends)
+        return self._candidates(beams, log_p).layer(forest, _places(joint(beams, log_p).exp(), uniforms), self._ends)
 
     def _candidates(self, beams: Beams, log_p: Tensor) -> Candidates:
         scores = beams.scores[beams.live, None] + log_p
@@ -75,7 +75,7 @@ class DrawnBeams:
             uniforms = _uniforms(forest, beams, Stream.RESIDUAL, width - len(accepted), log_p.device)
             accepted += _places(rest[rejected], uniforms[:1]).tolist() + _places(rest[0], uniforms[1:]).tolist()
         candidates = self._candidates(beams, log_p)
-        return Judged(candidates.layer(forest, accepted, self.ends), reached, candidates)
+        return Judged(candidates.layer(forest, accepted, self._ends), reached, candidates)
 
     def is_over(self, beams: Beams) -> bool:
         return not beams.live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -60,21 +61,21 @@ class Beams:
         zero = torch.zeros(1, device=device, dtype=dtype)
         return cls(0, [0], zero, zero, [1], [None])
 
-    @property
+    @cached_property
     def live(self) -> list[int]:
         """Which beams have not ended."""
         return [i for i, reason in enumerate(self.ended) if reason is None]
 
-    @property
+    @cached_property
     def over(self) -> list[int]:
         """Which beams have ended."""
         return [i for i, reason in enumerate(self.ended) if reason is not None]
 
-    @property
+    @cached_property
     def live_nodes(self) -> list[int]:
         return [self.nodes[i] for i in self.live]
 
-    @property
+    @cached_property
     def over_nodes(self) -> list[int]:
         return [self.nodes[i] for i in self.over]
 

@@ -34,8 +34,6 @@ class Search(Protocol):
     Log-probabilities (n, V) are processed, and of the tokens after the beams that have not ended.
     """
 
-    ends: Ends
-
     def own(self, forest: Forest, beams: Beams, log_p: Tensor) -> Layer:
         """Returns the layer that the target alone chooses."""
 

@@ -27,19 +27,19 @@ class StochasticBeamSearch:
     """
 
     def __init__(self, settings: BeamSettings, ends: Ends) -> None:
-        self._settings, self.ends = settings, ends
+        self._settings, self._ends = settings, ends
 
     def own(self, forest: Forest, beams: Beams, log_p: Tensor) -> Layer:
         candidates = self._candidates(forest, beams, log_p)
-        return candidates.layer(forest, candidates.top(self._settings.beams), self.ends)
+        return candidates.layer(forest, candidates.top(self._settings.beams), self._ends)
 
     def draft(self, forest: Forest, beams: Beams, log_q: Tensor) -> Layer:
         candidates = self._candidates(forest, beams, log_q)
-        return candidates.layer(forest, candidates.top(self._settings.width), self.ends)
+        return candidates.layer(forest, candidates.top(self._settings.width), self._ends)
 
     def judge(self, forest: Forest, beams: Beams, log_p: Tensor, drafted: Drafted) -> Judged:
         candidates = self._candidates(forest, beams, log_p)
-        layer = candidates.layer(forest, candidates.top(self._settings.beams), self.ends)
+        layer = candidates.layer(forest, candidates.top(self._settings.beams), self._ends)
         return Judged(layer, all_drafted(forest, layer), candidates)
 
     def _candidates(self, forest: Forest, beams: Beams, log_p: Tensor) -> Candidates:
