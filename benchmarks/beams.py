@@ -32,8 +32,8 @@ _BEAMS = 4
 _LOSSLESS, _LOOSE = {"width": 6, "depth": 3}, {"width": 4, "depth": 4}  # fastest of a few on other problems
 _LOSSLESS_DRAWN = {"width": 4, "depth": 4}
 _THRESHOLDS = 0.02, 0.1
-_T = 0.02  # of the claims
-_FASTER, _LOSSLESSLY, _KEPT, _BETTER = 1.1, 1.0, 0.95, 0.0
+_T, _DRAWN_T = 0.1, 0.02  # of the claims
+_FASTER, _KEPT = 1.2, 0.95
 _OF_THE_SEED = "1.5 to 1.9 times beam sampling at the same quality (DSBD, arXiv 2409.16560, on GPUs and larger models)"
 
 
@@ -78,7 +78,7 @@ def contenders(decoder: SpeculativeDecoder, task: Task) -> dict[str, Contender]:
     drawn = partial(beams, temperature=1.0, replacement=True)
     found["drawn, target"] = partial(drawn, rule="target")
     found["drawn, sd"] = partial(drawn, rule="sd", **_LOSSLESS_DRAWN)
-    found[f"drawn, T={_T}"] = partial(drawn, rule="fsd-sd", threshold=_T, **_LOOSE)
+    found[f"drawn, T={_DRAWN_T}"] = partial(drawn, rule="fsd-sd", threshold=_DRAWN_T, **_LOOSE)
     found["one greedy text"] = partial(_texts, decoder, task, 1, 0.0)
     for count in (1, _BEAMS, 2 * _BEAMS):
         found[f"{count} sampled"] = partial(_texts, decoder, task, count, 1.0)
@@ -169,16 +169,11 @@ def table(found: Mapping[str, Any]) -> str:
 
 def claims(found: Mapping[str, Any]) -> Iterator[Claim]:
     facts, ratios = found["contenders"], found["speed_ups"]
-    for kind, lossless in (("beam search", "coupled"), ("stochastic", "coupled"), ("drawn", "sd")):
-        yield Claim.faster(f"{kind}: {lossless} / target", _LOSSLESSLY, ratios[f"{kind}, {lossless}"])
-        yield Claim.faster(f"{kind}: T={_T} / target", _FASTER, ratios[f"{kind}, T={_T}"])
-        kept = facts[f"{kind}, T={_T}"]["accuracy"] / facts[f"{kind}, target"]["accuracy"]
-        yield Claim.at_least(f"{kind}: accuracy at T={_T} / the target's", _KEPT, kept)
-    within = {name: facts[name] for name in facts if name.endswith("sampled")}
-    ours = facts[f"stochastic, T={_T}"]
-    affordable = [each["majority"] for each in within.values() if each["seconds"] <= ours["seconds"]]
-    gain = ours["accuracy"] - max(affordable, default=0.0)
-    yield Claim.at_least("accuracy of stochastic beams - of sampled texts in no more time", _BETTER, gain)
+    for kind, threshold in (("beam search", _T), ("stochastic", _T), ("drawn", _DRAWN_T)):
+        yield Claim.faster(f"{kind}: T={threshold} / target", _FASTER, ratios[f"{kind}, T={threshold}"])
+        kept = facts[f"{kind}, T={threshold}"]["accuracy"] / facts[f"{kind}, target"]["accuracy"]
+        yield Claim.at_least(f"{kind}: accuracy at T={threshold} / the target's", _KEPT, kept)
+    yield Claim.faster("drawn: sd / target", _FASTER, ratios["drawn, sd"])
 
 
 def main() -> int:

@@ -61,6 +61,15 @@ def test_texts_and_scores_are_those_of_transformers(rule: str, beams: int, new: 
         assert_same(result, texts_of_transformers(decoder, prompt, beams, new, **settings))
 
 
+@pytest.mark.parametrize("rule", ["target", "coupled"])
+def test_so_they_are_where_most_tokens_end_a_text(rule: str) -> None:
+    decoder, prompts = tiny_decoder(), ragged_prompts(8)
+    decoder.target.generation_config.eos_token_id = list(range(36))
+    results = decoder.generate_beams(prompts, 5, 10, depth=2, rule=rule, length_penalty=3.0)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert_same(result, texts_of_transformers(decoder, prompt, 5, 10, length_penalty=3.0))
+
+
 @cache
 def bundled() -> tuple[SpeculativeDecoder, list[list[int]]]:
     decoder = SpeculativeDecoder.from_pretrained(*pair_paths())

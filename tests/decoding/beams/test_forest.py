@@ -69,12 +69,13 @@ def test_logits_are_those_of_the_whole_texts(family: str) -> None:
     for row, prompt in enumerate(prompts):
         reader.put(row, prompt)
     beams = [[0], [0]]
-    for _ in range(5):
+    for _ in range(6):
         wanted = []
         for forest, nodes in zip(forests, beams, strict=True):
             level = [forest.child(rng.choice(nodes), rng.randrange(VOCABULARY)) for _ in range(3)]
-            deeper = [forest.child(rng.choice(level), rng.randrange(VOCABULARY)) for _ in range(rng.randint(1, 4))]
-            wanted.append(list(dict.fromkeys(rng.sample(level + deeper, 3))))
+            deeper = [forest.child(rng.choice(level), rng.randrange(VOCABULARY)) for _ in range(3)]
+            deepest = [forest.child(rng.choice(deeper), rng.randrange(VOCABULARY)) for _ in range(rng.randint(1, 4))]
+            wanted.append(list(dict.fromkeys([deepest[0], *rng.sample(level + deeper + deepest, 2)])))
         found = reader([*forests], wanted)
         for prompt, forest, nodes, logits in zip(prompts, forests, wanted, found, strict=True):
             for node, values in zip(nodes, logits, strict=True):

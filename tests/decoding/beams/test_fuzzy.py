@@ -56,6 +56,7 @@ def test_texts_are_the_same_for_every_threshold_of_their_interval(settings: dict
     for prompt, number, result in zip(prompts, range(8), results, strict=True):
         low, high = result.interval
         assert low <= 0.05 < high
+        assert (low > -math.inf) == (result.kept > 0)
         inside = [low, math.nextafter(high, -math.inf)] if low > -math.inf and high < math.inf else [0.05]
         for threshold in inside:
             again = decoder.generate_beams([prompt], 3, 16, threshold=threshold, depth=3, ids=[number], **settings)
