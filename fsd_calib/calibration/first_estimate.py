@@ -141,7 +141,8 @@ def first_look(session: Session, request: Request) -> FirstLook | None:
 
 def in_words(estimate: FirstEstimate) -> str:
     """Returns the time in words, with its interval."""
-    return f"about {duration(estimate.seconds)} ({duration(estimate.low)} to {duration(estimate.high)})"
+    between = f"{duration(estimate.low)} to {duration(estimate.high)} by the length of texts"
+    return f"about {duration(estimate.seconds)} ({between})"
 
 
 def _look(session: Session, request: Request) -> Seen | None:
