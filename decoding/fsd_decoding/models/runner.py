@@ -164,6 +164,15 @@ class ModelRunner:
         self.catch_up()
         self.cache.copy(sources, rows, count)
 
+    def set_aside(self, row: int, count: int, place: int) -> None:
+        """Keeps the state of recurrent layers after a row's first `count` tokens, the last it has read, in a place."""
+        self.catch_up()
+        self.cache.set_aside(row, count, place)
+
+    def take(self, places: Sequence[int], rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Gives rows, which hold as many tokens, the states that were set aside in places."""
+        self.cache.take(places, rows, counts)
+
 
 def context_length(model: Any) -> int | None:
     """Returns the largest number of positions the model supports; None where its configuration names no limit."""
@@ -196,6 +205,12 @@ class ModelDrafter:
 
     def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         self._runner.copy(sources, rows, count)
+
+    def set_aside(self, row: int, count: int, place: int) -> None:
+        self._runner.set_aside(row, count, place)
+
+    def take(self, places: Sequence[int], rows: Sequence[int], counts: Sequence[int]) -> None:
+        self._runner.take(places, rows, counts)
 
     def keep(self, rows: Sequence[int]) -> None:
         self._runner.keep(rows)
