@@ -12,7 +12,8 @@ import torch
 from transformers import DynamicCache, Zamba2Config
 
 from fsd_common.errors import UsageError
-from fsd_decoding.memory import ModelSize
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.memory import ModelSize, Workload, need
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.models.state_cache import StateCache
 from support.models.ragged import DRAFT, ROWS, SLOTS, Ragged
@@ -68,10 +69,11 @@ def test_the_plan_counts_states_as_the_cache_allocates_them() -> None:
     model = random_model(RECURRENT["falcon-h1"], seed=0)
     runner = ModelRunner(model, ROWS, SLOTS, VOCABULARY, rolled_back=DRAFT + 1)
     runner.prefill(torch.arange(ROWS), torch.ones((ROWS, 9), dtype=torch.int64), 8)
-    size = ModelSize.of(model, None)
+    runner.set_aside(0, 8, 0)
+    size, work = ModelSize.of(model, None), Workload(longest=SLOTS, prompt=8, draft_length=DRAFT, greedy=True)
+    states = need(size, [ModelSize.of(NGram(), None)], work, ROWS, "cpu")["recurrent states"]
     assert isinstance(runner.cache, StateCache)
-    assert size.state > 0
-    assert runner.cache.state_bytes == ROWS * (DRAFT + 2) * size.state
+    assert runner.cache.state_bytes == states > 0
     assert runner.cache.nbytes - runner.cache.state_bytes == ROWS * SLOTS * size.slot
     assert ModelSize.of(llama(seed=0), None).state == 0
 
