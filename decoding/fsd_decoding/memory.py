@@ -96,7 +96,7 @@ class ModelSize:
         text, element = config.get_text_config(), built.dtype.itemsize
         inner = max(_numbers(text, "intermediate_size", "n_inner", "ffn_dim") or [4 * text.hidden_size])
         activations = (_HIDDEN * text.hidden_size + _INNER * inner) * element
-        sizes = activations, vocabulary_size(built), element, context_length(built)
+        sizes = activations, vocabulary_size(built), element, context_length(config)
         heads = getattr(text, "num_attention_heads", 1)
         groups = heads // (getattr(text, "num_key_value_heads", None) or heads)
         slot, state = _kept(built)

@@ -57,7 +57,7 @@ class ModelRunner:
         if self.has_states:
             self.cache = StateCache(rows, slots, self.device, rolled_back + 1)
         self._layers = tuple(layers)
-        context = context_length(model)
+        context = context_length(model.config)
         self._last = None if context is None or context >= slots else context - 1
         self._masks = Masks(model, slots)
         self._forward = forward_of(model, slots if self._last is None else self._last + 1, lean)
@@ -174,9 +174,9 @@ class ModelRunner:
         self.cache.take(places, rows, counts)
 
 
-def context_length(model: Any) -> int | None:
-    """Returns the largest number of positions the model supports; None where its configuration names no limit."""
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def context_length(config: Any) -> int | None:
+    """Returns the largest number of positions that a model of a configuration supports; None where that names none."""
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return length if isinstance(length, int) and length > 0 else None
 
 
