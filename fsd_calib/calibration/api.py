@@ -240,6 +240,7 @@ class Calibration:
             findings = find(ready, outlook)
             if broken := broken_texts() - before:
                 self.config.reporter.note(f"texts that broke the grader, and count as wrong: {broken}")
+            outlook.begin("report")
             profile = to_profile(findings)
             if out is not None and output_folder.save(profile, out, self):
                 save_pages(findings, profile, out)

@@ -489,7 +489,7 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
         "number", "trial of the search", axis={"tickMinStep": 1, "format": "d"},
         scale={"domain": [0.5, len(values) + 0.5], "nice": False},
     )  # fmt: skip
-    looks = series(names, found)
+    looks, pale = series(names, found), {"condition": {"test": "datum.feasible", "value": 1}, "value": 0.35}
     tooltip = [{"field": name, "type": "nominal"} for name in _SHOWN if name in values[0]]
 
     def draw(ends: Range) -> Chart:
@@ -497,12 +497,8 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
         layers = [
             *levels(profile),
             {"mark": {"type": "line", "color": "@faint", "strokeWidth": 1.5}, "encoding": {"x": x, "y": y}},
-            {"transform": [{"filter": "!datum.feasible"}],
-             "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 80, "fill": "@paper"},
-             "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
-            {"transform": [{"filter": "datum.feasible"}],
-             "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
-             "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
+            {"mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 80, "fill": "@paper"},
+             "encoding": {"x": x, "y": y, **looks, "strokeOpacity": pale, "tooltip": tooltip}},
         ]  # fmt: skip
         return Chart("trials", _trials_alt(record.trials), layered(values, layers, 280))
 

@@ -113,8 +113,8 @@ def _threshold(run: Run, found: list[Row]) -> Section | None:
     if chart is None:
         return None
     marks = (
-        "Hollow marks are of the tuning part, on which T was chosen; filled ones of the certification part, where the "
-        "thick line reaches down to what the certificate shows."
+        "Hollow marks are estimates, of the tuning part, on which T was chosen; filled ones are of the certification "
+        "part, where the thick line reaches down to what the certificate shows."
     )
     return Section(
         "threshold", "Retention against the threshold T",
@@ -129,7 +129,9 @@ def _search(run: Run, found: list[Row]) -> Section:
         blocks.append(lacking(run, "The trials of the search and the frozen settings are"))
     else:
         chart = trials(run.profile, run.record, found)
-        marks = "Filled marks: the search expects them to meet the goal; hollow ones: it does not."
+        marks = (
+            "All marks are estimates of the tuning part. Pale ones: the search does not expect them to meet the goal."
+        )
         blocks += [chart, Paragraph(marks, "note")] if chart else [Paragraph("Nothing was searched.", "note")]
         blocks.append(rung_sheet(run.profile, run.record))
     return Section(
