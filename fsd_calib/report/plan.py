@@ -86,7 +86,7 @@ def pilot_summary(plan: Plan) -> str:
             f"{seen.problems:,} problems; chances are those that are left."
         )
     if _depends_on_churn(plan):
-        summary += f" The plan assumes that {percent(first.cautious_churn)} flip: as many as these could have missed."
+        summary += f" The plan assumes that {percent(first.cautious_churn)} flip, an upper bound at 80% confidence."
     return summary
 
 
