@@ -460,9 +460,9 @@ class SpeculativeDecoder:
         draft_length: Sequence[int] | None = None,
     ) -> list[Request]:
         """Returns the requests that `generate` makes from its prompts; None: T or L is the decoder's."""
-        reach = None if isinstance(self.draft, DraftSource) else context_length(self.draft)
+        reach = None if isinstance(self.draft, DraftSource) else context_length(self.draft.config)
         return requests_for(
-            self.tokenizer, context_length(self.target), self._vocabulary, prompts, ids,
+            self.tokenizer, context_length(self.target.config), self._vocabulary, prompts, ids,
             self.threshold if threshold is None else threshold,
             self.draft_length if draft_length is None else draft_length, max_new_tokens, reach,
         )  # fmt: skip
