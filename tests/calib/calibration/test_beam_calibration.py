@@ -45,6 +45,7 @@ def calibrated(folder: Path, min_acc: float, problems: int = 36, **given: Any) -
     return calibrate_beams(decoder, task(problems), BEAMS, min_acc, ladder=(0.05, 10.0), config=config, **given)
 
 
+@pytest.mark.slow
 def test_a_certificate_is_of_problems_that_were_not_tuned_on(tmp_path: Path) -> None:
     """Half of all texts are right, whatever is accepted."""
     found = calibrated(tmp_path, 0.3)
