@@ -9,13 +9,22 @@ rolled back.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsd_decoding.models.slot_cache import SlotCache
 from fsd_decoding.tensors import to_device
+
+
+class _Places(NamedTuple):
+    """Where the states of a pass are, which all layers of a device share."""
+
+    rows: Tensor  # (B,)
+    before: Tensor  # (B,) the place of the state before the first token
+    begins: Tensor  # (B,) bool: there is none, the row begins
+    after: Tensor  # (B, n) the places of the states that the pass stores
 
 
 class StateCache(SlotCache):
@@ -35,13 +44,14 @@ class StateCache(SlotCache):
         self._held: dict[Hashable, Tensor] = {}
         self._updated: set[Hashable] = set()
         self._recorded: Tensor | None = None
+        self._places: dict[torch.device, _Places] = {}  # of this pass
         self.before: Tensor | None = None
         """The state (B, …) of the layer that runs, before the first token; None: all rows begin."""
 
     def aim(self, rows: Tensor | None, slots: Tensor, kv_length: int) -> None:
         """See `SlotCache`; slots are the tokens' positions, one after another."""
         super().aim(rows, slots, kv_length)
-        self._held, self._updated, self._recorded = {}, set(), None
+        self._held, self._updated, self._recorded, self._places = {}, set(), None, {}
 
     @property
     def records(self) -> bool:
@@ -96,10 +106,9 @@ class StateCache(SlotCache):
         """The state (B, …) before the first token; None: no pass has had one, so it is the first token of all rows."""
         if name not in self._held and name in self._states:
             stored = self._states[name]
-            rows, starts = self._of_pass(stored.device)
-            state = stored[rows, starts % self.kept]
-            begins = (starts == 0).view(-1, *[1] * (state.dim() - 1))
-            self._held[name] = torch.where(begins, 0, state)
+            places = self._of_pass(stored.device)
+            state = stored[places.rows, places.before]
+            self._held[name] = state.masked_fill_(places.begins.view(-1, *[1] * (state.dim() - 1)), 0)
         return self._held.get(name)
 
     def _update(self, name: Hashable, states: Tensor) -> None:
@@ -108,15 +117,17 @@ class StateCache(SlotCache):
         if name not in self._states:
             self._states[name] = states.new_zeros((self.rows, self.kept, *states.shape[2:]))
         stored = self._states[name]
-        rows, starts = self._of_pass(stored.device)
-        after = torch.arange(self._count - states.shape[1] + 1, self._count + 1, device=stored.device)
-        stored[rows[:, None], (starts[:, None] + after) % self.kept] = states.to(stored.dtype)
+        places = self._of_pass(stored.device)
+        stored[places.rows[:, None], places.after] = states.to(stored.dtype)
         self._updated.add(name)
 
-    def _of_pass(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Rows, and positions of their first tokens: (B,) each."""
-        rows = self._numbers if self._rows is None else self._rows
-        return rows.to(device), self._aimed[:, 0].to(device)
+    def _of_pass(self, device: torch.device) -> _Places:
+        if device not in self._places:
+            rows = (self._numbers if self._rows is None else self._rows).to(device)
+            slots = self._aimed.to(device)
+            stored = slots if self.records else slots[:, -1:]
+            self._places[device] = _Places(rows, slots[:, 0] % self.kept, slots[:, 0] == 0, (stored + 1) % self.kept)
+        return self._places[device]
 
     def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         """See `SlotCache`; a row that is copied has not gone on after these tokens."""
