@@ -148,7 +148,7 @@ def _kept(built: Any) -> tuple[int, int]:
     except Exception as error:  # a model's own code reads values, which the meta device does not have
         raise UnknownSizeError(f"{built.config.model_type} cannot be run without its weights") from error
     states = runner.cache.state_bytes
-    return runner.cache.nbytes - states, states // runner.cache.kept
+    return runner.cache.nbytes - states, states // (runner.cache.kept + 1)  # the zeros are of all rows
 
 
 def _weights(source: Any, config: Any, built: Any) -> int:
@@ -202,7 +202,7 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
     """
     slots = slots_of_graphs(work.longest) if work.graphs else EagerCaller().size(work.longest)
     caches = rows * slots * (target.slot + max(draft.slot for draft in drafts))
-    states = rows * (work.draft_length + 2) * (target.state + max(draft.state for draft in drafts))
+    states = (rows * (work.draft_length + 2) + 1) * (target.state + max(draft.state for draft in drafts))
     logits = rows * _logits(target, work)
     cells = rows * work.draft_length * target.logits
     chunks = min(chunk_elements(device, target.logits), cells) * _TEMPORARIES * _FP32

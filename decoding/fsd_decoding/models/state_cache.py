@@ -19,12 +19,10 @@ from fsd_decoding.tensors import to_device
 
 
 class _Places(NamedTuple):
-    """Where the states of a pass are, which all layers of a device share."""
+    """Where the states of a pass are, in all layers of a device."""
 
-    rows: Tensor  # (B,)
-    before: Tensor  # (B,) the place of the state before the first token
-    begins: Tensor  # (B,) bool: there is none, the row begins
-    after: Tensor  # (B, n) the places of the states that the pass stores
+    before: Tensor  # (B,) those before the first token
+    after: Tensor  # (B·n,) those that the pass stores
 
 
 class StateCache(SlotCache):
@@ -39,7 +37,9 @@ class StateCache(SlotCache):
     def __init__(self, rows: int, slots: int, device: torch.device, kept: int) -> None:
         super().__init__(rows, slots, device)
         self.kept = kept
-        self._states: dict[Hashable, Tensor] = {}  # (rows, kept, …)
+        # (rows·kept + 1, …): row after row, and last the zeros that a row begins with. Not (rows, kept, …), because what
+        # is indexed by one number is copied several times as fast.
+        self._states: dict[Hashable, Tensor] = {}
         # (B, …) before this pass; convolutions in a pass of one token put what is after it in its place.
         self._held: dict[Hashable, Tensor] = {}
         self._updated: set[Hashable] = set()
@@ -92,9 +92,9 @@ class StateCache(SlotCache):
         self._update(("state", layer_idx, state_idx), states)
         return recurrent_states
 
-    def record(self, states: Tensor) -> None:
-        """Takes the states (B, Q, …) after each token of the layer that runs, before it stores the last one."""
-        self._recorded = states
+    def record(self, states: Sequence[Tensor]) -> None:
+        """Takes the states (B, …) after each token of the layer that runs, before it stores the last one."""
+        self._recorded = torch.stack(list(states), 1)
 
     def finish(self) -> None:
         """Stores what convolutions in a pass of one token have replaced in its place."""
@@ -106,27 +106,25 @@ class StateCache(SlotCache):
         """The state (B, …) before the first token; None: no pass has had one, so it is the first token of all rows."""
         if name not in self._held and name in self._states:
             stored = self._states[name]
-            places = self._of_pass(stored.device)
-            state = stored[places.rows, places.before]
-            self._held[name] = state.masked_fill_(places.begins.view(-1, *[1] * (state.dim() - 1)), 0)
+            self._held[name] = stored.index_select(0, self._of_pass(stored.device).before)
         return self._held.get(name)
 
     def _update(self, name: Hashable, states: Tensor) -> None:
         """Stores the states (B, n, …) after the last n tokens."""
         states = states if self.records else states[:, -1:]
         if name not in self._states:
-            self._states[name] = states.new_zeros((self.rows, self.kept, *states.shape[2:]))
+            self._states[name] = states.new_zeros((self.rows * self.kept + 1, *states.shape[2:]))
         stored = self._states[name]
-        places = self._of_pass(stored.device)
-        stored[places.rows[:, None], places.after] = states.to(stored.dtype)
+        stored.index_copy_(0, self._of_pass(stored.device).after, states.flatten(0, 1).to(stored.dtype))
         self._updated.add(name)
 
     def _of_pass(self, device: torch.device) -> _Places:
         if device not in self._places:
-            rows = (self._numbers if self._rows is None else self._rows).to(device)
-            slots = self._aimed.to(device)
+            numbers = (self._numbers if self._rows is None else self._rows).to(device)
+            first, slots = (numbers * self.kept)[:, None], self._aimed.to(device)
             stored = slots if self.records else slots[:, -1:]
-            self._places[device] = _Places(rows, slots[:, 0] % self.kept, slots[:, 0] == 0, (stored + 1) % self.kept)
+            before = torch.where(slots[:, 0] == 0, self.rows * self.kept, first[:, 0] + slots[:, 0] % self.kept)
+            self._places[device] = _Places(before, (first + (stored + 1) % self.kept).flatten())
         return self._places[device]
 
     def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
@@ -134,12 +132,14 @@ class StateCache(SlotCache):
         super().copy(sources, rows, count)
         for stored in self._states.values():
             source, row = to_device([sources, rows], stored.device)
-            stored[row] = stored[source]
+            by_row = stored[:-1].unflatten(0, (self.rows, self.kept))
+            by_row[row] = by_row[source]
 
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)
         for name, stored in self._states.items():
-            self._states[name] = stored[to_device(rows, stored.device)]
+            by_row = stored[:-1].unflatten(0, (-1, self.kept))
+            self._states[name] = torch.cat([by_row[to_device(rows, stored.device)].flatten(0, 1), stored[-1:]])
 
     @property
     def nbytes(self) -> int:

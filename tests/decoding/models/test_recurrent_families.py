@@ -71,7 +71,7 @@ def test_the_plan_counts_states_as_the_cache_allocates_them() -> None:
     size = ModelSize.of(model, None)
     assert isinstance(runner.cache, StateCache)
     assert size.state > 0
-    assert runner.cache.state_bytes == ROWS * (DRAFT + 2) * size.state
+    assert runner.cache.state_bytes == (ROWS * (DRAFT + 2) + 1) * size.state
     assert runner.cache.nbytes - runner.cache.state_bytes == ROWS * SLOTS * size.slot
     assert ModelSize.of(llama(seed=0), None).state == 0
 
