@@ -104,9 +104,9 @@ def attention_draft(target: Model, tokenizer: PreTrainedTokenizerFast) -> Model:
 
 
 STUDENTS = {
-    "recurrent-draft": Student(recurrent_draft, Training(steps=2000)),
-    "attention-draft": Student(attention_draft, Training(steps=2000)),
-    "linearised-target": Student(linearised, Training(steps=600, batch=16, other_lr=2e-3)),
+    "recurrent-draft": Student(recurrent_draft, Training(steps=1000)),
+    "attention-draft": Student(attention_draft, Training(steps=1000)),
+    "linearised-target": Student(linearised, Training(steps=300, batch=16, other_lr=2e-3)),
 }
 
 

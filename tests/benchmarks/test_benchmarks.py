@@ -105,3 +105,15 @@ def test_the_smoke_run_of_the_ceiling_compares_it_with_decoding(tmp_path: Path) 
     assert found["ceiling"] > 1
     value, low, high = found["decoded"]
     assert 0 < low <= value <= high
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_recurrent_drafts_has_a_number_for_every_claim(tmp_path: Path) -> None:
+    found = smoke("recurrent.py", tmp_path)
+    assert len({claim["name"] for claim in found["claims"]}) == 2
+    assert all(0 < claim["measured"] < math.inf for claim in found["claims"])
+    assert [each["context"] for each in found["steps"]] == [64, 128]
+    small, large = (each["bytes"] for each in found["steps"])
+    assert small["recurrent-draft"] == large["recurrent-draft"]  # states alone
+    assert small["present"] < large["present"]
+    assert set(found["pair"]["same_texts"].values()) == {found["pair"]["prompts"]}

@@ -37,8 +37,8 @@ class StateCache(SlotCache):
     def __init__(self, rows: int, slots: int, device: torch.device, kept: int) -> None:
         super().__init__(rows, slots, device)
         self.kept = kept
-        # (rows·kept + 1, …): row after row, and last the zeros that a row begins with. Not (rows, kept, …), because what
-        # is indexed by one number is copied several times as fast.
+        # (rows·kept + 1, …): row after row, and last the zeros that a row begins with. Not (rows, kept, …): what is
+        # indexed by one number is copied several times as fast.
         self._states: dict[Hashable, Tensor] = {}
         # (B, …) before this pass; convolutions in a pass of one token put what is after it in its place.
         self._held: dict[Hashable, Tensor] = {}
@@ -115,16 +115,17 @@ class StateCache(SlotCache):
         if name not in self._states:
             self._states[name] = states.new_zeros((self.rows * self.kept + 1, *states.shape[2:]))
         stored = self._states[name]
-        stored.index_copy_(0, self._of_pass(stored.device).after, states.flatten(0, 1).to(stored.dtype))
+        kept = states.flatten(0, 1).to(stored.dtype).contiguous()  # windows of a convolution overlap: slow to index
+        stored.index_copy_(0, self._of_pass(stored.device).after, kept)
         self._updated.add(name)
 
     def _of_pass(self, device: torch.device) -> _Places:
         if device not in self._places:
             numbers = (self._numbers if self._rows is None else self._rows).to(device)
-            first, slots = (numbers * self.kept)[:, None], self._aimed.to(device)
-            stored = slots if self.records else slots[:, -1:]
-            before = torch.where(slots[:, 0] == 0, self.rows * self.kept, first[:, 0] + slots[:, 0] % self.kept)
-            self._places[device] = _Places(before, (first + (stored + 1) % self.kept).flatten())
+            first, slots = numbers * self.kept, self._aimed.to(device)
+            start, stored = slots[:, 0], slots if self.records else slots[:, -1:]
+            before = (first + start % self.kept).masked_fill(start == 0, self.rows * self.kept)
+            self._places[device] = _Places(before, (first[:, None] + (stored + 1) % self.kept).flatten())
         return self._places[device]
 
     def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:

@@ -1,0 +1,98 @@
+"""Recurrent models are distilled from the bundled target, and the bundled one drafts for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fsd_calib import SpeculativeDecoder, calibrate, load_task
+from fsd_data import pair_paths, recurrent_path
+from fsd_data.distil_recurrent import STUDENTS, distil, lessons, linearised
+from fsd_data.problems import part_of
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return AutoModelForCausalLM.from_pretrained(pair_paths()[0]).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(pair_paths()[0])
+
+
+@torch.inference_mode()
+def test_a_lesson_is_the_targets_own_text_with_its_own_probabilities(target: Any, tokenizer: Any) -> None:
+    """Texts of unequal prompts are written in one batch; each is read again by itself."""
+    for prompt, solution, wanted in lessons(target, tokenizer, 3):
+        assert part_of(tokenizer.decode(prompt).removeprefix("Question: ").removesuffix("\nAnswer:")) == "train"
+        assert solution[-1] == tokenizer.eos_token_id
+        assert wanted.shape == (len(solution), len(tokenizer))
+        logits = target(torch.tensor([prompt + solution])).logits[0, len(prompt) - 1 : -1]
+        torch.testing.assert_close(wanted.float(), logits.softmax(-1), atol=1e-3, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_target_whose_attention_all_stays_is_the_target(target: Any, tokenizer: Any) -> None:
+    ids = torch.arange(2, 60)[None]
+    layers = frozenset(range(target.config.num_hidden_layers))
+    torch.testing.assert_close(linearised(target, tokenizer, layers).eval()(ids).logits, target(ids).logits)
+    fewer = linearised(target, tokenizer)
+    assert "linear_attention" in fewer.config.layer_types
+    assert (fewer.eval()(ids).logits - target(ids).logits).abs().max() > 1  # what took no part is missed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDENTS)
+def test_a_student_learns_and_is_saved_so_that_it_drafts(
+    name: str, target: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsd_data.train.accuracy", lambda *args, **kwargs: 0.0)  # it writes 200 texts
+    few = dataclasses.replace(STUDENTS[name].training, steps=100, batch=4)
+    student = dataclasses.replace(STUDENTS[name], training=few)
+    model = distil(name, student, target, tokenizer, lessons(target, tokenizer, 16), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / name / "training.jsonl").read_text().splitlines()]
+    assert rows[-1]["loss"] < 0.8 * rows[1]["loss"]
+    decoder = SpeculativeDecoder.from_pretrained(target, tmp_path / name, tokenizer=tokenizer)
+    assert decoder.draft.num_parameters() == model.num_parameters()
+    prompt = load_task("arithmetic", limit=1).problems[0].prompt
+    alone, drafted = (decoder.generate([prompt], 12, rule=rule)[0] for rule in ("target", "sd"))
+    assert alone.tokens == drafted.tokens
+
+
+def test_the_bundled_student_is_small_and_as_its_recipe_says() -> None:
+    folder = recurrent_path()
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1e6
+    rows = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    assert rows[0]["recipe"] == dataclasses.asdict(STUDENTS["recurrent-draft"].training)
+    assert rows[-1]["step"] == STUDENTS["recurrent-draft"].training.steps
+
+
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_texts_with_the_bundled_student_are_the_targets_own(temperature: float) -> None:
+    """In float64, where rounding decides nothing; rows of different lengths roll back by themselves."""
+    decoder = SpeculativeDecoder.from_pretrained(pair_paths()[0], recurrent_path(), dtype=torch.float64)
+    prompts = [problem.prompt for problem in load_task("arithmetic", seed=3, limit=4).problems]
+    keywords: dict[str, Any] = {"temperature": temperature, "draft_length": 4}
+    alone = decoder.generate(prompts, 40, rule="target", **keywords)
+    drafted = decoder.generate(prompts, 40, rule="coupled", **keywords)
+    assert [each.tokens for each in drafted] == [each.tokens for each in alone]
+    assert sum(each.accepted for each in drafted) > 0.3 * sum(each.drafted for each in drafted)
+
+
+@pytest.mark.slow
+def test_the_target_with_the_bundled_student_is_calibrated(tmp_path: Path) -> None:
+    profile = calibrate(
+        "arithmetic", str(pair_paths()[0]), str(recurrent_path()), min_acc=0.8, limit=300, trials=4, draft_length=3,
+        score="js", compile="off", timing="none", out=tmp_path / "run", cache=tmp_path / "cache",
+        state=tmp_path / "state",
+    )  # fmt: skip
+    assert profile.certificate.certified
+    assert profile.threshold is not None
+    assert profile.draft.id == str(recurrent_path())
