@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fsd_calib import SpeculativeDecoder, calibrate, load_task
+from fsd_calib import SpeculativeDecoder, ThresholdProfile, load_task
+from fsd_calib.cli import calibrate
+from fsd_calib.cli.console import run
 from fsd_data import pair_paths, recurrent_path
 from fsd_data.distil_recurrent import STUDENTS, distil, lessons, linearised
 from fsd_data.problems import part_of
@@ -87,12 +89,14 @@ def test_texts_with_the_bundled_student_are_the_targets_own(temperature: float) 
 
 
 @pytest.mark.slow
-def test_the_target_with_the_bundled_student_is_calibrated(tmp_path: Path) -> None:
-    profile = calibrate(
-        "arithmetic", str(pair_paths()[0]), str(recurrent_path()), min_acc=0.8, limit=300, trials=4, draft_length=3,
-        score="js", compile="off", timing="none", out=tmp_path / "run", cache=tmp_path / "cache",
-        state=tmp_path / "state",
-    )  # fmt: skip
+def test_a_setting_is_certified_for_the_target_with_the_bundled_student(tmp_path: Path) -> None:
+    """By name, on the command line: that of the usual pair is tested with this draft."""
+    shared = ["--limit", "300", "--timing", "none", "--compile", "off", "--cache", str(tmp_path / "cache")]
+    usual = ["--task", "arithmetic", "--min-acc", "0.8", "--trials", "4", "--draft-length", "3", "--score", "js"]
+    other = ["--certify", str(tmp_path / "usual" / "profile.json"), "--draft", "bundled-recurrent"]
+    for name, options in (("usual", usual), ("other", other)):
+        folders = ["--out", str(tmp_path / name), "--state", str(tmp_path / f"state of {name}")]
+        assert run(calibrate.app, calibrate.NAME, [*options, *shared, *folders]) == 0
+    profile = ThresholdProfile.load(tmp_path / "other" / "profile.json")
     assert profile.certificate.certified
-    assert profile.threshold is not None
     assert profile.draft.id == str(recurrent_path())
