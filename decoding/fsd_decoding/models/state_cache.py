@@ -94,7 +94,8 @@ class StateCache(SlotCache):
 
     def record(self, states: Sequence[Tensor]) -> None:
         """Takes the states (B, …) after each token of the layer that runs, before it stores the last one."""
-        self._recorded = torch.stack(list(states), 1)
+        several = len(states) > 1  # one need not be copied
+        self._recorded = torch.stack(list(states), 1) if several else states[0].unsqueeze(1)
 
     def finish(self) -> None:
         """Stores what convolutions in a pass of one token have replaced in its place."""
