@@ -92,8 +92,8 @@ def test_texts_with_the_bundled_student_are_the_targets_own(temperature: float) 
 @pytest.mark.slow
 def test_a_setting_is_certified_for_the_target_with_the_bundled_student(tmp_path: Path) -> None:
     """By name, on the command line: that of the usual pair is tested with this draft."""
-    shared = ["--limit", "100", "--timing", "none", "--compile", "off", "--cache", str(tmp_path / "cache")]
-    usual = ["--task", "arithmetic", "--min-acc", "0.7", "--draft-length", "3", "--score", "js"]
+    shared = ["--limit", "300", "--timing", "none", "--compile", "off", "--cache", str(tmp_path / "cache")]
+    usual = ["--task", "arithmetic", "--min-acc", "0.8", "--draft-length", "3", "--score", "js"]
     other = ["--certify", str(tmp_path / "usual" / "profile.json"), "--draft", "bundled-recurrent"]
     for name, options in (("usual", usual), ("other", other)):
         folders = ["--out", str(tmp_path / name), "--state", str(tmp_path / f"state of {name}")]
