@@ -8,7 +8,7 @@ attempts count together with those on single texts of the same target.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from fsd_calib.calibrate_options import RunConfig
@@ -51,8 +51,9 @@ class BeamCalibration:
     """What was found.
 
     Args:
-        settings: how many beams, and how many are drafted.
-        chosen: the fastest setting that was certified; None: none was, and beams are to be decoded losslessly.
+        settings: how beams are to be decoded, with `threshold`: as asked; where nothing was certified, losslessly, and
+            so without a dynamic width.
+        chosen: the fastest setting that was certified; None: none was.
         evidence: of the settings tested, safest first, on the certification part.
         attempt: which attempt at the claim it was.
         steps: the ladder on the tuning part.
@@ -68,7 +69,7 @@ class BeamCalibration:
 
     @property
     def threshold(self) -> float:
-        """T to decode with: -1, which is lossless, where none was certified."""
+        """T to decode with: -1, which is lossless with `settings`, where none was certified."""
         return -1.0 if self.chosen is None or self.chosen.threshold is None else self.chosen.threshold
 
 
@@ -105,14 +106,14 @@ def calibrate_beams(
     asked = config or RunConfig()
     run = asked.changed(cache=asked.cache or default_cache(), state=asked.state or default_state())
     run = run.changed(batch_size=asked.batch_size or 1)
-    engine = BeamEngine(decoder, task, settings)
+    engine, lossless = BeamEngine(decoder, task, settings), replace(settings, chance=0.0, least_beams=1)
     claim = Claim(min_acc, confidence=confidence)
     arm = Setting(decoder.rule, engine.score, decoder.draft_length)
     with open_session(engine, task, run) as session:
         steps = _climbed(session, [arm.at(threshold) for threshold in sorted(ladder)])
         frozen = worth_testing(steps, min_acc)
         if not frozen:
-            return BeamCalibration(settings, None, (), None, tuple(steps), None)
+            return BeamCalibration(lossless, None, (), None, tuple(steps), None)
         session = session.certifying(f"beams {session.identity} {[each.values for each in frozen]}", frozenset())
         attempt = session.holdout.open(frozen, session.setting("target"), claim, confidence)
         verdict = attempt.decide(session.progress)

@@ -18,10 +18,11 @@ from fsd_decoding.noise import Stream
 class DrawnBeams:
     """Draws W pairs from the joint law of a layer; a text that has ended is one of its candidates.
 
-    Speculatively, the draft's samples are tested in order, as in `judge`. The width n of the next layer is chosen
-    before that, from p and q alone. So given all layers before, its n beams are independent samples of p, as without a
-    draft. The published code draws W beams where fewer than n samples are accepted: then what these are decides how
-    many beams there are, and the law is another.
+    Speculatively, the draft's samples are tested in order, as in `judge`, until there are n beams: independent samples
+    of p given all layers before. At `chance` 0, n is W in every layer, and texts have the law of the target's own.
+    Above 0 the width is dynamic: n is chosen from p and q before the test, and may be less than W, so texts have
+    another law. In the published code a layer has W beams again where fewer than n samples are accepted: there what the
+    samples are decides how many beams there are.
 
     Args:
         settings: how many beams, and how they are ranked at last.

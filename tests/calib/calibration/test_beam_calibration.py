@@ -66,6 +66,15 @@ def test_where_nothing_is_kept_it_is_lossless(tmp_path: Path) -> None:
     assert [step.setting.threshold for step in found.steps] == [0.05, 10.0]
 
 
+def test_so_it_is_where_a_dynamic_width_was_asked_for(tmp_path: Path) -> None:
+    """Which is lossless at no T: it goes with the certificate."""
+    decoder = SpeculativeDecoder(*far_apart(), word_tokenizer(), draft_length=2, rule="fsd-sd", temperature=1.0)
+    config = RunConfig(cache=tmp_path / "cache", state=tmp_path / "state", batch_size=20)
+    asked = BeamSettings(2, 2, replacement=True, chance=0.7)
+    found = calibrate_beams(decoder, task(20), asked, 5.0, ladder=(0.05,), config=config)
+    assert (found.chosen, found.threshold, found.settings) == (None, -1.0, replace(asked, chance=0.0))
+
+
 def test_what_is_frozen_keeps_enough_and_is_ever_faster() -> None:
     steps = [Step(ARM.at(t), kept, speed) for t, kept, speed in
              [(0.1, 1.0, 0.9), (0.2, 1.0, 1.2), (0.3, 0.99, 1.1), (0.4, 0.9, 1.4), (0.5, 0.98, 1.3)]]  # fmt: skip

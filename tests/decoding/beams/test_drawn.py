@@ -121,10 +121,10 @@ DECODINGS = 1000
     [("sd", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("target", 1), ("sd", 1)])],
 )
 def test_texts_have_the_law_of_beam_sampling(rule: str, depth: int) -> None:
-    """Two beams in each of two layers (chance 0 keeps the width), against the enumerated law of the set of texts."""
+    """By default: two beams in each of two layers, against the enumerated law of the set of texts."""
     decoder = five_words()
     drawn = decoder.generate_beams(
-        [PROMPT] * DECODINGS, 2, 2, 1.0, rule=rule, depth=depth, batch_size=100, replacement=True, chance=0.0
+        [PROMPT] * DECODINGS, 2, 2, 1.0, rule=rule, depth=depth, batch_size=100, replacement=True
     )
     seen = Counter(frozenset(tuple(beam.tokens) for beam in result.beams) for result in drawn)
     assert p_value(seen, _law_of_sets()) > FALSE_ALARM
