@@ -429,7 +429,9 @@ class SpeculativeDecoder:
         work = BeamWork(
             settings, engine.rule.fuzzy, engine.criterion, engine.sampling, ends, len(self.eos), engine.seed
         )
-        if self.coverage is not None and not call.setting.lossless:
+        self._announce()
+        lossless = all(asked.lossless for asked in _settings_of(call, requests)) and not settings.narrows
+        if self.coverage is not None and not lossless:
             _warn(["a profile certifies single texts; nothing certifies these beams"], stacklevel=3)
         models = [self.target, self.draft] if engine.rule.drafts else [self.target]
         finished: dict[int, BeamResult] = {}
@@ -496,16 +498,18 @@ class SpeculativeDecoder:
         Args:
             call: this decoder as the call changes it.
         """
-        if (line := self.announcement()) is not None:
-            logger.warning(line)
-        pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
-        asked = [replace(call.setting, threshold=threshold, draft_length=length) for threshold, length in pairs]
+        self._announce()
+        asked = _settings_of(call, requests)
         departures = [self._departure(asked)]
         if call.threshold_policy is not None:
             departures += call.threshold_policy.departures(asked)
         if self.coverage is not None and not all(setting.lossless for setting in asked):
             departures.append(self.coverage.asked_otherwise(self.tokenizer, prompts, most, stop))
         _warn(departures, stacklevel=4)
+
+    def _announce(self) -> None:
+        if (line := self.announcement()) is not None:
+            logger.warning(line)
 
     def _departure(self, settings: Sequence[DecodingSetting]) -> str | None:
         """A warning where settings differ from what the profile certified; None for this decoder's own."""
@@ -545,6 +549,12 @@ def _as_profile(source: Any, decoding: DecodingConfig | None, allow_edited: bool
     if source is None or isinstance(source, ThresholdProfile):
         return source
     return ThresholdProfile.load(source, allow_edited=allow_edited)
+
+
+def _settings_of(call: SpeculativeDecoder, requests: Sequence[Request]) -> list[DecodingSetting]:
+    """The settings of a decoder's requests, each once."""
+    pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
+    return [replace(call.setting, threshold=threshold, draft_length=length) for threshold, length in pairs]
 
 
 def _doubts(policy: ThresholdPolicy | None) -> Sequence[str]:

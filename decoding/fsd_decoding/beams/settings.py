@@ -9,6 +9,9 @@ from fsd_common.argument_checks import check_count, check_flag, number
 from fsd_common.errors import UsageError
 from fsd_decoding.config import CallKeywords
 
+LARGEST_PENALTY = 32
+"""Of a length penalty: longer texts than there are, to this power, do not overflow."""
+
 EarlyStopping = bool | Literal["never"]
 
 
@@ -49,8 +52,17 @@ class BeamSettings:
             raise UsageError(f"least_beams is {self.least_beams}; it must be at most the number of beams, {self.beams}")
         if not 0.0 <= number("chance", self.chance, "it must be a number from 0 to 1") <= 1.0:
             raise UsageError(f"chance is {self.chance}; it must be a number from 0 to 1")
-        number("length_penalty", self.length_penalty, "it must be a number (0 is no penalty)")
-        if self.early_stopping not in (False, True, "never"):
+        if self.chance and not self.replacement:
+            raise UsageError(f"chance is {self.chance} without replacement; give replacement=True, or leave chance out")
+        if self.least_beams > 1 and not self.chance:
+            raise UsageError(
+                f"least_beams is {self.least_beams}, and the width is not dynamic; give a chance above 0, or leave "
+                "least_beams out"
+            )
+        rule = f"it must be a number from -{LARGEST_PENALTY} to {LARGEST_PENALTY} (0 is no penalty)"
+        if abs(number("length_penalty", self.length_penalty, rule)) > LARGEST_PENALTY:
+            raise UsageError(f"length_penalty is {self.length_penalty}; {rule}")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise UsageError(f"early_stopping is {self.early_stopping!r:.40}; it must be False, True or 'never'")
 
     @property

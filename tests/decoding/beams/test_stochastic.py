@@ -59,7 +59,8 @@ def test_few_beams_are_the_first_of_all_texts(number: int) -> None:
 
 def _perturbed(decoder: SpeculativeDecoder, key: Sequence[int], steps: int) -> dict[tuple[int, ...], float]:
     """As in arXiv 1903.06059, algorithm 1: -log(exp(-parent) - exp(-largest) + exp(-own)), the prompt's being 0."""
-    found, keys = {(): 0.0}, {(): key}
+    found: dict[tuple[int, ...], float] = {(): 0.0}
+    keys: dict[tuple[int, ...], Sequence[int]] = {(): key}
     for step in range(1, steps + 1):
         log_p = {text: math.log(p) for text, p in law(decoder.target, step).items()}
         grown: dict[tuple[int, ...], float] = {}
