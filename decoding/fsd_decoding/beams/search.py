@@ -41,7 +41,7 @@ class Search(Protocol):
         """Returns the layer that the draft proposes."""
 
     def judge(self, forest: Forest, beams: Beams, log_p: Tensor, drafted: Drafted) -> Judged:
-        """Returns the next layer without loss: it is `own`, or has its law."""
+        """Returns the next layer without loss: it is `own`, or has its law; with a dynamic width, fewer draws of it."""
 
     def is_over(self, beams: Beams) -> bool:
         """Returns whether no further layer is wanted, at less than the most tokens."""
