@@ -40,6 +40,7 @@ from fsd_decoding.loading import (
     load_model,
     shared_tokenizer,
 )
+from fsd_decoding.memory import ModelSize, UnknownSizeError, Workload, check_fits
 from fsd_decoding.model_options import ModelKwargs
 from fsd_decoding.models.lean import LeanModel, choose
 from fsd_decoding.models.runner import context_length, vocabulary_size
@@ -95,6 +96,7 @@ class SpeculativeDecoder:
         config = configured("SpeculativeDecoder", decoding, keywords)
         check_flag("lean", lean)
         self._pool, self.lean = KVCachePool(compile), lean
+        self._sizes: dict[tuple[Any, torch.dtype], ModelSize] = {}
         check_pair(target, draft)
         self.target, self.tokenizer = target, tokenizer
         self.draft: Any = draft.load(target) if isinstance(draft, Eagle) else draft
@@ -429,9 +431,12 @@ class SpeculativeDecoder:
         work = BeamWork(
             settings, engine.rule.fuzzy, engine.criterion, engine.sampling, ends, len(self.eos), engine.seed
         )
-        if self.coverage is not None and not call.setting.lossless:
+        self._announce()
+        lossless = all(asked.lossless for asked in _settings_of(call, requests)) and not settings.narrows
+        if self.coverage is not None and not lossless:
             _warn(["a profile certifies single texts; nothing certifies these beams"], stacklevel=3)
         models = [self.target, self.draft] if engine.rule.drafts else [self.target]
+        self._check_fits(models, settings, requests, batch_size, engine.sampling.greedy)
         finished: dict[int, BeamResult] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
             begun = requests if begin is None else (request for request in requests if begin(request.index))
@@ -441,6 +446,21 @@ class SpeculativeDecoder:
                 if on_finish is not None:
                     on_finish(index, finished[index])
         return [finished[index] for index in sorted(finished)]
+
+    def _check_fits(
+        self, models: Sequence[Any], beams: BeamSettings, requests: Sequence[Request], batch_size: int, greedy: bool
+    ) -> None:
+        """UsageError: the device has too little memory for these beams, as far as the models' sizes are known."""
+        prompt, depth = max(len(r.prompt) for r in requests), max(r.draft_length for r in requests)
+        work = Workload.of_beams(beams, prompt, max(r.max_new_tokens for r in requests), depth, greedy)
+        for model in models:
+            if (model, model.dtype) not in self._sizes:  # which takes as long as a round or more
+                try:
+                    self._sizes[model, model.dtype] = ModelSize.of(model, None)
+                except UnknownSizeError:
+                    return
+        sizes = [self._sizes[model, model.dtype] for model in models]
+        check_fits(sizes, work, min(batch_size, len(requests)), str(self.device))
 
     def _asked(
         self, function: str, given: dict[str, Any], prompts: Sequence[Prompt], most: int, ids: Sequence[int] | None
@@ -496,16 +516,18 @@ class SpeculativeDecoder:
         Args:
             call: this decoder as the call changes it.
         """
-        if (line := self.announcement()) is not None:
-            logger.warning(line)
-        pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
-        asked = [replace(call.setting, threshold=threshold, draft_length=length) for threshold, length in pairs]
+        self._announce()
+        asked = _settings_of(call, requests)
         departures = [self._departure(asked)]
         if call.threshold_policy is not None:
             departures += call.threshold_policy.departures(asked)
         if self.coverage is not None and not all(setting.lossless for setting in asked):
             departures.append(self.coverage.asked_otherwise(self.tokenizer, prompts, most, stop))
         _warn(departures, stacklevel=4)
+
+    def _announce(self) -> None:
+        if (line := self.announcement()) is not None:
+            logger.warning(line)
 
     def _departure(self, settings: Sequence[DecodingSetting]) -> str | None:
         """A warning where settings differ from what the profile certified; None for this decoder's own."""
@@ -545,6 +567,12 @@ def _as_profile(source: Any, decoding: DecodingConfig | None, allow_edited: bool
     if source is None or isinstance(source, ThresholdProfile):
         return source
     return ThresholdProfile.load(source, allow_edited=allow_edited)
+
+
+def _settings_of(call: SpeculativeDecoder, requests: Sequence[Request]) -> list[DecodingSetting]:
+    """The settings of a decoder's requests, each once."""
+    pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
+    return [replace(call.setting, threshold=threshold, draft_length=length) for threshold, length in pairs]
 
 
 def _doubts(policy: ThresholdPolicy | None) -> Sequence[str]:

@@ -104,7 +104,8 @@ def check_supported(model: Any, config: GenerationConfig, synced_gpus: bool) -> 
     if (mode := config.get_generation_mode().value) not in _MODES:
         raise UsageError(
             f"generate is set to {mode.replace('_', ' ')} (num_beams is {config.num_beams}); "
-            "fsd_generate supports greedy search and sampling, num_beams=1"
+            "fsd_generate supports greedy search and sampling, num_beams=1; beams are decoded by "
+            "SpeculativeDecoder.generate_beams"
         )
     outputs = [name for name in _OUTPUTS if getattr(config, name)]
     if config.return_dict_in_generate and outputs:

@@ -12,6 +12,9 @@ from typing import Any, Self
 import torch
 from transformers import AutoModelForCausalLM
 
+from fsd_common.errors import UsageError
+from fsd_common.formatting import gigabytes
+from fsd_decoding.beams.forest import Forest
 from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
@@ -79,7 +82,7 @@ class ModelSize:
             UsageError: its configuration cannot be loaded.
         """
         if isinstance(model, DraftSource):
-            return cls(0, 0, 0, 0, _FP32, None)
+            return NO_MODEL
         if isinstance(model, Eagle):
             return cls._of_head(model, dtype)
         if not is_source(model) and getattr(model, "config", None) is None:
@@ -241,6 +244,8 @@ class Workload:
         return cls(longest, prompt, depth, greedy, nodes=settings.beams + settings.width * depth)
 
 
+NO_MODEL = ModelSize(0, 0, 0, 0, _FP32, None)
+"""Of a draft that is no model."""
 LOADED = ("target's weights", "drafts' weights", "joined weights")
 """What `need` returns that every process takes which loads the models."""
 
@@ -260,7 +265,7 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
     logits = rows * _logits(target, work)
     cells = rows * work.draft_length * target.logits
     chunks = min(chunk_elements(device, target.logits), cells) * _TEMPORARIES * _FP32
-    positions = rows * min(work.prompt, PREFILL_CHUNK)
+    positions = rows * max(min(work.prompt, PREFILL_CHUNK), work.nodes or 0)
     sizes = target, *drafts
     widest = max(
         positions * max(size.activations for size in sizes), rows * max(_scratch(size, work) for size in sizes)
@@ -275,6 +280,8 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
         "divergences": chunks,
         "activations": activations,
     }
+    if work.nodes is not None and torch.device(device).type == "cpu":  # elsewhere they stay on the host
+        computing["paths of beams"] = rows * Forest.bytes_for(work.longest - work.prompt)
     weights = sum(draft.weights for draft in drafts)
     copies = sum(size.copies for size in sizes) if torch.device(device).type == "cpu" else 0
     loaded = dict(zip(LOADED, (target.weights, weights, copies), strict=True))
@@ -297,6 +304,24 @@ def _logits(size: ModelSize, work: Workload) -> int:
     if not work.greedy:
         fp32 += 3 * positions + 2 * drafted  # processed logits of both, log-softmax and noise of the target's
     return size.logits * (positions * computed + fp32 * _FP32)
+
+
+def check_fits(sizes: Sequence[ModelSize], work: Workload, rows: int, device: str) -> None:
+    """Checks that loaded models can decode so many rows of beams.
+
+    Args:
+        sizes: of the target, and of the draft if there is one.
+
+    Raises:
+        UsageError: the device has too little memory.
+    """
+    needed = need(sizes[0], sizes[1:] or [NO_MODEL], work, rows, device)
+    total, free = sum(size for name, size in needed.items() if name not in LOADED), available(device)
+    if free is not None and total > free:
+        raise UsageError(
+            f"decoding the beams of {rows} prompts at a time takes about {gigabytes(total)}, and {device} has "
+            f"{gigabytes(free)} free; use fewer beams, a smaller width, depth or batch_size, or fewer new tokens"
+        )
 
 
 def available(device: str) -> int | None:

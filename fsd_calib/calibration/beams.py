@@ -8,7 +8,7 @@ attempts count together with those on single texts of the same target.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from fsd_calib.calibrate_options import RunConfig
@@ -38,11 +38,13 @@ class Step:
     Args:
         setting: with the threshold.
         retention: of the accuracy of the target's own beams.
-        speed_up: tokens per second over the target's own beams.
+        layers_per_round: by which steps are compared, as clocks differ from run to run.
+        speed_up: layers per second over those of the target's own beams.
     """
 
     setting: Setting
     retention: float
+    layers_per_round: float
     speed_up: float
 
 
@@ -51,12 +53,13 @@ class BeamCalibration:
     """What was found.
 
     Args:
-        settings: how many beams, and how many are drafted.
-        chosen: the fastest setting that was certified; None: none was, and beams are to be decoded losslessly.
+        settings: how beams are to be decoded, with `threshold`: as asked; where nothing was certified, losslessly, and
+            so without a dynamic width.
+        chosen: the fastest setting that was certified; None: none was.
         evidence: of the settings tested, safest first, on the certification part.
         attempt: which attempt at the claim it was.
         steps: the ladder on the tuning part.
-        speed_up: tokens per second of what was chosen over the target's own beams, timed on certification problems.
+        speed_up: layers per second of what was chosen over the target's own beams, timed on certification problems.
     """
 
     settings: BeamSettings
@@ -68,7 +71,7 @@ class BeamCalibration:
 
     @property
     def threshold(self) -> float:
-        """T to decode with: -1, which is lossless, where none was certified."""
+        """T to decode with: -1, which is lossless with `settings`, where none was certified."""
         return -1.0 if self.chosen is None or self.chosen.threshold is None else self.chosen.threshold
 
 
@@ -84,8 +87,8 @@ def calibrate_beams(
 ) -> BeamCalibration:
     """Finds the largest T of a ladder that keeps the accuracy of the target's own beams.
 
-    On the tuning part every T is decoded. Those that keep `min_acc` there, and are faster than all smaller ones that
-    do, are frozen in the ledger, safest first, and tested on the certification part until one fails.
+    On the tuning part every T is decoded. Those that keep `min_acc` there, in fewer rounds than all smaller ones
+    that do, are frozen in the ledger, safest first, and tested on the certification part until one fails.
 
     Args:
         decoder: the models and the sampling; its draft length is the depth.
@@ -105,14 +108,14 @@ def calibrate_beams(
     asked = config or RunConfig()
     run = asked.changed(cache=asked.cache or default_cache(), state=asked.state or default_state())
     run = run.changed(batch_size=asked.batch_size or 1)
-    engine = BeamEngine(decoder, task, settings)
+    engine, lossless = BeamEngine(decoder, task, settings), replace(settings, chance=0.0, least_beams=1)
     claim = Claim(min_acc, confidence=confidence)
     arm = Setting(decoder.rule, engine.score, decoder.draft_length)
     with open_session(engine, task, run) as session:
         steps = _climbed(session, [arm.at(threshold) for threshold in sorted(ladder)])
         frozen = worth_testing(steps, min_acc)
         if not frozen:
-            return BeamCalibration(settings, None, (), None, tuple(steps), None)
+            return BeamCalibration(lossless, None, (), None, tuple(steps), None)
         session = session.certifying(f"beams {session.identity} {[each.values for each in frozen]}", frozenset())
         attempt = session.holdout.open(frozen, session.setting("target"), claim, confidence)
         verdict = attempt.decide(session.progress)
@@ -122,13 +125,13 @@ def calibrate_beams(
 
 
 def worth_testing(steps: Sequence[Step], min_acc: float) -> list[Setting]:
-    """Returns the settings to be certified, safest first: each keeps `min_acc` and is faster than those before it and
-    than the target."""
-    frozen, fastest = [], 1.0
+    """Returns the settings to be certified, safest first: each keeps `min_acc`, in rounds of more layers than those
+    before it and than the target's, which are of one. So a run that is repeated freezes the same ones."""
+    frozen, most = [], 1.0
     for step in steps:
-        if step.retention >= min_acc and step.speed_up > fastest:
+        if step.retention >= min_acc and step.layers_per_round > most:
             frozen.append(step.setting)
-            fastest = step.speed_up
+            most = step.layers_per_round
     return frozen
 
 
@@ -139,13 +142,15 @@ def _climbed(session: Session, settings: Sequence[Setting]) -> list[Step]:
             f"the target's beams solve none of {alone.problems} {session.task.name} problems, so retention is "
             "undefined; look at the prompts"
         )
-    retained = [session.tuning.measure(setting).correct.sum() / alone.correct.sum() for setting in settings]
+    fuzzy = [session.tuning.measure(setting) for setting in settings]
+    retained = [float(found.correct.sum() / alone.correct.sum()) for found in fuzzy]
+    layers = [(found.rounds + found.accepted) / found.rounds for found in fuzzy]  # each round adds one to the accepted
     speeds = _speed_ups(session, settings, session.tuning.problems)
-    return [Step(*each) for each in zip(settings, map(float, retained), speeds, strict=True)]
+    return [Step(*each) for each in zip(settings, retained, layers, speeds, strict=True)]
 
 
 def _speed_ups(session: Session, settings: Sequence[Setting], problems: Sequence[Problem]) -> list[float]:
-    """Tokens per second of settings over the target's own, which take turns at the first problems: medians."""
+    """Layers per second of settings over the target's own, which take turns at the first problems: medians."""
     alone, ratios = session.setting("target"), [list[float]() for _ in settings]
     for problem in problems[:_TIMED]:
         own = _rate(session.engine, alone, problem)

@@ -34,16 +34,25 @@ class BeamEngine(OwnEngine):
         observer: Observer | None = None,
     ) -> list[Result]:  # fmt: skip
         """See `Engine.decode`; rounds over beams have no observer."""
+        return [best_of(result) for result in self._found(request, _with_best(on_finish), begin)]
+
+    def emitted(self, request: DecodingRequest) -> int:
+        """See `Engine.emitted`. All beams of a layer take the time of one token, whichever of them is the best."""
+        return sum(result.layers for result in self._found(request))
+
+    def _found(
+        self, request: DecodingRequest, on_finish: Callable[[int, BeamResult], None] | None = None,
+        begin: Begin | None = None,
+    ) -> list[BeamResult]:  # fmt: skip
         setting, prompts, beams = request.setting, request.prompts, self.beams
         decoder = self.decoder.with_config(seed=request.seed, score=setting.score)
-        found = decoder.generate_beams(
+        return decoder.generate_beams(
             [prompt.prompt for prompt in prompts], beams.beams, self.limits.max_new_tokens, width=beams.width,
             depth=setting.draft_length, rule=setting.rule, threshold=setting.threshold, stop=self.limits.stop,
-            ids=[prompt.id for prompt in prompts], batch_size=request.batch_size, on_finish=_with_best(on_finish),
-            begin=begin, replacement=beams.replacement, chance=beams.chance, least_beams=beams.least_beams,
+            ids=[prompt.id for prompt in prompts], batch_size=request.batch_size, on_finish=on_finish, begin=begin,
+            replacement=beams.replacement, chance=beams.chance, least_beams=beams.least_beams,
             length_penalty=beams.length_penalty, early_stopping=beams.early_stopping,
         )  # fmt: skip
-        return [best_of(result) for result in found]
 
     def key(self, setting: Setting, seed: int) -> CacheKey:
         """See `Engine.key`. The target alone drafts nothing, and has one key whatever the width."""

@@ -69,7 +69,7 @@ class BeamSearch:
         if len(done) < settings.beams:
             return False
         never = settings.early_stopping == "never" and settings.length_penalty > 0.0
-        best = settings.penalised(float(beams.scores[0]), self._most if never else beams.length)
+        best = settings.penalised(float(beams.scores.max()), self._most if never else beams.length)
         return settings.early_stopping is True or best <= done[-1].score
 
     def texts(self, forest: Forest, beams: Beams) -> list[Done]:

@@ -48,6 +48,8 @@ def _obstacles(setting: DecodingSetting, settings: BeamSettings, target: Any, dr
         yield f"rule {rule.name!r} does not judge beams drawn {kind}; use one of {', '.join(known)}"
     if settings.replacement and sampling.greedy:
         yield "at temperature 0 nothing is drawn; set a temperature above 0, or leave replacement out"
+    if settings.early_stopping is not False and (settings.replacement or not sampling.greedy):
+        yield f"early_stopping is {settings.early_stopping!r}, which ends beam search at temperature 0; leave it out"
     if sampling.repetition_penalty != 1.0 or sampling.processors:
         yield (
             "a repetition penalty or logits processors read the text before each token, of which there are several; "

@@ -8,28 +8,21 @@ from torch import Tensor
 from fsd_decoding import noise
 from fsd_decoding.beams.candidates import Candidates, joint, restricted
 from fsd_decoding.beams.forest import Forest
-from fsd_decoding.beams.layer import Beams, Done, Drafted, Ends, Layer
-from fsd_decoding.beams.search import Judged, ranked_texts
-from fsd_decoding.beams.settings import BeamSettings
+from fsd_decoding.beams.layer import Beams, Drafted, Layer
+from fsd_decoding.beams.search import Judged, UntilAllEnd
 from fsd_decoding.beams.width import dynamic_width
 from fsd_decoding.noise import Stream
 
 
-class DrawnBeams:
+class DrawnBeams(UntilAllEnd):
     """Draws W pairs from the joint law of a layer; a text that has ended is one of its candidates.
 
-    Speculatively, the draft's samples are tested in order, as in `judge`. The width n of the next layer is chosen
-    before that, from p and q alone. So given all layers before, its n beams are independent samples of p, as without a
-    draft. The published code draws W beams where fewer than n samples are accepted: then what these are decides how
-    many beams there are, and the law is another.
-
-    Args:
-        settings: how many beams, and how they are ranked at last.
-        ends: whether a text ends.
+    Speculatively, the draft's samples are tested in order, as in `judge`, until there are n beams: independent samples
+    of p given all layers before. At `chance` 0, n is W in every layer, and texts have the law of the target's own.
+    Above 0 the width is dynamic: n is chosen from p and q before the test, and may be less than W, so texts have
+    another law. In the published code a layer has W beams again where fewer than n samples are accepted: there what the
+    samples are decides how many beams there are.
     """
-
-    def __init__(self, settings: BeamSettings, ends: Ends) -> None:
-        self._settings, self._ends = settings, ends
 
     def own(self, forest: Forest, beams: Beams, log_p: Tensor) -> Layer:
         return self._drawn(forest, beams, log_p, self._settings.beams)
@@ -76,12 +69,6 @@ class DrawnBeams:
             accepted += _places(rest[rejected], uniforms[:1]).tolist() + _places(rest[0], uniforms[1:]).tolist()
         candidates = self._candidates(beams, log_p)
         return Judged(candidates.layer(forest, accepted, self._ends), reached, candidates)
-
-    def is_over(self, beams: Beams) -> bool:
-        return not beams.live
-
-    def texts(self, forest: Forest, beams: Beams) -> list[Done]:
-        return ranked_texts(forest, beams, self._settings)
 
 
 class Residuals:

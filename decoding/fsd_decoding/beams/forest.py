@@ -19,6 +19,8 @@ from fsd_decoding import noise
 READERS = 2
 """Models that read a forest: 0 is the target, 1 the draft."""
 
+_FIRST = 64  # places for nodes, which are doubled where they do not suffice
+
 
 class Forest:
     """A growing tree. Node 0 is the prompt's last token, and node n > 0 is in the nth slot behind the prompt.
@@ -31,7 +33,7 @@ class Forest:
 
     def __init__(self, start: int, last: int, key: Tensor) -> None:
         self.start = start
-        self._size = 64
+        self._size = _FIRST
         self.tokens = np.zeros(self._size, np.int64)
         self.parents = np.full(self._size, -1, np.int64)
         self.depths = np.zeros(self._size, np.int64)
@@ -42,6 +44,19 @@ class Forest:
         self._children: dict[tuple[int, int], int] = {}
         self._free: list[int] = []
         self._next = 1
+
+    @staticmethod
+    def bytes_for(nodes: int) -> int:
+        """Returns what `nbytes` is at most with so many nodes behind node 0."""
+        size = _FIRST
+        while size <= nodes:
+            size *= 2
+        return size * size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the host of the table of paths, beside which all else is small."""
+        return self._seen.nbytes
 
     @property
     def used(self) -> int:

@@ -41,13 +41,37 @@ class Search(Protocol):
         """Returns the layer that the draft proposes."""
 
     def judge(self, forest: Forest, beams: Beams, log_p: Tensor, drafted: Drafted) -> Judged:
-        """Returns the next layer without loss: it is `own`, or has its law."""
+        """Returns the next layer without loss: it is `own`, or has its law; with a dynamic width, fewer draws of it."""
 
     def is_over(self, beams: Beams) -> bool:
         """Returns whether no further layer is wanted, at less than the most tokens."""
 
     def texts(self, forest: Forest, beams: Beams) -> list[Done]:
         """Returns the texts of a search that is over, the best first."""
+
+
+class UntilAllEnd:
+    """How a search of random beams ends: a text that has ended stays a beam, and all beams are texts in the end.
+
+    Args:
+        settings: how many beams, and how they are ranked at last.
+        ends: whether a text ends.
+    """
+
+    def __init__(self, settings: BeamSettings, ends: Ends) -> None:
+        self._settings, self._ends = settings, ends
+
+    def is_over(self, beams: Beams) -> bool:
+        return not beams.live
+
+    def texts(self, forest: Forest, beams: Beams) -> list[Done]:
+        """The texts by their penalised scores; those that have not ended are cut."""
+        found = []
+        for node, score, reason in zip(beams.nodes, beams.scores.tolist(), beams.ended, strict=True):
+            tokens = forest.path(node)
+            penalised = self._settings.penalised(score, len(tokens))
+            found.append(Done(tokens[:-1] if reason == "eos" else tokens, penalised, score, reason or "length"))
+        return sorted(found, key=lambda text: -text.score)
 
 
 def kept_from_draft(forest: Forest, judged: Judged, drafted: Drafted, ends: Ends, most: int) -> Layer | None:
@@ -69,13 +93,3 @@ def all_drafted(forest: Forest, layer: Layer) -> bool:
         token == STAYS or reason is not None or forest.find(node, token) is not None
         for (node, token), reason in zip(layer.pairs, layer.ends, strict=True)
     )
-
-
-def ranked_texts(forest: Forest, beams: Beams, settings: BeamSettings) -> list[Done]:
-    """Returns the texts of beams by their penalised scores, the best first; those that have not ended are cut."""
-    found = []
-    for node, score, reason in zip(beams.nodes, beams.scores.tolist(), beams.ended, strict=True):
-        tokens = forest.path(node)
-        penalised = settings.penalised(score, len(tokens))
-        found.append(Done(tokens[:-1] if reason == "eos" else tokens, penalised, score, reason or "length"))
-    return sorted(found, key=lambda text: -text.score)

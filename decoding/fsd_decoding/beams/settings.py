@@ -9,8 +9,8 @@ from fsd_common.argument_checks import check_count, check_flag, number
 from fsd_common.errors import UsageError
 from fsd_decoding.config import CallKeywords
 
-CHANCE = 0.7
-"""The least chance with which a layer drawn with replacement is to be accepted, as in the published code of DSBD."""
+LARGEST_PENALTY = 32
+"""Of a length penalty: longer texts than there are, to this power, do not overflow."""
 
 EarlyStopping = bool | Literal["never"]
 
@@ -23,9 +23,10 @@ class BeamSettings:
         beams: W, the beams of a layer.
         width: pairs of a beam and a token that the draft proposes for a layer, at least W.
         replacement: whether pairs are drawn with replacement; else they are the first W by keyed noise.
-        chance: with replacement: the number of beams in a drafted layer is the largest that is accepted with at least
-            this chance; at 0 it is W.
-        least_beams: with replacement: at least so many, however small the chance.
+        chance: with replacement: above 0 the width is dynamic: the number of beams in a drafted layer is the largest
+            that is accepted with at least this chance (.7 in DSBD's published code). Then layers are narrower than the
+            target's own, and texts have another law, under every rule that drafts. At 0 there are W.
+        least_beams: with a dynamic width: at least so many, however small the chance.
         length_penalty: a text's score is its log-probability divided by its length to this power.
         early_stopping: when beam search ends, see transformers' `early_stopping`.
 
@@ -36,7 +37,7 @@ class BeamSettings:
     beams: int
     width: int
     replacement: bool = False
-    chance: float = CHANCE
+    chance: float = 0.0
     least_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
@@ -51,9 +52,23 @@ class BeamSettings:
             raise UsageError(f"least_beams is {self.least_beams}; it must be at most the number of beams, {self.beams}")
         if not 0.0 <= number("chance", self.chance, "it must be a number from 0 to 1") <= 1.0:
             raise UsageError(f"chance is {self.chance}; it must be a number from 0 to 1")
-        number("length_penalty", self.length_penalty, "it must be a number (0 is no penalty)")
-        if self.early_stopping not in (False, True, "never"):
+        if self.chance and not self.replacement:
+            raise UsageError(f"chance is {self.chance} without replacement; give replacement=True, or leave chance out")
+        if self.least_beams > 1 and not self.chance:
+            raise UsageError(
+                f"least_beams is {self.least_beams}, and the width is not dynamic; give a chance above 0, or leave "
+                "least_beams out"
+            )
+        rule = f"it must be a number from -{LARGEST_PENALTY} to {LARGEST_PENALTY} (0 is no penalty)"
+        if abs(number("length_penalty", self.length_penalty, rule)) > LARGEST_PENALTY:
+            raise UsageError(f"length_penalty is {self.length_penalty}; {rule}")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise UsageError(f"early_stopping is {self.early_stopping!r:.40}; it must be False, True or 'never'")
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the width is dynamic, so that no rule that drafts is lossless."""
+        return self.chance > 0.0
 
     def penalised(self, score: float, length: int) -> float:
         """The score of a text of so many new tokens, the one that ends it included, by its log-probability."""

@@ -8,26 +8,18 @@ from torch import Tensor
 from fsd_decoding import noise
 from fsd_decoding.beams.candidates import Candidates
 from fsd_decoding.beams.forest import Forest
-from fsd_decoding.beams.layer import Beams, Done, Drafted, Ends, Layer
-from fsd_decoding.beams.search import Judged, all_drafted, ranked_texts
-from fsd_decoding.beams.settings import BeamSettings
+from fsd_decoding.beams.layer import Beams, Drafted, Layer
+from fsd_decoding.beams.search import Judged, UntilAllEnd, all_drafted
 
 
-class StochasticBeamSearch:
+class StochasticBeamSearch(UntilAllEnd):
     """Keeps the W pairs of the highest perturbed log-probability.
 
     Each pair's log-probability gets Gumbel noise, given that the largest of a beam's is that of the beam itself. So the
     W texts in the end have the highest perturbed log-probabilities of all texts, and are a sample without replacement.
     The noise belongs to the tokens of a text: beams share positions, and a beam may change its place. Target and draft
-    thus perturb a text alike.
-
-    Args:
-        settings: how many beams, and how they are ranked at last.
-        ends: whether a text ends; a text that has stays among the candidates.
+    thus perturb a text alike. A text that has ended stays among the candidates.
     """
-
-    def __init__(self, settings: BeamSettings, ends: Ends) -> None:
-        self._settings, self._ends = settings, ends
 
     def own(self, forest: Forest, beams: Beams, log_p: Tensor) -> Layer:
         candidates = self._candidates(forest, beams, log_p)
@@ -49,12 +41,6 @@ class StochasticBeamSearch:
         gumbel = noise.gumbel(keys, place, noise.Stream.TOKEN, log_p.shape[1], log_p.dtype)[:, 0]
         scores = beams.scores[live, None] + log_p
         return Candidates.of(beams, scores, conditioned(scores + gumbel, beams.ranks[live, None]))
-
-    def is_over(self, beams: Beams) -> bool:
-        return not beams.live
-
-    def texts(self, forest: Forest, beams: Beams) -> list[Done]:
-        return ranked_texts(forest, beams, self._settings)
 
 
 def conditioned(perturbed: Tensor, largest: Tensor) -> Tensor:

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from fsd_calib.calibrate_options import RunConfig
-from fsd_calib.calibration import beams
 from fsd_calib.calibration.beams import BeamCalibration, Step, calibrate_beams, worth_testing
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_calib.engines.beams import BeamEngine
-from fsd_calib.tasks import Problem
+from fsd_calib.engines.beams import BeamEngine, best_of
 from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile.setting import Setting
@@ -25,17 +23,6 @@ from support.models.tiny_pair import tiny_decoder
 
 BEAMS = BeamSettings(2, 2)
 ARM = Setting("fsd-coupled", "js", 3)
-
-
-@pytest.fixture(autouse=True)
-def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a round take a second, as these models take no time beside what is around them."""
-
-    def rate(engine: BeamEngine, setting: Setting, problem: Problem) -> float:
-        (result,) = engine.decode(DecodingRequest(setting, 0, [KeyedPrompt(problem.id, problem.prompt)], 1))
-        return result.emitted / result.rounds
-
-    monkeypatch.setattr(beams, "_rate", rate)
 
 
 def calibrated(folder: Path, min_acc: float, problems: int = 36, **given: Any) -> BeamCalibration:
@@ -66,9 +53,19 @@ def test_where_nothing_is_kept_it_is_lossless(tmp_path: Path) -> None:
     assert [step.setting.threshold for step in found.steps] == [0.05, 10.0]
 
 
-def test_what_is_frozen_keeps_enough_and_is_ever_faster() -> None:
-    steps = [Step(ARM.at(t), kept, speed) for t, kept, speed in
-             [(0.1, 1.0, 0.9), (0.2, 1.0, 1.2), (0.3, 0.99, 1.1), (0.4, 0.9, 1.4), (0.5, 0.98, 1.3)]]  # fmt: skip
+def test_so_it_is_where_a_dynamic_width_was_asked_for(tmp_path: Path) -> None:
+    """Which is lossless at no T: it goes with the certificate."""
+    decoder = SpeculativeDecoder(*far_apart(), word_tokenizer(), draft_length=2, rule="fsd-sd", temperature=1.0)
+    config = RunConfig(cache=tmp_path / "cache", state=tmp_path / "state", batch_size=20)
+    asked = BeamSettings(2, 2, replacement=True, chance=0.7)
+    found = calibrate_beams(decoder, task(20), asked, 5.0, ladder=(0.05,), config=config)
+    assert (found.chosen, found.threshold, found.settings) == (None, -1.0, replace(asked, chance=0.0))
+
+
+def test_what_is_frozen_keeps_enough_in_ever_fewer_rounds() -> None:
+    """Whatever the clock says."""
+    steps = [Step(ARM.at(t), kept, layers, speed_up=0.9 - t) for t, kept, layers in
+             [(0.1, 1.0, 1.0), (0.2, 1.0, 1.2), (0.3, 0.99, 1.1), (0.4, 0.9, 1.4), (0.5, 0.98, 1.3)]]  # fmt: skip
     assert [setting.threshold for setting in worth_testing(steps, 0.98)] == [0.2, 0.5]
 
 
@@ -82,6 +79,8 @@ def test_the_engine_answers_with_the_best_beam_and_its_key_holds_the_beams() -> 
         ids=[prompt.id for prompt in prompts],
     )  # fmt: skip
     assert [r.tokens for r in results] == [r.tokens for i, r in enumerate(found) if i != 1]
+    assert engine.emitted(DecodingRequest(ARM.at(0.1), 3, prompts, 2)) == sum(result.layers for result in found)
+    assert sum(result.layers for result in found) != sum(r.emitted for r in map(best_of, found))
     assert [r.interval for r in results] == [pytest.approx(r.interval) for i, r in enumerate(found) if i != 1]
     others = [BeamEngine(decoder, problems, each) for each in (BeamSettings(2, 3), replace(BEAMS, length_penalty=3))]
     alone, fuzzy = Setting.alone("js"), ARM.at(0.1)

@@ -10,7 +10,10 @@ import torch
 
 from fsd_calib.tasks import load_task
 from fsd_data import pair_paths
+from fsd_decoding.beams.beam_search import BeamSearch
+from fsd_decoding.beams.layer import Beams, Done
 from fsd_decoding.beams.result import BeamResult
+from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.decoder import SpeculativeDecoder
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
@@ -92,3 +95,13 @@ def test_a_draft_that_is_the_target_is_accepted_whole() -> None:
     (result,) = same.generate_beams([[5, 6, 7]], 3, 12, depth=3, width=3)
     assert result.accepted == result.drafted
     assert result.rounds == 3  # of four tokens each
+
+
+@pytest.mark.parametrize(("scores", "over"), [([-5.0, -2.0], False), ([-2.0, -5.0], False), ([-5.0, -4.0], True)])
+def test_a_search_goes_on_while_any_beam_may_become_the_best(scores: list[float], over: bool) -> None:
+    """Layers that are kept from the draft are in its order, not in that of the target's scores."""
+    done = tuple(Done([1], score, score, "eos") for score in (-1.0, -3.0))
+    tensor = torch.tensor(scores)
+    beams = Beams(1, [1, 2], tensor, tensor, [1, 1], [None, None], done)
+    search = BeamSearch(BeamSettings(2, 4), lambda *_: None, 1, 9)
+    assert search.is_over(beams) == over

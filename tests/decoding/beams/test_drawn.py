@@ -10,14 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from torch import Tensor
 
 from fsd_decoding import noise
 from fsd_decoding.beams.drawn import DrawnBeams, Residuals
 from fsd_decoding.beams.forest import Forest
 from fsd_decoding.beams.layer import Beams, Drafted
+from fsd_decoding.beams.search import Judged
 from fsd_decoding.beams.settings import BeamSettings
-from fsd_decoding.beams.width import dynamic_width
+from fsd_decoding.beams.width import accepted_at_least, dynamic_width
 from support.models.five_words import PROMPT, five_words, law, p_value
 
 FALSE_ALARM = 1e-6
@@ -62,20 +64,11 @@ def _test(
             _test(rest, q, after, accepted, rejected + 1, width, chance * (1 - taken), found)
 
 
-@given(LAWS, LAWS)
-def test_chances_are_those_of_samples(p: Tensor, q: Tensor) -> None:
-    rest = Residuals(p, q)
-    for rejected, chance in enumerate(rest.chances(4)):
-        accepted = [float(torch.minimum(rest[rejected], q)[x]) for x in range(5)]
-        assert chance == pytest.approx(sum(accepted))
-        assert rest[rejected].sum().item() == pytest.approx(1)
-
-
 # --- one layer after two beams, one of which the target does not have ----------------------------------
 
 LOG_P = torch.tensor([[0.1, 0.2, 0.3, 0.3, 0.1], [0.5, 0.1, 0.1, 0.1, 0.2]], dtype=torch.float64).log()
 LOG_Q = torch.tensor([[0.3, 0.1, 0.2, 0.3, 0.1], [0.2, 0.2, 0.2, 0.2, 0.2], [0.4, 0.3, 0.1, 0.1, 0.1]]).double().log()
-LAYERS = 1000
+LAYERS = 600
 
 
 def _forest(number: int) -> tuple[Forest, list[int]]:
@@ -88,27 +81,69 @@ def _beams(nodes: list[int], scores: list[float], counts: list[int]) -> Beams:
     return Beams(1, nodes, logged, logged, counts, [None] * len(nodes))
 
 
+def _judged(search: DrawnBeams, number: int) -> Judged:
+    """What becomes of a layer after three beams of the draft, of which the target has two, one of them drawn twice."""
+    forest, (a, b, c) = _forest(number)
+    before = _beams([a, b, c], [0.3, 0.5, 0.2], [2, 1, 1])
+    layer = search.draft(forest, before, LOG_Q)
+    drafted = Drafted(before, LOG_Q, LOG_Q, layer, before.grown(forest, layer))
+    return search.judge(forest, _beams([b, a], [0.4, 0.1], [1, 2]), LOG_P, drafted)
+
+
+def _joint(weights: list[float], log_p: Tensor) -> Tensor:
+    """Probabilities of pairs of a beam and a token: (beams, tokens)."""
+    shares = torch.tensor(weights, dtype=torch.float64)
+    return shares[:, None] / shares.sum() * log_p.exp()
+
+
 @pytest.mark.parametrize(
-    ("chance", "width"), [(0.0, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(0.5, None), (1.0, 1)])]
+    ("samples", "chance", "width"),
+    [
+        (2, 0.0, 2),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(6, 0.0, 2), (6, 0.5, None), (6, 1.0, 1)]),
+    ],
 )
-def test_a_drafted_layer_has_the_targets_joint_law(chance: float, width: int | None) -> None:
-    """The whole judgement, over beams of which one was drawn twice, and one was the draft's alone."""
-    search = DrawnBeams(BeamSettings(2, 6, replacement=True, chance=chance), lambda *_: None)
-    pairs: Counter[tuple[tuple[int, int], ...]] = Counter()
+def test_a_drafted_layer_has_the_targets_joint_law(samples: int, chance: float, width: int | None) -> None:
+    """The whole judgement: each of the beams, and all of them together."""
+    search = DrawnBeams(BeamSettings(2, samples, replacement=True, chance=chance), lambda *_: None)
+    layers = [tuple(_judged(search, number).layer.pairs) for number in range(LAYERS)]
+    (size,) = {len(each) for each in layers}  # the width is known before samples are tested
+    assert width in (None, size)
+    ours = _joint([0.4, 2 * 0.1], LOG_P)
+    joint = {(node, x): float(ours[i, x]) for i, node in enumerate([2, 1]) for x in range(5)}  # b and a
+    for place in range(size):
+        assert p_value(Counter(each[place] for each in layers), joint) > FALSE_ALARM
+    expected = {each: math.prod(joint[pair] for pair in each) for each in product(joint, repeat=size)}
+    assert p_value(Counter(layers), expected) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("samples", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_sample_is_accepted_as_often_as_the_width_assumes(samples: int) -> None:
+    """One beam: the round goes on with the first sample that is accepted."""
+    search = DrawnBeams(BeamSettings(1, samples, replacement=True), lambda *_: None)
+    accepted = sum(_judged(search, number).goes_on for number in range(LAYERS))
+    p, q = _joint([0.4, 2 * 0.1], LOG_P), _joint([0.5, 2 * 0.3, 0.2], LOG_Q[[1, 0, 2]])[:2]
+    chances = Residuals(p.flatten(), q.flatten()).chances(samples)
+    assert binomtest(accepted, LAYERS, accepted_at_least(chances, samples)[1]).pvalue > FALSE_ALARM
+
+
+FLAT, PEAKED = (torch.tensor([[p, *[(1 - p) / 4] * 4]], dtype=torch.float64).log() for p in (0.6, 0.9))
+
+
+@pytest.mark.parametrize("beams", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_samples_their_tests_and_what_is_drawn_in_their_place_share_no_noise(beams: int) -> None:
+    """After the prompt. A rejection tells much of the number that decided it, and that number would tell what is drawn
+    of the four tokens that are left."""
+    search = DrawnBeams(BeamSettings(beams, beams, replacement=True), lambda *_: None)
+    layers = []
     for number in range(LAYERS):
-        forest, (a, b, c) = _forest(number)
-        before = _beams([a, b, c], [0.3, 0.5, 0.2], [2, 1, 1])
-        layer = search.draft(forest, before, LOG_Q)
-        drafted = Drafted(before, LOG_Q, LOG_Q, layer, before.grown(forest, layer))
-        judged = search.judge(forest, _beams([b, a], [0.4, 0.1], [1, 2]), LOG_P, drafted)
-        assert width is None or len(judged.layer.pairs) == width
-        pairs[tuple(judged.layer.pairs)] += 1
-    sizes = {len(each) for each in pairs}
-    assert len(sizes) == 1  # the width is known before samples are tested
-    weights = {2: 0.4, 1: 2 * 0.1}  # nodes 2 and 1 are b and a
-    joint = {(node, x): weights[node] * math.exp(LOG_P[i, x]) / 0.6 for i, node in enumerate([2, 1]) for x in range(5)}
-    expected = {each: math.prod(joint[pair] for pair in each) for each in product(joint, repeat=sizes.pop())}
-    assert p_value(pairs, expected) > FALSE_ALARM
+        forest, first = _forest(number)[0], Beams.first(torch.device("cpu"), torch.float64)
+        layer = search.draft(forest, first, PEAKED)
+        drafted = Drafted(first, PEAKED, PEAKED, layer, first.grown(forest, layer))
+        layers.append(tuple(token for _, token in search.judge(forest, first, FLAT, drafted).layer.pairs))
+    p = FLAT[0].exp().tolist()
+    expected = {each: math.prod(p[x] for x in each) for each in product(range(5), repeat=beams)}
+    assert p_value(Counter(layers), expected) > FALSE_ALARM
 
 
 # --- whole texts ---------------------------------------------------------------------------------------
@@ -121,10 +156,10 @@ DECODINGS = 1000
     [("sd", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("target", 1), ("sd", 1)])],
 )
 def test_texts_have_the_law_of_beam_sampling(rule: str, depth: int) -> None:
-    """Two beams in each of two layers (chance 0 keeps the width), against the enumerated law of the set of texts."""
+    """By default: two beams in each of two layers, against the enumerated law of the set of texts."""
     decoder = five_words()
     drawn = decoder.generate_beams(
-        [PROMPT] * DECODINGS, 2, 2, 1.0, rule=rule, depth=depth, batch_size=100, replacement=True, chance=0.0
+        [PROMPT] * DECODINGS, 2, 2, 1.0, rule=rule, depth=depth, batch_size=100, replacement=True
     )
     seen = Counter(frozenset(tuple(beam.tokens) for beam in result.beams) for result in drawn)
     assert p_value(seen, _law_of_sets()) > FALSE_ALARM

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from fsd_decoding import memory, noise
 from fsd_decoding.beams import decode
+from fsd_decoding.beams.forest import Forest
 from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.memory import ModelSize, Workload, need
 from fsd_decoding.models.runner import ModelRunner
+from support.messages import usage_error
 from support.models.tiny_pair import tiny_decoder
 
 PROMPT, NEW, DEPTH = [5, 6, 7, 8], 20, 3
@@ -31,6 +34,35 @@ def test_the_plan_is_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Workload.of_beams(settings, len(PROMPT), NEW, DEPTH, greedy=False)
     planned = need(sizes[0], sizes[1:], work, 2, "cpu")
     assert planned["KV caches"] == sum(runner.cache.nbytes for runner in runners)
+
+
+@pytest.mark.parametrize("nodes", [1, 63, 64, 300])
+def test_a_forest_takes_what_is_planned(nodes: int) -> None:
+    forest = Forest(1, 0, noise.problem_keys(0, [0])[0])
+    for token in range(nodes):
+        forest.child(0, token)
+    assert forest.nbytes == Forest.bytes_for(nodes)
+
+
+@torch.inference_mode()
+def test_forests_are_planned_with_the_square_of_their_nodes() -> None:
+    size = ModelSize.of(tiny_decoder().target, None)
+    planned = [
+        need(size, [size], Workload.of_beams(BeamSettings(4, 8), 9, new, 4, greedy=True), 3, "cpu")["paths of beams"]
+        for new in (600, 1200)
+    ]
+    assert planned == [3 * 4096**2, 3 * 8192**2]
+
+
+@pytest.mark.parametrize("rule", ["target", "coupled"])
+def test_what_does_not_fit_is_refused_before_it_is_allocated(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = tiny_decoder()
+    monkeypatch.setattr(memory, "available", lambda device: 200_000_000)
+    (result,) = decoder.generate_beams([PROMPT], 2, 4, rule=rule)
+    assert len(result.beams) == 2
+    message = usage_error(lambda: decoder.generate_beams([PROMPT], 400, 100, rule=rule))
+    assert message.startswith("decoding the beams of 1 prompts at a time takes about ")
+    assert "cpu has 200 MB free; use fewer beams" in message
 
 
 @pytest.mark.parametrize("beams", [2, 6])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from itertools import pairwise, permutations, product
+from collections.abc import Sequence
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsd_decoding import noise
 from fsd_decoding.beams.result import BeamResult
 from fsd_decoding.beams.stochastic import conditioned
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -45,15 +48,31 @@ def test_texts_are_drawn_without_replacement(rule: str) -> None:
 
 @pytest.mark.parametrize("number", range(4))
 def test_few_beams_are_the_first_of_all_texts(number: int) -> None:
-    """Of 125 beams nothing is left out; three are those of them with the highest perturbed log-probability."""
+    """All 125 texts by their perturbed log-probabilities, each the largest of those below its own prefix."""
     decoder = five_words(seed=number)
-    (every,) = decoder.generate_beams([PROMPT], WORDS**3, 3, 1.0, rule="target")
-    assert len({tuple(beam.tokens) for beam in every.beams}) == WORDS**3
-    sizes = [1, 2, 3, 9]
-    by_size = [decoder.generate_beams([PROMPT], size, 3, 1.0, rule="target")[0] for size in sizes]
-    texts = [{tuple(beam.tokens) for beam in result.beams} for result in by_size]
-    assert [len(each) for each in texts] == sizes
-    assert all(fewer < more for fewer, more in pairwise(texts))
+    perturbed = _perturbed(decoder, noise.problem_keys(number, [0])[0].tolist(), 3)
+    first = sorted(perturbed, key=lambda text: -perturbed[text])
+    for size in (1, 2, 3, 9, WORDS**3):
+        (result,) = decoder.generate_beams([PROMPT], size, 3, 1.0, rule="target")
+        assert {tuple(beam.tokens) for beam in result.beams} == set(first[:size])
+
+
+def _perturbed(decoder: SpeculativeDecoder, key: Sequence[int], steps: int) -> dict[tuple[int, ...], float]:
+    """As in arXiv 1903.06059, algorithm 1: -log(exp(-parent) - exp(-largest) + exp(-own)), the prompt's being 0."""
+    found: dict[tuple[int, ...], float] = {(): 0.0}
+    keys: dict[tuple[int, ...], Sequence[int]] = {(): key}
+    for step in range(1, steps + 1):
+        log_p = {text: math.log(p) for text, p in law(decoder.target, step).items()}
+        grown: dict[tuple[int, ...], float] = {}
+        for prefix, parent in found.items():
+            place = torch.zeros((1, 1), dtype=torch.int64)
+            noises = noise.gumbel(torch.tensor([keys[prefix]]), place, noise.Stream.TOKEN, WORDS, torch.float64)
+            own = {(*prefix, word): log_p[*prefix, word] + float(noises[0, 0, word]) for word in range(WORDS)}
+            largest = max(own.values())
+            grown |= {t: -math.log(math.exp(-parent) - math.exp(-largest) + math.exp(-g)) for t, g in own.items()}
+        keys = {(*prefix, word): noise.extended_key(keys[prefix], word) for prefix in found for word in range(WORDS)}
+        found = grown
+    return found
 
 
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=8), st.floats(-30, 30))

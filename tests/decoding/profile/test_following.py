@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,25 @@ def test_each_decoder_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
     told.generate([[1, 2]], 3)
     assert told.announcement() is None
     assert len(caplog.messages) == 2
+
+
+def test_beams_are_announced_and_certified_by_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Unless all of them are lossless: at each T, and with W beams in every layer."""
+    own, decoder = followed()
+    warning = "a profile certifies single texts; nothing certifies these beams"
+    lossy: list[dict[str, Any]] = [
+        {},
+        {"threshold": [-1.0, 0.5]},
+        {"rule": "sd", "temperature": 1.0, "replacement": True, "chance": 0.7},
+    ]
+    for given in lossy:
+        with pytest.warns(UserWarning, match=warning):
+            decoder.generate_beams([[1, 2], [3]], 2, 3, **given)
+    assert caplog.messages == [following(own, decoder)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoder.generate_beams([[1, 2], [3]], 2, 3, threshold=-1.0)
+        decoder.generate_beams([[1, 2], [3]], 2, 3, 1.0, rule="sd", replacement=True)
 
 
 def test_without_a_profile_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
