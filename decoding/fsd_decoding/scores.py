@@ -41,6 +41,7 @@ class Seen:
     uniform: Callable[[], Tensor] | None = None  # returns u (…), in fp64; None: nobody knows it
     greedy: bool = False  # whether tokens are the likeliest ones, and none is drawn
     scans: tuple[Scan | None, Scan | None] = (None, None)  # of the fused kernel's first pass over raw logits
+    before: Callable[[], Tensor] | None = None  # returns the token before x, (…); None: nobody knows it
 
     @lazy
     def target(self) -> Distribution:
