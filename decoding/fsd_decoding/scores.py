@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsd_common.addons import OWN, Addon, Registry
+from fsd_common.addons import OWN, Addon, Registry, imported
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
 from fsd_decoding.tensors import lazy, wide
@@ -402,6 +402,8 @@ FAMILIES: Mapping[str, type[Score]] = {
 """Scores by name; "gated-" before a divergence's name makes another one of it."""
 
 _GATED = "gated-"
+LEARNED = "judge"
+"""The score that is learned; a number follows its name, by which its model is found."""
 
 
 def _subclass(found: Any, name: str) -> type[Score] | None:
@@ -428,16 +430,20 @@ def score_named(name: str) -> Score:
     if family in DIVERGENCES:
         check_name(name)
         return Divergence(name, ())
+    if family == LEARNED:
+        learned: Score = imported("fsd_decoding.judging.score", "judge_named")(name)  # which imports this file
+        return learned
     kind = _SCORES.find(family)
     if kind is None:
-        known = ", ".join(_SCORES.names)
+        known = ", ".join([*_SCORES.names, LEARNED])
         raise UsageError(f"unknown score {name!r:.60}; known: {known}, divergences also as {_GATED}js, and {OWN}")
     return kind(name, _values(kind, written, name))
 
 
 def addon_of(name: str) -> Addon | None:
     """Returns what is known of the code of a score; None: it is of this package. UsageError: it is missing."""
-    return _SCORES.addon(name.partition("@")[0])
+    family = name.partition("@")[0]
+    return None if family == LEARNED else _SCORES.addon(family)
 
 
 def _gated(name: str) -> Score:

@@ -30,12 +30,14 @@ class Feature:
         meaning: in a line.
         sign: 1 where a larger value never lowers P(harmful), -1 where it never raises it, 0 where it may do either.
         context: whether it depends on the text before, which not every engine shows.
+        classed: whether it depends on tokens' classes.
     """
 
     of: Callable[[Mismatches], Tensor]
     meaning: str
     sign: Literal[-1, 0, 1] = 0
     context: bool = False
+    classed: bool = False
 
 
 class Mismatches:
@@ -113,7 +115,7 @@ def _class(token: str, number: int) -> Callable[[Mismatches], Tensor]:
 
 
 _OF_CLASSES = {
-    f"{token}_{name}": Feature(_class(token, number), f"{letter} is {name}", context=token == "before")
+    f"{token}_{name}": Feature(_class(token, number), f"{letter} is {name}", context=token == "before", classed=True)
     for token, letter in (("x", "x"), ("y", "y"), ("before", "b"))
     for number, name in enumerate(CLASSES)
     if name != "other"
