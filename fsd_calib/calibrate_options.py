@@ -25,6 +25,7 @@ from fsd_calib.common_options import (
     DECODING,
     DRAFT,
     GOAL,
+    LEARNED,
     MODELS,
     PHASES,
     POLICIES,
@@ -394,6 +395,19 @@ class SearchSpace(Drawing):
             saved=lambda given: given if str(given) == AUTO else absolute(given),
         ),
     ] = None
+    judge: Annotated[
+        PathLike | None,
+        Option(
+            "File of the judge that score judge is, as a calibration trained it; auto labels mismatches of half the "
+            "tuning part, and trains one on them (docs/judge.md).",
+            DECODING,
+            written=str,
+            saved=lambda given: given if str(given) == AUTO else absolute(given),
+        ),
+    ] = None
+    judge_budget: Annotated[
+        Count, Option("With --judge auto: mismatches to label, for each of which the target writes on once.", DECODING)
+    ] = 2000
     stop_policy: Annotated[
         Annotated[str, AfterValidator(lambda name: _found("stop policy", name, ()))] | None,
         Option("A stop policy of your own that ends drafts early: mine:Name (docs/extending.md).", DECODING),
@@ -403,6 +417,7 @@ class SearchSpace(Drawing):
     @model_validator(mode="after")
     def _check_together(self) -> SearchSpace:
         check_phase(self.phase_begin, self.phase_end, self.phases)
+        self._check_judge()
         if any(self.trees):
             self.check_walked(f"{named('tree')} is given", "trees")
         if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
@@ -414,6 +429,23 @@ class SearchSpace(Drawing):
                 "leave one of the two out"
             )
         return self
+
+    def _check_judge(self) -> None:
+        given, asked = self.judge is not None, LEARNED in listed(self.score)
+        if given != asked:
+            has, lacks = (named("judge"), f"{named('score')} {LEARNED}") if given else (
+                f"{named('score')} {LEARNED}", f"{named('judge')} FILE, or {named('judge')} {AUTO} to train one"
+            )  # fmt: skip
+            raise UsageError(f"{has} is given without {lacks}; give both, or none")
+        if given and any(self.trees):
+            raise UsageError(
+                f"{named('judge')} and {named('tree')} are given, and a judge judges chains alone; leave one out"
+            )
+        if given and self.predictor is not None:
+            raise UsageError(
+                f"{named('judge')} and {named('predictor')} are given, and a predictor is trained for scores that are "
+                "known before; leave one of the two out"
+            )
 
     def check_walked(self, given: str, what: str) -> None:
         """Raises UsageError where something is given that needs traces, which only chains of models have.

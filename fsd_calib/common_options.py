@@ -23,9 +23,13 @@ RULES_WITH_T = (*RULES_OVER_SCORES, "ensemble")
 RULES_WITHOUT_T = ("sd", "sd-block", "coupled")
 RULES = (*RULES_WITHOUT_T, *RULES_WITH_T)
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
-SCORES = (*DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior", "ensemble")
+LEARNED = "judge"
+SCORES = (
+    *DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior", "ensemble", LEARNED,
+)  # fmt: skip
 AUTO = "auto"
-"""In place of scores: those that traces speak for. Of a predictor's folder: one is trained on the tuning part."""
+"""In place of scores: those that traces speak for. Of a predictor's folder, or a judge's file: one is trained on
+the tuning part."""
 CONSTANT = "constant"
 PHASES = ("phase", "phase-inside", "phase-outside")
 POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt", *PHASES)

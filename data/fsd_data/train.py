@@ -108,6 +108,18 @@ def train(name: str, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, out: Pa
     return model
 
 
+def continued(model: Model, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, device: str) -> Model:
+    """Trains a model on, as `recipe` says but for its architecture, and returns it."""
+    model = model.to(device).train()
+    optimizers, schedules = _optimizers(model, recipe)
+    batches = _batches(tokenizer, recipe)
+    for _ in range(recipe.steps):
+        _train_step(model, next(batches), optimizers, device)
+        for schedule in schedules:
+            schedule.step()
+    return model
+
+
 def _train_step(model: Model, batch: tuple[Tensor, Tensor], optimizers: list[Any], device: str) -> float:
     """Makes one optimizer step on a batch and returns the loss, which is of the solutions only."""
     ids, labels = (part.to(device) for part in batch)  # (B, S), (B, S)

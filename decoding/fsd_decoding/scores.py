@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from fsd_common.addons import OWN, Addon, Registry, imported
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
+from fsd_decoding.meanings import LEARNED
 from fsd_decoding.tensors import lazy, wide
 
 if TYPE_CHECKING:
@@ -402,8 +403,6 @@ FAMILIES: Mapping[str, type[Score]] = {
 """Scores by name; "gated-" before a divergence's name makes another one of it."""
 
 _GATED = "gated-"
-LEARNED = "judge"
-"""The score that is learned; a number follows its name, by which its model is found."""
 
 
 def _subclass(found: Any, name: str) -> type[Score] | None:

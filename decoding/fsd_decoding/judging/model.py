@@ -1,20 +1,14 @@
-"""A judge: a small model of P(a mismatch changes the outcome), as plain data for files, and on a device."""
+"""A judge as plain data: a small model of P(a mismatch changes the outcome). Without torch, as profiles hold it."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import zlib
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Final, Literal, Self
 
-import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from torch import Tensor
 
 from fsd_common.argument_checks import named
 from fsd_common.digests import facts_digest
@@ -22,9 +16,7 @@ from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write, read_regular
 from fsd_common.packed_ids import PATTERN, unpack_ids
 from fsd_common.strict_json import parse_versioned
-from fsd_decoding.judging.features import TABLE
-from fsd_decoding.judging.token_classes import CLASSES
-from fsd_decoding.scores import LEARNED
+from fsd_decoding.meanings import LEARNED
 
 SCHEMA_VERSION: Final = 1
 FEATURES_VERSION: Final = 1  # raised when a feature's formula changes
@@ -117,16 +109,10 @@ class JudgeModel(_Part):
     """Ids of the problems that they are of, as whole numbers of 8 bytes in base64."""
 
     @model_validator(mode="after")
-    def _parts_agree(self) -> Self:
-        if unknown := [name for name in self.features if name not in TABLE]:
-            raise ValueError(f"unknown feature {unknown[0]!r}")
+    def _columns_are_features(self) -> Self:
         columns = {*self.line.column, *(each for tree in self.trees.column for each in tree)}
         if max(columns, default=0) >= max(len(self.features), 1):
             raise ValueError(f"a column is {max(columns)}, and there are {len(self.features)} features")
-        if self.classes and int(self.token_classes.max()) >= len(CLASSES):
-            raise ValueError("a token has an unknown class")
-        if not self.classes and any(TABLE[name].classed for name in self.features):
-            raise ValueError("features of tokens' classes need `classes`")
         return self
 
     @cached_property
@@ -135,29 +121,9 @@ class JudgeModel(_Part):
         return f"{LEARNED}@{int(facts_digest(self.model_dump(mode='json'))[:13], 16):016d}"
 
     @property
-    def token_classes(self) -> Tensor:
-        """(V,) uint8, empty where no feature needs them. ValueError: they are damaged."""
-        if not self.classes:
-            return torch.zeros(0, dtype=torch.uint8)
-        try:
-            content = zlib.decompress(base64.b64decode(self.classes, validate=True))
-        except zlib.error as error:
-            raise ValueError(f"classes are damaged: {error}") from error
-        return torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-
-    @property
     def trained_ids(self) -> frozenset[int]:
         """Ids of the problems that it was trained on."""
         return unpack_ids(self.trained)
-
-    @property
-    def reads_context(self) -> bool:
-        """Whether it reads the text before the drafted token."""
-        return any(TABLE[name].context for name in self.features)
-
-    def on(self, device: torch.device) -> OnDevice:
-        """Returns its numbers on a device."""
-        return OnDevice.of(self.offset, self.line, self.trees, device, self.token_classes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it into a file."""
@@ -185,52 +151,3 @@ class JudgeModel(_Part):
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise UsageError(f"{name} is not a judge: {where}: {first['msg']}; train it again") from error
-
-
-def packed_classes(classes: Tensor) -> str:
-    """Returns classes (V,) uint8 as `JudgeModel.classes` holds them."""
-    return base64.b64encode(zlib.compress(classes.numpy().tobytes(), 9)).decode()
-
-
-class OnDevice(NamedTuple):
-    """A judge's numbers on a device; None where it has no such part."""
-
-    classes: Tensor
-    offset: float
-    line: tuple[Tensor, ...] | None
-    trees: tuple[Tensor, ...] | None
-    depth: int
-
-    @classmethod
-    def of(
-        cls, offset: float, line: Line, trees: Trees, device: torch.device, classes: Tensor | None = None
-    ) -> OnDevice:
-        """Moves the parts of a model to a device."""
-
-        def moved(values: Sequence[Any], dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(device)
-
-        pieces = moved(line.column, torch.long), moved(line.low), moved(line.high), moved(line.weight)
-        nodes = moved(trees.column, torch.long), moved(trees.threshold), moved(trees.leaf)
-        known = torch.zeros(0, dtype=torch.uint8) if classes is None else classes
-        return cls(
-            known.to(device), offset, pieces if line.column else None, nodes if trees.leaf else None, trees.depth
-        )
-
-    def logit(self, features: Tensor) -> Tensor:
-        """Returns the logits (…) of features (…, F) in fp32, without waiting for the device."""
-        logit = torch.full_like(features[..., 0], self.offset)
-        if self.line is not None:
-            column, low, high, weight = self.line
-            logit = logit + torch.minimum(torch.maximum(features[..., column], low), high) @ weight
-        return logit if self.trees is None else logit + self._of_trees(features)
-
-    def _of_trees(self, features: Tensor) -> Tensor:
-        assert self.trees is not None
-        column, threshold, leaf = self.trees
-        node = torch.zeros((*features.shape[:-1], len(leaf)), dtype=torch.long, device=features.device)
-        tree = torch.arange(len(leaf), device=features.device)
-        for _ in range(self.depth):
-            value = features.gather(-1, column[tree, node])
-            node = 2 * node + 1 + (value > threshold[tree, node])
-        return leaf[tree, node - (leaf.shape[1] - 1)].sum(-1)

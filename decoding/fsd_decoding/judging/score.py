@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_common.user_folders import keep, kept
-from fsd_decoding.judging.features import features_of
-from fsd_decoding.judging.model import JudgeModel, OnDevice
-from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from fsd_decoding.scores import LEARNED, Score, Seen
+from fsd_decoding.judging.features import TABLE, features_of
+from fsd_decoding.judging.known import model_named
+from fsd_decoding.judging.on_device import OnDevice, unpacked_classes
+from fsd_decoding.scores import Score, Seen
 from fsd_decoding.tensors import argmax
-
-_FOLDER = "judges"
-_known: dict[str, JudgeModel] = {}
 
 
 class Judge(Score):
@@ -38,70 +33,51 @@ class Judge(Score):
     def __init__(self, written: str, values: Sequence[float]) -> None:
         super().__init__(written, values)
         self.model = model_named(written)
+        if unknown := [name for name in self.model.features if name not in TABLE]:
+            raise UsageError(f"{written} reads feature {unknown[0]!r:.60}, which is not known here; upgrade fsd-calib")
+        self.reads_context = any(TABLE[name].context for name in self.model.features)
         self._on: dict[torch.device, OnDevice] = {}
 
     def of(self, seen: Seen) -> Tensor:
-        if self.model.reads_context and seen.before is None:
+        if self.reads_context and seen.before is None:
             raise UsageError(
                 f"score {self.written!r} reads the token before a drafted one, which is not shown here; train a judge "
                 "without context"
             )
         device = seen.target_logits.device
         if device not in self._on:
-            self._on[device] = self.model.on(device)
+            model, classes = self.model, unpacked_classes(self.model)
+            self._on[device] = OnDevice.of(model.offset, model.line, model.trees, device, classes)
         numbers = self._on[device]
         harmful = numbers.logit(features_of(seen, numbers.classes, self.model.features)).sigmoid()
         return harmful.masked_fill(seen.drafted == argmax(seen.target_logits), 0.0)
 
+    def check(self, target: str, draft: str, tokenizer: str, temperature: float) -> None:
+        """Checks that it suits models and their sampling.
 
-def register(model: JudgeModel) -> str:
-    """Makes a judge known by its name, which it returns, here and in processes of this user."""
-    if model.name not in _known:
-        _known[model.name] = model
-        keep(f"{_FOLDER}/{model.name}", model.model_dump_json())
-    return model.name
+        Args:
+            target, draft, tokenizer: fingerprints.
 
-
-def model_named(name: str) -> JudgeModel:
-    """Returns the judge of a name. UsageError: none is known by it."""
-    if name not in _known:
-        text = kept(f"{_FOLDER}/{name}") if name.partition("@")[2].isdecimal() else None
-        if text is None:
+        Raises:
+            UsageError: it was trained for another target, draft or tokenizer, or at another temperature.
+        """
+        own = self.model
+        for role, then, now in (("target", own.target, target), ("draft", own.draft, draft)):
+            if then != now:
+                raise UsageError(
+                    f"score {self.written} was trained for a {role} with fingerprint {then[:12]}, and this {role} has "
+                    f"{now[:12]}; load that model, or train a judge for this one"
+                )
+        if tokenizer != own.tokenizer:
+            raise UsageError(f"score {self.written} was trained with another tokenizer; train a judge for this one")
+        if temperature != own.temperature:
             raise UsageError(
-                f"score {name!r:.60} is not known here: {LEARNED!r} is learned, so give its model (--judge FILE, or "
-                "--judge auto to train one), or a profile that holds it"
+                f"score {self.written} was trained at temperature {own.temperature:g}, and this decodes at "
+                f"{temperature:g}; train a judge at that"
             )
-        _known[name] = JudgeModel.parsed(text, f"what is kept of {name!r}")
-    return _known[name]
 
 
 @cache
 def judge_named(name: str) -> Judge:
     """Returns the score of a name. UsageError: none is known by it."""
     return Judge(name, ())
-
-
-def is_judge(score: str) -> bool:
-    """Whether a name is that of a judge, whichever it is."""
-    return score.partition("@")[0] == LEARNED
-
-
-def check_judge(model: JudgeModel, target: Any, draft: Any, tokenizer: Any, temperature: float) -> None:
-    """Checks that a judge suits loaded models and their sampling.
-
-    Raises:
-        UsageError: it was trained for another target, draft or tokenizer, or at another temperature.
-    """
-    for role, then, now in (("target", model.target, target), ("draft", model.draft, draft)):
-        if (found := model_fingerprint(now)) != then:
-            raise UsageError(
-                f"the judge was trained for a {role} with fingerprint {then[:12]}, and this {role} has {found[:12]}; "
-                "load that model, or train a judge for this one"
-            )
-    if tokenizer_fingerprint(tokenizer) != model.tokenizer:
-        raise UsageError("the judge was trained with another tokenizer; load its models, or train another judge")
-    if temperature != model.temperature:
-        raise UsageError(
-            f"the judge was trained at temperature {model.temperature:g}, and this decodes at {temperature:g}; train "
-            "one at that"
-        )

@@ -20,7 +20,8 @@ from torch import Tensor
 from fsd_common.errors import UsageError
 from fsd_common.packed_ids import pack_ids
 from fsd_decoding.judging.features import FEATURES, TABLE
-from fsd_decoding.judging.model import JudgeModel, packed_classes
+from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.judging.on_device import packed_classes
 from fsd_predictors.judging.models import KINDS, Examples, Fitted
 from fsd_predictors.models.base import Array
 from fsd_predictors.models.monotone import fit_weights
@@ -127,7 +128,7 @@ def _chosen(
     examples: Examples, columns: Mapping[str, Sequence[int]], kinds: Sequence[str], trials: int, seed: int
 ) -> Mapping[str, Any]:
     """The kind, group of features and settings with the least log loss on held-out problems of these."""
-    usual = {"kind": kinds[0], "features": _GROUPS[0], **KINDS[kinds[0]].usual}
+    usual = {"kind": kinds[0], "features": _GROUPS[0], "bounded": True, **KINDS[kinds[0]].usual}
     if not trials:
         return usual
     folds = list(_folds(examples.problem, _INNER, seed))
@@ -135,6 +136,7 @@ def _chosen(
     def loss(trial: optuna.Trial) -> float:
         kind = trial.suggest_categorical("kind", kinds)
         settings = {"kind": kind, "features": trial.suggest_categorical("features", _GROUPS)}
+        settings["bounded"] = trial.suggest_categorical("bounded", (True, False))
         settings |= KINDS[kind].space(trial)
         logits = np.zeros(len(examples.harmful))
         for inside, outside in folds:
