@@ -292,8 +292,9 @@ class Calibration:
             judge = trained_here(session, self.decoding.judge_budget, out, train=not plan_only)
             if judge is None:
                 session.progress.note("a run trains its judge first, and the plan has neither the time of that nor it")
-                return session, replace(space, scores=space.scores or USUAL), None
-            space = replace(space, scores=(*space.scores, judge.name))
+                return session, space, None
+            others = space.scores if self._given_scores else ()
+            space = replace(space, scores=(*others, judge.name))
         check(judge, session)
         return apart(session, judge), space, judge
 
@@ -438,7 +439,7 @@ class Calibration:
         """The configuration that all of the search's settings share, with its first rule and score."""
         space = self._space
         return DecodingConfig(
-            rule=space.rules[0], score=next(iter(space.scores), USUAL[0]), sampling=self.decoding.sampling,
+            rule=space.rules[0], score=space.scores[0], sampling=self.decoding.sampling,
             seed=self.decoding.seed,
         )  # fmt: skip
 
@@ -468,7 +469,7 @@ class Calibration:
         UsageError: a rule has one of its own, and others are given.
         """
         rules = listed(self.decoding.rule)
-        given: tuple[str, ...] = self._given_scores
+        given = self._given_scores or USUAL  # which stand for a judge that is still to be trained, and alone
         own = next((rule for rule in map(rule_named, rules) if rule.score is not None), None)
         if own is None or own.score is None:
             return self._possible(rules, given) if AUTO in given else given

@@ -117,7 +117,7 @@ def _training_problems(session: Session) -> Sequence[Problem]:
 
 def _origin(session: Session) -> Origin:
     decoder, pair = session.decoder, session.engine.pair
-    vocabulary = min(vocabulary_size(model) for model in (decoder.target, decoder.draft))
+    vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
     return Origin(
         pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, decoder.sampling.temperature,
         session.task.name, token_classes(decoder.tokenizer, vocabulary),

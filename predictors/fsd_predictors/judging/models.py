@@ -1,6 +1,7 @@
 """The models that a judge is made of: piecewise linear logistic regression, and boosted trees of few levels.
 
-Both are monotone in the features that have a sign (divergences where that is chosen), and end as the plain numbers that decoding evaluates.
+Both are monotone in the features that have a sign, divergences where that is chosen, and end as the plain numbers that
+decoding evaluates.
 """
 
 from __future__ import annotations

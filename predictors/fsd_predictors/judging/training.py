@@ -38,7 +38,7 @@ _LIKELIHOODS = ("log_p_x", "log_p_y", "log_q_x", "log_q_y", "relaxed", "margin")
 
 @dataclass(frozen=True)
 class Origin:
-    """What a judge is learned for. All but the last two are as in `JudgeModel`."""
+    """What a judge is learned for. All but `classes`, of tokens, are as in `JudgeModel`."""
 
     target: str
     draft: str
@@ -46,7 +46,6 @@ class Origin:
     temperature: float
     task: str
     classes: Tensor  # (V,) uint8, see `token_classes`
-    context: bool = True  # whether the token before a mismatch may be read
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,18 @@ def examples_of(labels: pd.DataFrame) -> Examples:
 
 
 def train_judge(
-    labels: pd.DataFrame, origin: Origin, kinds: Sequence[str] = tuple(KINDS), trials: int = TRIALS, seed: int = 0
+    labels: pd.DataFrame,
+    origin: Origin,
+    features: Sequence[str] = FEATURES,
+    kinds: Sequence[str] = tuple(KINDS),
+    trials: int = TRIALS,
+    seed: int = 0,
 ) -> Trained:
     """Returns a judge of these labels.
 
     Args:
         labels: as `read_labels` returns them: a row for each mismatch, with its features, `harmful` and `probability`.
+        features: those that may be read; engines that do not show the text need a judge without context.
         kinds: kinds of models to choose from, keys of `KINDS`.
         trials: of Optuna, for each fold; 0 takes the usual settings.
         seed: of the folds and of Optuna.
@@ -94,7 +99,7 @@ def train_judge(
         UsageError: too few mismatches are harmful, or harmless, or they are of fewer problems than folds.
     """
     examples, unseen = examples_of(labels), np.zeros(len(labels))
-    columns = _columns(origin.context)
+    columns = _columns(features)
     for inside, outside in _folds(examples.problem, FOLDS, seed):
         settings = _chosen(examples.at(inside), columns, kinds, trials, seed)
         unseen[outside] = _fit(examples.at(inside), settings, columns).logits(examples.values[outside])
@@ -105,11 +110,11 @@ def train_judge(
     return Trained(judge, fitted, examples, expit(slope * unseen + offset), settings)
 
 
-def _columns(context: bool) -> Mapping[str, Sequence[int]]:
+def _columns(features: Sequence[str]) -> Mapping[str, Sequence[int]]:
     """The columns of each group of features."""
-    shown = [place for place, name in enumerate(FEATURES) if context or not TABLE[name].context]
-    few = [place for place in shown if FEATURES[place] in _LIKELIHOODS or TABLE[FEATURES[place]].classed]
-    return {"all": shown, "likelihoods": few}
+    every = [place for place, name in enumerate(FEATURES) if name in features]
+    few = [place for place in every if FEATURES[place] in _LIKELIHOODS or TABLE[FEATURES[place]].classed]
+    return {"all": every, "likelihoods": few}
 
 
 def _folds(problem: Array, count: int, seed: int) -> Iterator[tuple[Array, Array]]:
