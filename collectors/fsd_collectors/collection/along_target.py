@@ -144,7 +144,7 @@ class TeacherForced:
         self._keys = problem_keys(decoder.seed, [c.id for c in completions]).to(device)
         models = decoder.target, decoder.draft
         vocabulary = min(vocabulary_size(model) for model in models)
-        self._eos = torch.tensor(sorted(i for i in decoder.eos if i < vocabulary), device=device)
+        self.eos = torch.tensor(sorted(i for i in decoder.eos if i < vocabulary), device=device)
         self._runners = [
             ModelRunner(model, len(completions), self._slots, vocabulary, decoder.lean) for model in models
         ]
@@ -198,7 +198,7 @@ class TeacherForced:
         y = self._tokens[of_row, places.clamp_max(self._slots - 1)]
         ends = torch.from_numpy(np.flatnonzero(self._ended[rows] & (places_in == self._emitted[rows] - 1)))
         ends = ends.to(places.device)
-        y[ends] = self._draw(p[ends], keys[ends], places[ends], among=self._eos)
+        y[ends] = self._draw(p[ends], keys[ends], places[ends], among=self.eos)
         return Positions(p, q, self._draw(q, keys, places), y, places, keys, fed.flatten()[flat])
 
     def _draw(self, logits: Tensor, keys: Tensor, places: Tensor, among: Tensor | None = None) -> Tensor:

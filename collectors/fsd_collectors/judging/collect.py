@@ -178,13 +178,13 @@ class _Portions:
 def _swaps_of(mode: str, swaps: Swaps | None) -> Swaps:
     """How mismatches are swapped. UsageError: the mode is unknown, or swaps cannot stay in it."""
     if mode not in ("outcome", "self"):
-        raise UsageError(f"{named('judge')} is {mode!r}; it must be outcome or self")
+        raise UsageError(f"mode is {mode!r}; it must be outcome or self")
     if swaps not in (None, "left-to-right", "single"):
         raise UsageError(f"{named('swaps')} is {swaps!r}; it must be left-to-right or single")
     if mode == "self" and swaps == "left-to-right":
         raise UsageError(
-            f"{named('swaps')} is left-to-right, and with {named('judge')} self no answer says which swaps may stay in "
-            f"the text; give single, or {named('judge')} outcome"
+            f"{named('swaps')} is left-to-right, and of labels by the likelihood of the target's own text (self) none "
+            "says which swaps may stay in it; give single, or label outcomes"
         )
     return swaps or ("single" if mode == "self" else "left-to-right")
 

@@ -57,7 +57,7 @@ class ReadText:
     """What both models say about a text of n tokens, an EOS included."""
 
     mismatches: Mismatches
-    log_p: Array  # (n,) of its tokens under raw p, fp32
+    log_p: Array  # (n,) of its tokens under raw p, of its end that of any EOS; fp32
 
 
 @torch.inference_mode()
@@ -78,7 +78,7 @@ def read_texts(decoder: SpeculativeDecoder, texts: Sequence[Completion], batch_s
     for start in range(0, len(by_length), batch_size):
         group = by_length[start : start + batch_size]
         forced = TeacherForced(decoder, [texts[i] for i in group], decoder.sampling)
-        read = _Reading(reach, classes)
+        read = _Reading(reach, classes, forced.eos)
         for rows, position, _, at in forced.chunks():
             read.add(np.array(group)[rows], position, at)
         found_here = read.by_owner(texts)
@@ -93,15 +93,18 @@ class _Reading:
     Args:
         reach: the draft's context, beyond which it drafts nothing; None: it has no end.
         classes: see `features_of`.
+        eos: tokens that end a text, any of which counts as the one that did.
     """
 
-    def __init__(self, reach: int | None, classes: Tensor) -> None:
-        self._reach, self._classes = reach, classes
+    def __init__(self, reach: int | None, classes: Tensor, eos: Tensor) -> None:
+        self._reach, self._classes, self._eos = reach, classes, eos
         self._places: list[Array] = []
         self._sent = HostCopies()
 
     def add(self, owner: Array, position: Array, at: Positions) -> None:
-        log_p = log_softmax(at.target_logits).gather(-1, at.choice.unsqueeze(-1)).squeeze(-1)
+        log = log_softmax(at.target_logits)
+        log_p = log.gather(-1, at.choice.unsqueeze(-1)).squeeze(-1)
+        log_p = torch.where(torch.isin(at.choice, self._eos), log[:, self._eos].logsumexp(-1), log_p)
         differs = at.drafted != at.choice
         if self._reach is not None:
             differs &= at.positions < self._reach
