@@ -34,14 +34,14 @@ class Chosen(Random):
 
     def __init__(self, choices: list[int]) -> None:
         super().__init__(0)
-        self.choices, self.sizes = choices, list[int]()
+        self.script, self.sizes = choices, list[int]()
 
-    def randrange(self, size: int, *_: Any) -> int:  # type: ignore[override]
+    def randrange(self, size: int, *_: Any) -> int:
         place = len(self.sizes)
         self.sizes.append(size)
-        if place == len(self.choices):
-            self.choices.append(0)
-        return self.choices[place]
+        if place == len(self.script):
+            self.script.append(0)
+        return self.script[place]
 
 
 def all_choices(run: Callable[[Chosen], Any]) -> Iterator[tuple[Fraction, Any]]:
@@ -51,7 +51,7 @@ def all_choices(run: Callable[[Chosen], Any]) -> Iterator[tuple[Fraction, Any]]:
         random = Chosen(choices)
         result = run(random)
         yield Fraction(1, math.prod(random.sizes)), result
-        choices = list(random.choices)
+        choices = list(random.script)
         while choices and choices[-1] + 1 == random.sizes[len(choices) - 1]:
             choices.pop()
         if not choices:
@@ -148,7 +148,7 @@ def test_a_stratum_for_each_mismatch_is_the_search_of_autojudge(seed: int) -> No
 class _Whole(Random):
     """Only ever chooses among one."""
 
-    def randrange(self, size: int, *_: Any) -> int:  # type: ignore[override]
+    def randrange(self, size: int, *_: Any) -> int:
         assert size == 1
         return 0
 

@@ -24,7 +24,7 @@ from fsd_decoding.scores import Seen
 from support.models.tiny_pair import related
 from support.models.tiny_task import TinyTask, tiny_task
 from support.traces.collecting import collect
-from support.traces.labelling import TOKENIZER, ByHand, Frame, autojudge, labelled, logits
+from support.traces.labelling import TOKENIZER, ByHand, Frame, autojudge, labelled, logits, text_of
 
 PROBLEMS = 80
 WHOLE = 10_000  # a budget that suffices for all
@@ -98,7 +98,7 @@ def test_a_single_swap_is_followed_by_the_target_alone(
             else:
                 (rest,) = decoder.generate([[*prompt, *begun]], left, ids=[problem])
                 words, spent = [*begun, *rest.tokens], rest.emitted
-            assert row.harmful == (not task.grade(task.problems[0], TOKENIZER.decode(words, skip_special_tokens=True)))
+            assert row.harmful == (not task.grade(task.problems[0], text_of(words)))
             assert row.spent == spent
     assert {True, False} == set(labels.harmful)
 

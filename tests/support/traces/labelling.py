@@ -42,7 +42,7 @@ class ByHand:
 
     def right(self, tokens: Sequence[int]) -> bool:
         """Whether the answer of a finished text is right; a stop string is not part of it."""
-        text = _text([token for token in tokens if token not in EOS])
+        text = text_of([token for token in tokens if token not in EOS])
         return self.task.grade(self.task.problems[0], min((text.partition(stop)[0] for stop in self.task.stop),
                                key=len, default=text))  # fmt: skip
 
@@ -61,14 +61,14 @@ class ByHand:
     def _over(self, tokens: Sequence[int]) -> bool:
         if not tokens:
             return False
-        text = _text(tokens)
+        text = text_of(tokens)
         stopped = any(stop in text for stop in self.task.stop)
         return tokens[-1] in EOS or stopped or len(tokens) == self.task.max_new_tokens
 
 
-def _text(tokens: Sequence[int]) -> str:
-    text: str = TOKENIZER.decode(list(tokens), skip_special_tokens=True)
-    return text
+def text_of(tokens: Sequence[int]) -> str:
+    """The text of tokens, special ones left out."""
+    return str(TOKENIZER.decode(list(tokens), skip_special_tokens=True))
 
 
 def logits(model: Any, tokens: Sequence[int]) -> Tensor:
