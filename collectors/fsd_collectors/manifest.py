@@ -123,10 +123,15 @@ class LabelManifest(Manifest):
 
     mode: LabelMode
     swaps: Swaps
-    budget: Natural  # labelled positions at most
+    budget: Natural  # labelled positions at most, when the run was begun; with a larger one it goes on
     per_problem: Natural | None  # the same of each problem; None: all of its mismatches
     features: tuple[str, ...]
 
     @property
     def tables(self) -> dict[str, tuple[Column, ...]]:
         return label_tables(self.mode, self.features)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that the rows depend on but the budget: rows of a smaller one are sampled as known, too."""
+        return {name: value for name, value in super().facts.items() if name != "budget"}

@@ -120,7 +120,10 @@ class JudgeOptions(OptionGroup):
             words=_SWAPS,
         ),
     ] = None
-    budget: Annotated[int | None, Option("Positions to label at most. By default 2000.", _JUDGE)] = None
+    budget: Annotated[
+        int | None,
+        Option("Positions to label at most. By default 2000; with a larger one the same command goes on.", _JUDGE),
+    ] = None
     per_problem: Annotated[
         int | None,
         Option("Positions to label of each problem at most, drawn at random. By default all mismatches.", _JUDGE),

@@ -13,6 +13,7 @@ import torch
 from fsd_calib import load_traces
 from fsd_collectors.judging.collect import collect_labels
 from fsd_collectors.judging.labels import read_about, read_labels
+from fsd_collectors.judging.writing import Begun, Finisher
 from fsd_collectors.split import Part, tuning_and_certification
 from fsd_collectors.store.verifying import verify
 from fsd_common.errors import UsageError
@@ -21,6 +22,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.judging.features import FEATURES, features_of
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.scores import Seen
+from support.models.tiny_models import EOS
 from support.models.tiny_pair import related
 from support.models.tiny_task import TinyTask, tiny_task
 from support.traces.collecting import collect
@@ -164,6 +166,32 @@ def test_a_budget_is_kept(pair: tuple[Any, Any], tmp_path: Path, swaps: str, lim
     assert not labels.duplicated(["problem", "position"]).any()
 
 
+@pytest.mark.parametrize("swaps", ["left-to-right", "single"])
+def test_a_larger_budget_goes_on(pair: tuple[Any, Any], tmp_path: Path, swaps: str) -> None:
+    small, large, less = (
+        labelled(tmp_path, pair, tiny_task(400), swaps=swaps, budget=budget) for budget in (20, 60, 30)
+    )
+    assert large[: len(small)].equals(small)
+    assert len(small) <= 20 < len(large) <= 60
+    assert less.equals(large)
+    assert verify(tmp_path) == []
+
+
+def test_a_beginning_may_be_the_whole_text(pair: tuple[Any, Any]) -> None:
+    """It ends as the engine ends texts: by a stop string, an EOS or the limit."""
+    decoder = SpeculativeDecoder(*pair, TOKENIZER, rule="target")
+    (request,) = decoder.requests(["w3 w4"], 4)
+    endings = [[5, 8], [30, 5], [6, EOS[1]], [9, 9, 9, 9], [9]]
+    texts = Finisher(decoder, ("w8", "w30 w5"), 2).finish([Begun(request, tokens) for tokens in endings])
+    found = [(text.text, list(text.tokens), text.finish_reason) for text in texts[:-1]]
+    assert found == [
+        ("w5 ", [5, 8], "stop"), ("", [30, 5], "stop"), ("w6", [6], "eos"), ("w9 w9 w9 w9", [9] * 4, "length"),
+    ]  # fmt: skip
+    assert texts[-1].emitted > 1
+    behind = [text.behind(Begun(request, tokens)).emitted for text, tokens in zip(texts, endings, strict=True)]
+    assert behind == [0, 0, 0, 0, texts[-1].emitted - 1]
+
+
 def test_weights_of_sampled_labels_add_up_to_all_mismatches(pair: tuple[Any, Any], tmp_path: Path) -> None:
     """Single swaps, three of each text: the weights of a text are the number of its mismatches."""
     task = tiny_task(PROBLEMS)
@@ -233,8 +261,8 @@ def test_a_task_without_tuning_problems_is_refused(pair: tuple[Any, Any], tmp_pa
 def test_another_run_and_other_folders_are_refused(
     judged: tuple[Path, Frame], pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="holds traces of another run: budget 10000, not 9"):
-        labelled(judged[0], pair, tiny_task(PROBLEMS), budget=9)
+    with pytest.raises(UsageError, match="holds traces of another run: per_problem None, not 9"):
+        labelled(judged[0], pair, tiny_task(PROBLEMS), budget=WHOLE, per_problem=9)
     collect(tmp_path, pair, tiny_task(4))
     with pytest.raises(UsageError, match="holds traces, along-target, and no labels"):
         read_labels(tmp_path)

@@ -42,7 +42,7 @@ def collect_labels(
     progress: Progress | None = None, workers: int | ModelWorkers | None = None, ray: str | None = None,
     before_fuzzy: Callable[[Any, Sequence[Any]], None] | None = None,
 ) -> Traces:  # fmt: skip
-    """Labels mismatches of a task's tuning problems, or continues an unfinished run of the same settings.
+    """Labels mismatches of a task's tuning problems, or continues a run of the same settings.
 
     At a mismatch the draft's token x is put in the place of the target's y, and with mode "outcome" the target goes on:
     the swap is harmful where the answer is wrong then. Problems whose own text is wrong have no such labels. With mode
@@ -59,7 +59,7 @@ def collect_labels(
         mode: what labels are.
         swaps: "left-to-right", where a swap that keeps the answer right stays in the text, or "single". None:
             left-to-right, but single with mode "self", which has no right or wrong.
-        budget: positions to label at most.
+        budget: positions to label at most; a folder of a smaller one is continued, and keeps its labels.
         per_problem: the same of each problem; None: all of its mismatches.
         temperature, top_k, top_p, min_p: see `Sampling`; temperature 0 is greedy.
         before_fuzzy: called with the target and the problems, as their answers under swaps are looked at.
@@ -107,11 +107,12 @@ def _label(
 ) -> None:  # fmt: skip
     """Labels the portions that the folder lacks, as far as the budget lasts."""
     spent, have = _used(writer)
-    plan = Plan(budget - spent, len(portions) - writer.problems, others.pool.workers if others else 1, progress.note)
+    left = max(budget - spent, 0)
+    plan = Plan(left, len(portions) - writer.problems, others.pool.workers if others else 1, progress.note)
     with progress.step("labelling", budget) as advance:
         advance(have)
         schedule = Schedule(
-            portions.after(writer.finished), budget - spent, plan.shared, advance,
+            portions.after(writer.finished), left, plan.shared, advance,
             lambda portion: writer.write(portion.number, portion.tables()),
         )  # fmt: skip
         try:
