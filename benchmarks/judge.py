@@ -17,6 +17,7 @@ import torch
 
 from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.tasks.base import Task
+from fsd_collectors.judging.labels import read_labels
 from fsd_collectors.store.reading import load_traces
 from fsd_common.user_folders import default_cache
 from fsd_data import pair_paths
@@ -25,7 +26,7 @@ from lib.common.results import conclude, machine_facts, options_of
 from lib.common.timing import Ratio
 from lib.judge.designs import BUDGETS, Made, made, of_scores
 from lib.judge.labels import SEED as LABELLED
-from lib.judge.labels import labelled
+from lib.judge.labels import label
 from lib.judge.pair import sure_pair
 from lib.judge.perfect import perfect
 from lib.judge.shown import table
@@ -49,7 +50,9 @@ def main() -> int:
     decoder = SpeculativeDecoder.from_pretrained(*pair, draft_length=options.draft_length)
     source = load_task("arithmetic", seed=LABELLED, limit=_LABELLED, tokenizer=decoder.tokenizer)
     folder = options.labels or default_cache() / f"judge-labels-{options.pair}"
-    labels = labelled(folder, source, (pair[0], pair[1]), BUDGETS[0] if options.quick else BUDGETS[-1])
+    if options.labels is None:
+        label(folder, source, (pair[0], pair[1]), BUDGETS[0] if options.quick else BUDGETS[-1])
+    labels = read_labels(folder)
     texts = load_traces(folder).to_pandas(["problem", "emitted", "correct"], table="completions")
     best = perfect(labels, texts[texts["correct"]], options.draft_length)
     judges = list(made(labels, decoder, options.quick))
@@ -67,7 +70,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--pair", choices=("sure", "bundled"), default="sure")
     parser.add_argument("--problems", type=int, default=_PROBLEMS)
     parser.add_argument("--draft-length", type=int, default=8)
-    parser.add_argument("--labels", type=Path, help="folder of labels; those that it lacks are collected")
+    parser.add_argument("--labels", type=Path, help="folder of labels, instead of collecting them")
     parser.add_argument("--texts", type=Path, default=default_cache() / "rules", help="folder of finished texts")
     return parser
 

@@ -16,6 +16,7 @@ from fsd_calib.common_options import AUTO
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.tasks.base import Problem
+from fsd_calib.vllm_plugin.engine_checks import READS_CONTEXT
 from fsd_collectors.judging.collect import collect_labels
 from fsd_collectors.judging.labels import read_labels
 from fsd_common.argument_checks import named
@@ -39,6 +40,8 @@ def check(judge: JudgeModel, session: Session) -> None:
     """Raises UsageError where a judge is of other models than the session's, or of another temperature."""
     score = score_named(judge.name)
     assert isinstance(score, Judge)
+    if session.engine.info is not None and score.reads_context:
+        raise UsageError(f"score {judge.name} {READS_CONTEXT}")
     for engine in session.engines:
         pair = engine.pair
         sampling = engine.decoding.sampling
@@ -98,13 +101,12 @@ def _trained(session: Session, budget: int, folder: Path) -> JudgeModel:
     collect_labels(
         task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder / LABELS,
         budget=budget, temperature=decoder.sampling.temperature, seed=decoder.seed, batch_size=session.batch_size,
-        progress=session.progress,
+        progress=session.progress, workers=session.workers,
     )  # fmt: skip
     labels = read_labels(folder / LABELS)
     with session.progress.step("training the judge", 0):
         trained = train_judge(labels, _origin(session), seed=decoder.seed)
-    if not (folder / FILE).exists() or JudgeModel.load(folder / FILE) != trained.judge:
-        trained.judge.save(folder / FILE)
+    trained.judge.save(folder / FILE)
     (folder / CARD).write_text(card_of(trained), encoding="utf-8")
     return _registered(trained.judge)
 

@@ -24,7 +24,8 @@ CLASSES = tuple(name for name in FEATURES if not TABLE[name].context)
 DESIGNS: Mapping[str, Sequence[str]] = {"numbers": NUMBERS, "classes": CLASSES, "context": FEATURES}
 """What a judge may read: numbers of p and q; also the classes of x and y; also that of the token before them."""
 BUDGETS = (500, 2_000, 8_000)
-_SEEDS = 3  # samples of the labels
+_SEEDS = 2  # samples of the labels, where they are of different ones
+_TRIALS = 8
 _RANKERS = (*DIVERGENCES, "margin", "relaxed")
 
 
@@ -55,12 +56,14 @@ class Made:
 def made(labels: pd.DataFrame, decoder: SpeculativeDecoder, quick: bool) -> Iterator[Made]:
     """Yields the judges: the last design at every budget and on several samples, the others at the middle budget."""
     last = list(DESIGNS)[-1]
-    asked = [(last, budget, seed) for budget in BUDGETS for seed in range(_SEEDS if budget < len(labels) else 1)]
-    asked += [(design, BUDGETS[1], seed) for design in DESIGNS if design != last for seed in range(_SEEDS)]
+    budgets = [budget for budget in BUDGETS if budget <= len(labels)]
+    asked = [(last, budget, seed) for budget in budgets for seed in range(_SEEDS if budget < len(labels) / 2 else 1)]
+    middle = budgets[len(budgets) // 2]
+    asked += [(design, middle, 0) for design in DESIGNS if design != last]
     origin = _origin(decoder)
     for design, budget, seed in asked[:1] if quick else asked:
         chosen = within(labels, budget, seed)
-        trained = train_judge(chosen, origin, DESIGNS[design], trials=0 if quick else 12, seed=seed)
+        trained = train_judge(chosen, origin, DESIGNS[design], trials=0 if quick else _TRIALS, seed=seed)
         others = labels[~labels["problem"].isin(chosen["problem"].unique())]
         auc = _auc(others, _forecast(trained, others)) if others["harmful"].nunique() == 2 else None
         crossed = _auc(chosen, trained.unseen)

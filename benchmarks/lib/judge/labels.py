@@ -9,16 +9,13 @@ import pandas as pd
 
 from fsd_calib.tasks.base import Task
 from fsd_collectors.judging.collect import collect_labels
-from fsd_collectors.judging.labels import read_labels
 
 SEED = 91_001  # of the problems, whose last digit is another than that of the problems that judges are compared on
 
 
-def labelled(folder: Path, task: Task, pair: tuple[str, str], budget: int) -> pd.DataFrame:
-    """Returns labels of so many mismatches, which are collected where the folder lacks them, in a random order of
-    problems."""
+def label(folder: Path, task: Task, pair: tuple[str, str], budget: int) -> None:
+    """Labels so many mismatches, as far as the folder lacks them, in a random order of problems."""
     collect_labels(task, target=pair[0], draft=pair[1], out=folder, budget=budget, device="cpu", batch_size=64)
-    return read_labels(folder)
 
 
 def within(labels: pd.DataFrame, budget: int, seed: int) -> pd.DataFrame:

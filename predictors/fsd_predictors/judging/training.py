@@ -30,7 +30,7 @@ from fsd_predictors.training.tuning import best_settings
 FOLDS = 5  # of problems, each judged by a model of the others
 TRIALS = 12
 _INNER = 3  # folds of a trial
-_LEAST = 20  # harmful mismatches, and harmless ones
+_LEAST = 10  # harmful mismatches, and harmless ones
 _PLATT = 1e-3  # L2 penalty on the distance of the calibration from the identity
 _GROUPS = ("all", "likelihoods")
 _LIKELIHOODS = ("log_p_x", "log_p_y", "log_q_x", "log_q_y", "relaxed", "margin")

@@ -1,0 +1,101 @@
+"""A judge in a calibration: labelled, trained, searched and certified in one call, on problems apart.
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_calib import SpeculativeDecoder, ThresholdProfile
+from fsd_calib.calibrate_options import SearchSpace
+from fsd_calib.calibration import judge as judging
+from fsd_calib.calibration.judge import CARD, FILE, LABELS
+from fsd_collectors.judging.labels import read_labels
+from fsd_common.errors import UsageError
+from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.tree_shape import TreeShape
+from support.models.judges import judge
+from support.models.tiny_calibration import far_apart, run
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import ragged_prompts
+
+ASKED: dict[str, Any] = {"score": "judge", "judge": "auto", "judge_budget": 150, "draft_length": 4, "trials": 3,
+                         "timing": "none", "batch_size": 16, "workers": 1}  # fmt: skip
+PAIR = far_apart()
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ThresholdProfile]:
+    folder = tmp_path_factory.mktemp("judged")
+    return folder, run(folder / "out", folder / "cache", problems=900, pair=PAIR, **ASKED)
+
+
+def test_one_call_labels_trains_searches_and_certifies(calibrated: tuple[Path, ThresholdProfile]) -> None:
+    folder, profile = calibrated
+    assert profile.judge == JudgeModel.load(folder / "out" / FILE)
+    assert profile.score == profile.judge.name
+    assert "Ranking of harmful mismatches" in (folder / "out" / CARD).read_text()
+    assert profile.certificate.problems > 0
+
+
+def test_problems_of_labels_neither_search_nor_certify(calibrated: tuple[Path, ThresholdProfile]) -> None:
+    folder, profile = calibrated
+    labels = read_labels(folder / "out" / LABELS)
+    assert profile.judge is not None
+    assert profile.judge.trained_ids == set(labels["problem"])
+    assert set(labels["split"]) == {"tuning"}
+    assert profile.data.tuning + len(profile.judge.trained_ids) + profile.data.certification <= 900
+    searched = [point.problems for point in profile.curve if point.source == "tuning"]
+    assert max(searched) <= profile.data.tuning
+
+
+def test_decoders_of_the_profile_have_its_judge(calibrated: tuple[Path, ThresholdProfile]) -> None:
+    _, profile = calibrated
+    with pytest.warns(UserWarning, match="instead of"):
+        decoder = SpeculativeDecoder.from_pretrained(
+            *PAIR, profile, tokenizer=word_tokenizer(), score=profile.score, threshold=0.4
+        )
+    assert decoder.score == profile.score
+    assert len(decoder.generate(ragged_prompts(2), 8)) == 2
+
+
+def test_a_file_is_used_again_and_its_problems_do_not_certify(
+    calibrated: tuple[Path, ThresholdProfile], tmp_path: Path
+) -> None:
+    folder, profile = calibrated
+    asked = {**ASKED, "judge": folder / "out" / FILE}
+    again = run(tmp_path / "out", tmp_path / "cache", problems=900, pair=PAIR, **asked)
+    assert again.judge == profile.judge
+    assert again.data.certification == profile.data.certification
+    assert not (tmp_path / "out" / LABELS).exists()
+
+
+def test_a_judge_of_other_models_is_refused(tmp_path: Path) -> None:
+    judge().save(tmp_path / FILE)
+    with pytest.raises(UsageError, match="was trained for a target with fingerprint t, and this target has"):
+        run(tmp_path / "out", tmp_path / "cache", pair=PAIR, **{**ASKED, "judge": tmp_path / FILE})
+
+
+def test_a_search_needs_problems_of_its_own(
+    calibrated: tuple[Path, ThresholdProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "LEAST", 10_000)
+    folder, _ = calibrated
+    with pytest.raises(UsageError, match="a search needs 10000 others"):
+        run(tmp_path / "out", tmp_path / "cache", problems=900, pair=PAIR, **{**ASKED, "judge": folder / "out" / FILE})
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"score": "judge"}, "score judge is given without judge FILE, or judge auto to train one"),
+        ({"judge": "auto"}, "judge is given without score judge"),
+        ({"score": "judge", "judge": "auto", "predictor": "auto"}, "judge and predictor are given"),
+        ({"score": "judge", "judge": "auto", "tree": TreeShape(2, 6)}, "judge and tree are given"),
+        ({"score": "judge", "judge": "auto", "judge_budget": 0}, "judge_budget is 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SearchSpace(**asked)
