@@ -19,6 +19,7 @@ from fsd_calib.calibration import memory
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.marking import LEDGER
 from fsd_calib.cli import collect as collect_app
+from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
 from fsd_calib.tasks.registry import load_task
 from fsd_collectors.store.verifying import verify
@@ -143,6 +144,10 @@ def test_labels_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert captured.out == f"{tmp_path / 'labels'} holds {counts}; {spent} tokens behind them\n"
     assert re.search(r"of the first \d+ texts \d+ are right, .* labels take about .* continuations, ", captured.err)
     assert 20 < len(labels) <= 30
+    assert run(traces_app.app, traces_app.NAME, ["verify", str(tmp_path / "labels")]) == 0
+    capsys.readouterr()
+    assert run(traces_app.app, traces_app.NAME, ["describe", str(tmp_path / "labels")]) == 2
+    assert "holds labels, not traces; read them in Python with read_labels" in error_line(capsys)
 
     own = ["--judge", "self", "--per-problem", "2", "--json", "--out", str(tmp_path / "self")]
     assert collect(*many, *own) == 0
