@@ -1,4 +1,4 @@
-"""A judge in a calibration: labelled, trained, searched and certified in one call, on problems apart.
+"""A judge in a calibration: labelled, trained, searched and certified in one call, on problems apart."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Threshol
     return folder, run(folder / "out", folder / "cache", problems=900, pair=PAIR, **ASKED)
 
 
+@pytest.mark.slow
 def test_one_call_labels_trains_searches_and_certifies(calibrated: tuple[Path, ThresholdProfile]) -> None:
     folder, profile = calibrated
     assert profile.judge == JudgeModel.load(folder / "out" / FILE)
@@ -39,6 +40,7 @@ def test_one_call_labels_trains_searches_and_certifies(calibrated: tuple[Path, T
     assert profile.certificate.problems > 0
 
 
+@pytest.mark.slow
 def test_problems_of_labels_neither_search_nor_certify(calibrated: tuple[Path, ThresholdProfile]) -> None:
     folder, profile = calibrated
     labels = read_labels(folder / "out" / LABELS)
@@ -50,6 +52,7 @@ def test_problems_of_labels_neither_search_nor_certify(calibrated: tuple[Path, T
     assert max(searched) <= profile.data.tuning
 
 
+@pytest.mark.slow
 def test_decoders_of_the_profile_have_its_judge(calibrated: tuple[Path, ThresholdProfile]) -> None:
     _, profile = calibrated
     with pytest.warns(UserWarning, match="instead of"):
@@ -60,6 +63,7 @@ def test_decoders_of_the_profile_have_its_judge(calibrated: tuple[Path, Threshol
     assert len(decoder.generate(ragged_prompts(2), 8)) == 2
 
 
+@pytest.mark.slow
 def test_a_file_is_used_again_and_its_problems_do_not_certify(
     calibrated: tuple[Path, ThresholdProfile], tmp_path: Path
 ) -> None:
@@ -77,6 +81,7 @@ def test_a_judge_of_other_models_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "out", tmp_path / "cache", pair=PAIR, **{**ASKED, "judge": tmp_path / FILE})
 
 
+@pytest.mark.slow
 def test_a_search_needs_problems_of_its_own(
     calibrated: tuple[Path, ThresholdProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
