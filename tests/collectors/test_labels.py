@@ -268,6 +268,7 @@ def test_another_run_and_other_folders_are_refused(
         read_labels(tmp_path)
     with pytest.raises(UsageError, match="there is no table 'tokens'; labels traces have labels, completions"):
         load_traces(judged[0]).to_pandas()
+    assert load_traces(judged[0])._repr_html_() is None
 
 
 def test_a_finished_run_decodes_nothing(judged: tuple[Path, Frame], tmp_path: Path) -> None:
