@@ -39,7 +39,7 @@ from lib.rules.texts import write
 
 _PROBLEMS, _QUICK, _ROWS = 1_000, 6, 128
 _LABELLED = 4_000  # problems to label mismatches of, more than are needed
-_TIMED, _REPEATS = 4, 16
+_TIMED, _REPEATS = 3, 10
 _WANTED, _GAIN, _COST = 0.98, 1.10, 1.05
 
 

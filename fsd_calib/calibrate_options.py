@@ -25,7 +25,6 @@ from fsd_calib.common_options import (
     DECODING,
     DRAFT,
     GOAL,
-    LEARNED,
     MODELS,
     PHASES,
     POLICIES,
@@ -60,6 +59,7 @@ from fsd_common.option import Option, json_object, several, several_each, whole_
 from fsd_common.progress.base import Progress
 from fsd_common.progress.chosen import called_progress
 from fsd_common.settings import Count, Rule, Settings, Several, listed
+from fsd_decoding.meanings import LEARNED
 from fsd_decoding.model_options import USUAL, Loading, ModelKwargs, ModelOptions
 from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape, read_shape, without_chain
 

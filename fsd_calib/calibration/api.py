@@ -34,7 +34,7 @@ from fsd_calib.calibration.timing import check_enough_to_time, check_timing
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.common_options import AUTO, CONSTANT, LEARNED, RULES_WITH_T, family_of
+from fsd_calib.common_options import AUTO, CONSTANT, RULES_WITH_T, family_of
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
 from fsd_calib.tasks.asking import PromptOptions
@@ -55,6 +55,7 @@ from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.loading import check_loading, shared_tokenizer
+from fsd_decoding.meanings import LEARNED
 from fsd_decoding.model_options import Loading
 from fsd_decoding.policies.markers import THINKING, thinking_markers
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
