@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 NAME = "fsd-collect"
 _EPILOG = ending(
     "Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)",
-    "fsd collect --task arithmetic --out traces",
-    "fsd collect --task arithmetic --rule fsd --threshold inf",
+    "fsd collect --task arithmetic --rule fsd --threshold inf --out traces",
     "fsd collect --task gsm8k --target BIG --draft SMALL --log-probs 50",
     "fsd collect --task arithmetic --judge outcome --budget 500 --out labels",
 )
@@ -137,7 +136,7 @@ class JudgeOptions(OptionGroup):
 
 
 @app.command(
-    epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit batch_size log_probs judge budget"
+    epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit batch_size log_probs judge"
 )
 def command(
     task: Annotated[str, Option(f"Task whose problems are decoded: {TASK_NAMES}.", PROBLEMS, words=completed_tasks)],
