@@ -108,7 +108,7 @@ def fit_logistic(examples: Examples, columns: Sequence[int], settings: Mapping[s
         settings: knots of each function, and the L2 penalty `l2` on the weights of standardised pieces.
     """
     encoding = Encoding.of(examples.values, columns, settings["knots"])
-    signs = signs_of(encoding.column, settings["bounded"])
+    signs = signs_of(encoding.column.tolist(), settings["bounded"])
     turned = np.where(signs < 0, -1.0, 1.0)  # so that all bounds are from below
     rows = np.column_stack([np.ones(len(examples.values)), encoding(examples.values) * turned])
     lowest = np.append(-np.inf, np.where(signs == 0, -np.inf, 0.0))

@@ -140,9 +140,10 @@ def _chosen(
 
     def loss(trial: optuna.Trial) -> float:
         kind = trial.suggest_categorical("kind", kinds)
-        settings = {"kind": kind, "features": trial.suggest_categorical("features", _GROUPS)}
-        settings["bounded"] = trial.suggest_categorical("bounded", (True, False))
-        settings |= KINDS[kind].space(trial)
+        settings = {
+            "kind": kind, "features": trial.suggest_categorical("features", _GROUPS),
+            "bounded": trial.suggest_categorical("bounded", (True, False)), **KINDS[kind].space(trial),
+        }  # fmt: skip
         logits = np.zeros(len(examples.harmful))
         for inside, outside in folds:
             logits[outside] = _fit(examples.at(inside), settings, columns).logits(examples.values[outside])
