@@ -146,6 +146,29 @@ def test_only_tuning_problems_with_right_answers_are_labelled(judged: tuple[Path
     assert verify(folder) == []
 
 
+class Agreement(TinyTask):
+    """Right is a text that ends as the target's own does."""
+
+    def grade(self, problem: object, text: str, target_text: str = "") -> bool:
+        return text.split()[-1:] == target_text.split()[-1:]
+
+
+def test_a_task_by_agreement_compares_with_the_own_text(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    task = tiny_task(PROBLEMS)
+    labels = labelled(tmp_path, pair, Agreement(task.problems, by_agreement=True), swaps="single", budget=WHOLE)
+    completions: Frame = load_traces(tmp_path).to_pandas(table="completions")
+    assert completions.correct.all()
+    by_hand, prompts = ByHand(*pair, task), tuning(task)
+    own = {problem: by_hand.whole(prompt, [])[0] for problem, prompt in prompts.items()}
+    for row in labels[::5].itertuples():
+        text, _ = by_hand.whole(prompts[row.problem], [*row.context, row.drafted])
+        last, wanted = (text_of([token for token in each if token not in EOS]).split()[-1:] for each in (
+            text, own[row.problem]
+        ))  # fmt: skip
+        assert row.harmful == (last != wanted)
+    assert {True, False} == set(labels.harmful)
+
+
 def test_the_manifest_says_how_labels_were_made(judged: tuple[Path, Frame]) -> None:
     about = read_about(judged[0])
     assert (about["mode"], about["swaps"], about["budget"], about["per_problem"]) == (
