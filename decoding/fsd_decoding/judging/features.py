@@ -82,8 +82,8 @@ class Mismatches:
 
     def entropy(self, model: str) -> Tensor:
         """In nats: (…)."""
-        log = self.pair.finite_logs[0 if model == "p" else 1]
-        return -(log.exp() * log).sum(-1)
+        share: Tensor = self.pair.p if model == "p" else self.pair.q
+        return -(share * self.pair.finite_logs[0 if model == "p" else 1]).sum(-1)
 
     def divergence(self, name: str) -> Tensor:
         """D, not above 30, as some divergences may be infinite: (…)."""

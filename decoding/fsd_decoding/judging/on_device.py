@@ -58,12 +58,14 @@ class OnDevice(NamedTuple):
     def _of_trees(self, features: Tensor) -> Tensor:
         assert self.trees is not None
         column, threshold, leaf = self.trees
-        node = torch.zeros((*features.shape[:-1], len(leaf)), dtype=torch.long, device=features.device)
-        tree = torch.arange(len(leaf), device=features.device)
+        trees, inner = threshold.shape
+        node = torch.zeros((*features.shape[:-1], trees), dtype=torch.long, device=features.device)
+        root = torch.arange(0, trees * inner, max(inner, 1), device=features.device)  # of each tree among all nodes
         for _ in range(self.depth):
-            value = features.gather(-1, column[tree, node])
-            node = 2 * node + 1 + (value > threshold[tree, node])
-        return leaf[tree, node - (leaf.shape[1] - 1)].sum(-1)
+            at = root + node
+            node = 2 * node + 1 + (features.gather(-1, column.take(at)) > threshold.take(at))
+        first = torch.arange(trees, device=features.device) * (inner + 1) - inner
+        return leaf.take(first + node).sum(-1)
 
 
 def unpacked_classes(model: JudgeModel) -> Tensor:
