@@ -48,13 +48,15 @@ def main() -> int:
     torch.set_num_threads(1)
     pair = sure_pair() if options.pair == "sure" else tuple(map(str, pair_paths()))
     decoder = SpeculativeDecoder.from_pretrained(*pair, draft_length=options.draft_length)
-    source = load_task("arithmetic", seed=LABELLED, limit=_LABELLED, tokenizer=decoder.tokenizer)
     folder = options.labels or default_cache() / f"judge-labels-{options.pair}"
     if options.labels is None:
+        source = load_task("arithmetic", seed=LABELLED, limit=_LABELLED, tokenizer=decoder.tokenizer)
         label(folder, source, (pair[0], pair[1]), BUDGETS[0] if options.quick else BUDGETS[-1])
     labels = read_labels(folder)
     texts = load_traces(folder).to_pandas(["problem", "emitted", "correct"], table="completions")
-    best = perfect(labels, texts[texts["correct"]], options.draft_length)
+    best = perfect(
+        labels, texts[texts["correct"] & texts["problem"].isin(labels["problem"].unique())], options.draft_length
+    )
     judges = list(made(labels, decoder, options.quick))
     found = compare(decoder, judges, options)
     about = {
