@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from fsd_common.user_folders import default_cache
 from fsd_data import pair_paths
@@ -43,7 +43,7 @@ def sure_pair() -> tuple[str, str]:
 
 def _train(role: str, start: Path, out: Path) -> None:
     further = _FURTHER[role]
-    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(start)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(start)
     model: Model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     recipe = Recipe(0, 0, 0, 0, 0, further.mix, further.steps, further.batch, matrix_lr=0.004, other_lr=8e-4, seed=1)
     model = continued(model, recipe, tokenizer, "cpu")
