@@ -12,12 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from fsd_common.pages.page import FOLDER as PAGES
 from fsd_common.user_folders import CACHE_VARIABLE, STATE_VARIABLE
+from support.browsers import chromium
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # the cores that workers are started for by default
 
@@ -123,3 +128,10 @@ def interrupts() -> Iterator[None]:
     yield
     after = signal.signal(signal.SIGINT, before)
     assert after is before
+
+
+@pytest.fixture(scope="module")  # playwright's loop runs as long as it, where asyncio.run is an error
+def browser() -> Iterator[Browser]:
+    """Chromium, for those that look at pages."""
+    with chromium() as opened:
+        yield opened

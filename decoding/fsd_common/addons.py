@@ -7,6 +7,7 @@ with other code are told apart. Importing this imports nothing heavy.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import re
@@ -58,6 +59,8 @@ class Addon:
     """The version of that package."""
     source: str
     """SHA-256 of its module's file, or where that is in a package of Python's, of all files in Python of the latter."""
+    meaning: str = ""
+    """What it says of itself: the first line of its docstring."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -277,37 +280,56 @@ def _known(kind: AddonKind, name: str) -> Addon | None:
                 "package that you installed"
             )
         try:
-            source = _source(place.module)
+            source, meaning = _source(place.module), _meaning(place)
         except OSError as error:
             raise UsageError(
                 f"{kind} {name!r:.60}: its source cannot be read ({error.filename}: {error.strerror}); mend that file"
             ) from error
         if source is None:
             return None
-        _ADDONS[kind, name] = Addon(kind, name, place.package, place.version, source)
+        _ADDONS[kind, name] = Addon(kind, name, place.package, place.version, source, meaning)
     return _ADDONS[kind, name]
 
 
 def _source(module: str) -> str | None:
     """The digest of a module's source, or of that of the package that it is in; None: there is no such module."""
     importlib.invalidate_caches()  # a file may have been written just now
-    path, digest = _root(module), hashlib.sha256()
-    if path is None:
+    found, digest = _root(module), hashlib.sha256()
+    if found is None:
         return None
+    path, _ = found
     for file in sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]:
         content = file.read_bytes()
         digest.update(f"{file.relative_to(path.parent).as_posix()}/{len(content)}/".encode() + content)
     return digest.hexdigest()
 
 
-def _root(module: str) -> Path | None:
-    """The file of a module, or of the outermost package that it is in, but for namespaces, which have none."""
-    name = ""
-    for part in module.split("."):
+def _meaning(place: _Place) -> str:
+    """The first line of the docstring of an add-on, read without importing it; "" where there is none."""
+    found = _root(place.module)
+    if found is None:
+        return ""
+    path, inner = found
+    within = path.parent.joinpath(*inner)
+    file = path if not inner else within / "__init__.py" if within.is_dir() else within.with_suffix(".py")
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError):  # which importing it tells
+        return ""
+    kinds = ast.ClassDef | ast.FunctionDef
+    said = (ast.get_docstring(each) for each in tree.body if isinstance(each, kinds) and each.name == place.attribute)
+    return next((doc.splitlines()[0] for doc in said if doc), "")
+
+
+def _root(module: str) -> tuple[Path, Sequence[str]] | None:
+    """The file of a module, or of the outermost package that it is in, but for namespaces, which have none; and the
+    names from there to the module."""
+    name, parts = "", module.split(".")
+    for number, part in enumerate(parts, 1):
         name = f"{name}.{part}" if name else part
         spec = find_spec(name)  # which imports namespaces alone
         if spec is None or (spec.origin is not None and not spec.has_location):
             return None
         if spec.origin is not None:
-            return Path(spec.origin)
+            return Path(spec.origin), parts[number:]
     return None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 NONE = "–"
+_TINY = 1e-30  # what is not further from 0 is shown as 0
 ROUNDS = {"off": "called directly", "capture": "captured as graphs", "on": "compiled"}
 """How rounds are called, by `profile.costs.Rounds`."""
 
@@ -75,7 +76,7 @@ def points_between(low_high: tuple[float, float]) -> str:
 
 
 def threshold(value: float | None) -> str:
-    return NONE if value is None else f"{value:.4g}"
+    return NONE if value is None else f"{value if abs(value) > _TINY else 0:.4g}"
 
 
 def pace(value: float | None, digits: int = 1) -> str:

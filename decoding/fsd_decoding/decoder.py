@@ -15,6 +15,12 @@ from fsd_common.argument_checks import check_count, check_flag
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
 from fsd_decoding.batch import Request
+from fsd_decoding.beams.decode import check_beams, decode_beams
+from fsd_decoding.beams.ending import TextEnds
+from fsd_decoding.beams.result import BeamResult
+from fsd_decoding.beams.rounds import BeamWork
+from fsd_decoding.beams.settings import KEYWORDS as SETTINGS_OF_BEAMS
+from fsd_decoding.beams.settings import BeamKeywords, BeamSettings
 from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords, configured
 from fsd_decoding.decoding_setting import DecodingSetting, check_drafter
 from fsd_decoding.drafters.base import DraftSource
@@ -385,6 +391,63 @@ class SpeculativeDecoder:
         _warn(_doubts(self.threshold_policy), stacklevel=3)
         watch(self.drift, self.setting, asked, [row], stacklevel=3)
 
+    def generate_beams(
+        self,
+        prompts: Sequence[Prompt],
+        beams: int,
+        max_new_tokens: int = 256,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        *,
+        width: int | None = None,
+        depth: int | None = None,
+        batch_size: int = 1,
+        ids: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        on_finish: Callable[[int, BeamResult], None] | None = None,
+        begin: Callable[[int], bool] | None = None,
+        **keywords: Unpack[BeamKeywords],
+    ) -> list[BeamResult]:
+        """Decodes each prompt to several texts by beams: beam search at temperature 0, else stochastic beam search.
+
+        Args:
+            prompts, max_new_tokens, temperature, top_k, top_p, ids, stop, on_finish, begin: as for `generate`.
+            beams: W, how many texts.
+            width: pairs of a beam and a token that the draft proposes for a layer; default: 2 W.
+            depth: layers that are drafted in a round; default: the decoder's draft length.
+            batch_size: prompts decoded at once.
+            keywords: as for `generate` (`rule`, `threshold`, …), and fields of `BeamSettings` (`replacement`, …).
+
+        Raises:
+            UsageError, NumericalError, OutOfMemoryError: as `generate`.
+        """
+        given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **keywords}
+        if depth is not None and given.setdefault("draft_length", depth) is not depth:
+            raise UsageError("depth and draft_length mean the same; give one of them")
+        own = {name: given.pop(name) for name in SETTINGS_OF_BEAMS if name in given}
+        settings = BeamSettings(beams, 2 * beams if width is None else width, **own)
+        call, requests = self._asked("generate_beams", given, prompts, max_new_tokens, ids)
+        check_count("batch_size", batch_size)
+        check_beams(call.setting, settings, self.target, self.draft)
+        engine = call.settings(stop)
+        ends = TextEnds(self.eos, StopStrings(self.tokenizer, stop) if stop else None)
+        work = BeamWork(
+            settings, engine.rule.fuzzy, engine.criterion, engine.sampling, ends, len(self.eos), engine.seed
+        )
+        if self.coverage is not None and not call.setting.lossless:
+            _warn(["a profile certifies single texts; nothing certifies these beams"], stacklevel=3)
+        models = [self.target, self.draft] if engine.rule.drafts else [self.target]
+        finished: dict[int, BeamResult] = {}
+        with attach_finished(finished, min(batch_size, len(requests))):
+            begun = requests if begin is None else (request for request in requests if begin(request.index))
+            for row in decode_beams(models, self.lean, self._vocabulary, requests, work, batch_size, iter(begun)):
+                index = row.request.index
+                finished[index] = BeamResult.of(row, self.tokenizer, tuple(stop))
+                if on_finish is not None:
+                    on_finish(index, finished[index])
+        return [finished[index] for index in sorted(finished)]
+
     def _asked(
         self, function: str, given: dict[str, Any], prompts: Sequence[Prompt], most: int, ids: Sequence[int] | None
     ) -> tuple[SpeculativeDecoder, list[Request]]:
@@ -403,9 +466,9 @@ class SpeculativeDecoder:
         draft_length: Sequence[int] | None = None,
     ) -> list[Request]:
         """Returns the requests that `generate` makes from its prompts; None: T or L is the decoder's."""
-        reach = None if isinstance(self.draft, DraftSource) else context_length(self.draft)
+        reach = None if isinstance(self.draft, DraftSource) else context_length(self.draft.config)
         return requests_for(
-            self.tokenizer, context_length(self.target), self._vocabulary, prompts, ids,
+            self.tokenizer, context_length(self.target.config), self._vocabulary, prompts, ids,
             self.threshold if threshold is None else threshold,
             self.draft_length if draft_length is None else draft_length, max_new_tokens, reach,
         )  # fmt: skip

@@ -11,7 +11,7 @@ _SYMBOLS = {"p": "p of the target", "q": "q of the draft", "x": "x the drafted t
 LEARNED = "judge"
 """The score that is learned; a number follows its name, by which its model is found."""
 
-RULES: Mapping[str, str] = {
+RULE_MEANINGS: Mapping[str, str] = {
     "target": "the target alone",
     "sd": "exact speculative decoding",
     "sd-block": "exact speculative decoding that tests the tokens of a draft together",
@@ -22,7 +22,7 @@ RULES: Mapping[str, str] = {
     "ensemble": "speculative decoding of a mixture of target and draft, in which the draft has the share T",
 }
 
-SCORES: Mapping[str, str] = {
+SCORE_MEANINGS: Mapping[str, str] = {
     "js": "(KL(p‖m) + KL(q‖m)) / 2",
     "ag": "(KL(m‖p) + KL(m‖q)) / 2",
     "kl_qp": "KL(q‖p)",
@@ -49,7 +49,7 @@ _AMONG_TOP = ("margin", "relaxed")
 def score_meaning(name: str) -> str:
     """Returns what a score is, with the symbols explained; "" of one that is not of this package."""
     family, numbers, _ = name.removeprefix("gated-").partition("@")
-    formula = SCORES.get(family, "")
+    formula = SCORE_MEANINGS.get(family, "")
     if numbers and family in _AMONG_TOP:
         formula += ", among the target's k likeliest"
     read = ", ".join(words for symbol, words in _SYMBOLS.items() if re.search(rf"\b{symbol}\b", formula))

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Checkpoint, Eagle, is_eagle3, llama_config, told
 from fsd_decoding.graphs.callers import EagerCaller, slots_of_graphs
 from fsd_decoding.loading import as_dtype, is_source, load_config
 from fsd_decoding.model_options import USUAL, ModelOptions
+from fsd_decoding.models.forward import has_states
 from fsd_decoding.models.lean import copied_bytes
+from fsd_decoding.models.peak import Peak
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
+from fsd_decoding.models.state_cache import BEGINNINGS
 
 _FP32 = 4  # bytes; logits are judged in fp32
 _RESERVE = 0.1  # share of all but the weights, for what is not counted
 _TEMPORARIES = 8  # tensors of a chunk's size that a divergence holds at once: p, q, m and their logarithms
+_TOLD = 2  # tokens of the shortest pass that tells states; a longer one holds less of each
 _HIDDEN, _INNER = 6, 3  # tensors of a layer's width, and of its inner width, that one layer holds at once
 
 
@@ -44,6 +50,8 @@ class ModelSize:
         copies: weights that the lean forward pass copies on a CPU.
         groups: heads of queries to one of keys.
         state: what recurrent layers keep of a row after one of its tokens.
+        scan: all that a pass over a chunk of a prompt holds, where layers are recurrent.
+        told: the same for one token of a pass that tells the state after each.
     """
 
     weights: int
@@ -55,6 +63,8 @@ class ModelSize:
     copies: int = 0
     groups: int = 1
     state: int = 0
+    scan: int = 0
+    told: int = 0
 
     @classmethod
     def of(cls, model: Any, dtype: str | torch.dtype | None, options: ModelOptions = USUAL) -> ModelSize:
@@ -87,11 +97,12 @@ class ModelSize:
         text, element = config.get_text_config(), built.dtype.itemsize
         inner = max(_numbers(text, "intermediate_size", "n_inner", "ffn_dim") or [4 * text.hidden_size])
         activations = (_HIDDEN * text.hidden_size + _INNER * inner) * element
-        sizes = activations, vocabulary_size(built), element, context_length(built)
+        sizes = activations, vocabulary_size(built), element, context_length(config)
         heads = getattr(text, "num_attention_heads", 1)
         groups = heads // (getattr(text, "num_key_value_heads", None) or heads)
         slot, state = _kept(built)
-        return cls(weights, slot, *sizes, copies, groups, state)
+        scans = _scans(built) if has_states(built) else (0, 0)
+        return cls(weights, slot, *sizes, copies, groups, state, *scans)
 
     @classmethod
     def _of_head(cls, head: Eagle, dtype: str | torch.dtype | None) -> ModelSize:
@@ -132,7 +143,11 @@ def skeleton(config: Any, dtype: str | torch.dtype | None) -> Any:
         requested = config.get_text_config().dtype or torch.float32
     try:
         with torch.device("meta"):  # experts in a batch: other ways depend on what the router chooses
-            model = AutoModelForCausalLM.from_config(config, dtype=requested, experts_implementation="batched_mm")
+            model = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config),  # a loaded model's would say so, too, from then on
+                dtype=requested,
+                experts_implementation="batched_mm",
+            )
     except Exception as error:  # whatever a model's own code raises without weights
         raise UnknownSizeError(f"{config.model_type} cannot be built without its weights") from error
     return model.eval()
@@ -141,14 +156,37 @@ def skeleton(config: Any, dtype: str | torch.dtype | None) -> Any:
 def _kept(built: Any) -> tuple[int, int]:
     """Bytes of the keys and values of one token, and of a state after it, from a step on the meta device."""
     runner = ModelRunner(built, 1, 1, vocabulary_size(built))
-    token = torch.zeros((1, 1), dtype=torch.int64, device="meta")
-    try:
-        with torch.inference_mode():
-            runner.logits(token, token, 1, keep=1)
-    except Exception as error:  # a model's own code reads values, which the meta device does not have
-        raise UnknownSizeError(f"{built.config.model_type} cannot be run without its weights") from error
+    _run(runner, 1)
     states = runner.cache.state_bytes
     return runner.cache.nbytes - states, states // runner.cache.kept
+
+
+def _scans(built: Any) -> tuple[int, int]:
+    """Bytes that one layer's passes hold at once: over a chunk of a prompt, and for a token whose state is told.
+
+    Leaves the model with as many layers as have one of every kind. Experts are left out: on the meta device each token
+    would get weights of its own.
+    """
+    decoder, kinds = built.get_decoder(), built.config.get_text_config().layer_types
+    decoder.layers = decoder.layers[: max(map(kinds.index, set(kinds))) + 1]
+    runner, held = ModelRunner(built, 1, PREFILL_CHUNK, vocabulary_size(built)), []
+    _run(runner, 1)  # allocates what stays
+    for length in (PREFILL_CHUNK, _TOLD):
+        peak = Peak()
+        with peak.around(built, left_out="Experts"):
+            _run(runner, length)
+        held.append(peak.bytes)
+    return held[0], held[1] // _TOLD
+
+
+def _run(runner: ModelRunner, length: int) -> None:
+    """Runs a model on so many tokens on the meta device. UnknownSizeError: it cannot be."""
+    tokens = torch.zeros((1, length), dtype=torch.int64, device="meta")
+    try:
+        with torch.inference_mode():
+            runner.logits(tokens, tokens, runner.slots, keep=1)
+    except Exception as error:  # a model's own code reads values, which the meta device does not have
+        raise UnknownSizeError(f"{runner.model.config.model_type} cannot be run without its weights") from error
 
 
 def _weights(source: Any, config: Any, built: Any) -> int:
@@ -179,6 +217,7 @@ class Workload:
         draft_length: L.
         greedy: whether no noise is drawn.
         graphs: whether rounds may be called as graphs, which take more slots.
+        nodes: tokens that the target reads in a round over beams; None: no beams are decoded, and it reads L + 1.
     """
 
     longest: int
@@ -186,6 +225,20 @@ class Workload:
     draft_length: int
     greedy: bool
     graphs: bool = False
+    nodes: int | None = None
+
+    @classmethod
+    def of_beams(cls, settings: BeamSettings, prompt: int, new_tokens: int, depth: int, greedy: bool) -> Self:
+        """Returns the work of decoding beams, whose texts share no token behind the prompt at worst.
+
+        Args:
+            settings: how many beams, and how many are drafted.
+            prompt, new_tokens: tokens of the longest prompt, and of a text.
+            depth: layers drafted in a round.
+            greedy: see above.
+        """
+        longest = prompt + settings.nodes(new_tokens, depth)
+        return cls(longest, prompt, depth, greedy, nodes=settings.beams + settings.width * depth)
 
 
 LOADED = ("target's weights", "drafts' weights", "joined weights")
@@ -202,15 +255,19 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
     """
     slots = slots_of_graphs(work.longest) if work.graphs else EagerCaller().size(work.longest)
     caches = rows * slots * (target.slot + max(draft.slot for draft in drafts))
-    states = rows * (work.draft_length + 2) * (target.state + max(draft.state for draft in drafts))
+    kept = rows * (work.draft_length + 2) + BEGINNINGS
+    states = kept * (target.state + max(draft.state for draft in drafts))
     logits = rows * _logits(target, work)
     cells = rows * work.draft_length * target.logits
     chunks = min(chunk_elements(device, target.logits), cells) * _TEMPORARIES * _FP32
     positions = rows * min(work.prompt, PREFILL_CHUNK)
-    widest = max(size.activations for size in (target, *drafts))
+    sizes = target, *drafts
+    widest = max(
+        positions * max(size.activations for size in sizes), rows * max(_scratch(size, work) for size in sizes)
+    )
     # The additive mask of a position, the condition it is made from, and the mask of the heads that share keys.
     mask = (2 + (target.groups if target.groups > 1 else 0)) * target.element * slots
-    activations = positions * (widest + mask)
+    activations = widest + positions * mask
     computing = {
         "KV caches": caches,
         "recurrent states": states,
@@ -219,15 +276,22 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
         "activations": activations,
     }
     weights = sum(draft.weights for draft in drafts)
-    copies = sum(size.copies for size in (target, *drafts)) if torch.device(device).type == "cpu" else 0
+    copies = sum(size.copies for size in sizes) if torch.device(device).type == "cpu" else 0
     loaded = dict(zip(LOADED, (target.weights, weights, copies), strict=True))
     return {**loaded, **computing, "reserve": round(_RESERVE * sum(computing.values()))}
+
+
+def _scratch(size: ModelSize, work: Workload) -> int:
+    """What recurrent layers hold of a row in a pass, of a prompt or of a round."""
+    return max(size.scan, (work.draft_length + 1) * size.told)
 
 
 def _logits(size: ModelSize, work: Workload) -> int:
     """Bytes of one row's logits in a round: the target's L + 1 as computed and in fp32, the draft's L twice (step by
     step, and joined), and what sampling makes of them."""
     positions, drafted = work.draft_length + 1, work.draft_length
+    if work.nodes is not None:
+        positions, drafted = work.nodes, work.nodes
     computed = size.element if size.element < _FP32 else 0
     fp32 = positions + 2 * drafted
     if not work.greedy:

@@ -7,6 +7,7 @@ is the exponential race, also known as the Gumbel-max trick.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
 
@@ -40,9 +41,20 @@ class Stream(IntEnum):
 
 def problem_keys(seed: int, problem_ids: list[int]) -> Tensor:
     """Returns one 64-bit key per problem, as two 32-bit words in int64: (B, 2)."""
-    digests = [hashlib.blake2b(f"{seed}/{i}".encode(), digest_size=8).digest() for i in problem_ids]
-    words = [[int.from_bytes(d[:4], "little"), int.from_bytes(d[4:], "little")] for d in digests]
-    return torch.tensor(words, dtype=torch.int64).reshape(-1, 2)
+    return torch.tensor([_key(f"{seed}/{i}") for i in problem_ids], dtype=torch.int64).reshape(-1, 2)
+
+
+def extended_key(words: Sequence[int], token: int) -> tuple[int, int]:
+    """Returns the two words of a key for the text that `words` are the key of and one more token.
+
+    So noise may belong to the tokens of a text, where several texts share a problem and a position.
+    """
+    return _key(f"{words[0]}/{words[1]}/{token}")
+
+
+def _key(name: str) -> tuple[int, int]:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 def _shifted(x: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:

@@ -28,7 +28,7 @@ _T = 0.4
 
 
 class Point(NamedTuple):
-    """How many times as fast as lossless, and the share of right answers that is kept, with its interval."""
+    """How many times as fast as lossless, and the share of the target's accuracy that is kept, with its interval."""
 
     gain: float
     kept: float
@@ -89,7 +89,7 @@ def _chart() -> Iterator[str]:
         yield _line(_LEFT, _y(kept), _RIGHT, _y(kept), LIGHT.faint)
         yield _text(_LEFT - 8, _y(kept) + 4, f"{kept:.0%}", anchor="end")
     yield _text(_RIGHT, _BOTTOM + 36, "tokens/s over lossless speculative decoding", anchor="end", colour=LIGHT.quiet)
-    yield _text(_LEFT - 48, _TOP - 10, "right answers kept", colour=LIGHT.quiet)
+    yield _text(_LEFT - 48, _TOP - 10, "share of the target's accuracy kept", colour=LIGHT.quiet)
     yield _line(_LEFT, _y(_WISH), _RIGHT, _y(_WISH), LIGHT.good, dashed=True)
     yield _text(_RIGHT - 4, _y(_WISH) - 10, "--min-acc 0.98", anchor="end", colour=LIGHT.good)
     yield from _curve(bundled(), LIGHT.first)

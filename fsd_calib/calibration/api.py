@@ -25,7 +25,7 @@ from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
 from fsd_calib.calibration.plan import Plan, check_enough, check_worth
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
-from fsd_calib.calibration.prepare import Prepared, Request, designed
+from fsd_calib.calibration.prepare import USUAL_LENGTH, Prepared, Request, designed
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_file import save_run
@@ -245,6 +245,7 @@ class Calibration:
             findings = find(ready, outlook)
             if broken := broken_texts() - before:
                 self.config.reporter.note(f"texts that broke the grader, and count as wrong: {broken}")
+            outlook.begin("report")
             profile = to_profile(findings)
             if out is not None and output_folder.save(profile, out, self):
                 save_pages(findings, profile, out)
@@ -345,7 +346,7 @@ class Calibration:
                 shared_tokenizer(self.target, draft, tokenizer, loading)
             models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
             # vLLM's texts end with the shorter context, ours with the target's.
-            limits = [context_of(*model, config.dtype) for model in (models if config.engine == "vllm" else models[:1])]
+            limits = [context_of(*model) for model in (models if config.engine == "vllm" else models[:1])]
             context = min((limit for limit in limits if limit is not None), default=None)
             self._check_sizes(len(tokenizer), context)
             task = usable(self._with_phase(self._task(tokenizer), tokenizer), tokenizer, context, config.reporter.note)
@@ -446,11 +447,11 @@ class Calibration:
 
     @property
     def _longest(self) -> int:
-        """The largest draft length: of the search, or of lossless rules where those have lengths of its own."""
+        """The largest draft length: of the search, or of lossless rules, which have lengths of their own."""
         space = self._space
         trees = [tree.scratch(max(space.lengths(tree))) for tree in space.trees if tree is not None]
         own = max([*space.draft_lengths, *trees])
-        return own if self.config.engine == "vllm" else max(own, *SD_LENGTHS)
+        return max(own, *([USUAL_LENGTH] if self.config.engine == "vllm" else SD_LENGTHS))
 
     @property
     def _space(self) -> Space:

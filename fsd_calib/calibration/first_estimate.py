@@ -78,8 +78,8 @@ class FirstLook:
         self.session.progress.note(
             f"first estimate, after {clock(self.took)} of decoding: {in_words(estimate)}, {percent(estimate.share)} of "
             f"it {estimate.longest}; before it {duration(estimate.preparation)} until the plan. Lossless rounds at "
-            f"L = {USUAL_LENGTH} make {self.seen.tokens_per_round:.2f} tokens, so at this L no rule gains more than "
-            f"{free:.2f}x"
+            f"L = {USUAL_LENGTH} make {self.seen.tokens_per_round:.2f} tokens, so at this L nothing gains more than "
+            f"{free:.2f}x; at a larger one it may"
         )
         return estimate
 
@@ -141,7 +141,8 @@ def first_look(session: Session, request: Request) -> FirstLook | None:
 
 def in_words(estimate: FirstEstimate) -> str:
     """Returns the time in words, with its interval."""
-    return f"about {duration(estimate.seconds)} ({duration(estimate.low)} to {duration(estimate.high)})"
+    between = f"{duration(estimate.low)} to {duration(estimate.high)} by the length of texts"
+    return f"about {duration(estimate.seconds)} ({between})"
 
 
 def _look(session: Session, request: Request) -> Seen | None:

@@ -11,9 +11,10 @@ from fsd_calib.tasks.base import Problem, Task
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import gigabytes
-from fsd_decoding.loading import check_device, default_device, is_source
+from fsd_decoding.loading import check_device, default_device, is_source, load_config
 from fsd_decoding.memory import LOADED, ModelSize, UnknownSizeError, Workload, available, need
 from fsd_decoding.model_options import ModelOptions
+from fsd_decoding.models.runner import context_length
 from fsd_decoding.requests import requests_for
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.text import prompt_tokens
@@ -152,12 +153,13 @@ _SHOWN = 5  # ids in a line
 _ADDED = 8  # tokens that a tokenizer may add to those of a text, such as its start
 
 
-def context_of(target: Any, options: ModelOptions, dtype: str | None) -> int | None:
-    """Returns the most tokens of a prompt and its text together that a target takes; None: no limit is known."""
-    try:
-        return ModelSize.of(target, dtype, options).context
-    except UnknownSizeError:
-        return None
+def context_of(model: Any, options: ModelOptions) -> int | None:
+    """Returns the most tokens of a prompt and its text together that a model takes; None: no limit is known.
+
+    Reads the configuration alone, as engines of others run what ours does not.
+    """
+    config = load_config(model, options) if is_source(model) else getattr(model, "config", None)
+    return None if config is None else context_length(config)
 
 
 def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str], None]) -> Task:

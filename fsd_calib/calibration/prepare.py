@@ -51,6 +51,7 @@ from fsd_calib.certification.holdout import EngineSequence
 from fsd_calib.common_options import PHASES
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.look import Look
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast
@@ -371,6 +372,10 @@ def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[di
 def _timings(
     session: Session, goal: Goal, space: Space, config: RunConfig, fixed: tuple[Setting, ...], baseline: Baseline
 ) -> Timings:  # fmt: skip
+    if (load := machine_load()) is not None and load.busy:
+        session.progress.note(
+            f"the machine is busy ({load}): what rounds cost, and so what there is to gain, may be off"
+        )
     pace, way = _pace(session, space, baseline), config.compile
     if way == "auto":
         rounds = baseline.lossless.rounds / baseline.lossless.correct.size

@@ -138,10 +138,7 @@ class Timer:
             return self._forecast_speeds()
         load = machine_load()
         if load is not None and load.busy:
-            self.session.progress.note(
-                f"the machine is busy (load {load.average:.1f} on {load.cores} cores as timing begins): speeds may "
-                "come out low"
-            )
+            self.session.progress.note(f"the machine is busy ({load} as timing begins): speeds may come out low")
         part, problems = self._problems(self.goal.serve_batch, opened)
         decided = self._decides(settings, self.goal.min_speed)
         with self.session.threads_for(self.goal.serve_batch) as threads:

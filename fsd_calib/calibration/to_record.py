@@ -123,8 +123,9 @@ def _scales(findings: Findings) -> Iterator[Scale]:
     space, forecast = findings.prepared.space, findings.prepared.forecast
     for arm, *_ in space.families:
         if arm.rule == space.rules[0]:  # thresholds do not depend on the rule
-            thresholds = tuple(forecast.threshold(arm, logit(share)) for share in _SHARES)
-            yield Scale(arm=findings.exported(arm), shares=_SHARES, thresholds=thresholds)
+            shares = tuple(share for share in _SHARES if forecast.reaches(arm, logit(share)))
+            thresholds = tuple(forecast.threshold(arm, logit(share)) for share in shares)
+            yield Scale(arm=findings.exported(arm), shares=shares, thresholds=thresholds)
 
 
 def _replayed(findings: Findings) -> Iterator[Replayed]:

@@ -219,7 +219,7 @@ def command(
         tokenizer = load_tokenizer(large, loading.target)
         loaded = load_task(task, seed, config.limit, data, tokenizer, config.group, **dict(config.prompts))
         _check_graded(loaded, policy)
-        asked = usable(loaded, tokenizer, context_of(large, loading.target, dtype), progress.note)
+        asked = usable(loaded, tokenizer, context_of(large, loading.target), progress.note)
         memory = plan_memory(
             large, [small], tokenizer, [asked], Sampling(**dict(drawn)),
             policy.draft_length if policy else 1, 1, config,

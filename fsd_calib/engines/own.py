@@ -399,7 +399,7 @@ class OwnEngine(Engine):
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "eos": sorted(self.decoder.eos),
             "vocabulary": min(vocabulary_size(model) for model in models),
-            "contexts": [context_length(model) for model in models],
+            "contexts": [context_length(model.config) for model in models],
         }
 
 

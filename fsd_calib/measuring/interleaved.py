@@ -182,6 +182,9 @@ class MachineLoad(NamedTuple):
         """Whether some processes had to wait."""
         return self.average > self.cores
 
+    def __str__(self) -> str:
+        return f"load {self.average:.1f} on {self.cores} cores"
+
 
 def machine_load() -> MachineLoad | None:
     """Returns the load, or None where the operating system does not report it."""

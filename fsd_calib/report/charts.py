@@ -11,7 +11,7 @@ from fsd_calib.report.figures import pace_axis, rival_of
 from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
 from fsd_calib.report.rows import DRAFT, LOSSLESS, TARGET, Row, series_name, series_of
 from fsd_calib.report.zoom import Range, ends_of, wanted_retention, zoomable
-from fsd_common.formatting import NONE, bound, duration, in_trees, pace, pace_between, percent, threshold, tokens
+from fsd_common.formatting import NONE, bound, in_trees, pace, pace_between, percent, threshold, tokens
 from fsd_common.pages.blocks import Zoomed
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_common.pages.themes import SERIES, SHAPES
@@ -237,7 +237,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     def draw(ends: Range) -> Chart:
         y = retention_axis(ends)
         points: Spec = {
-            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
+            "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 75, "fill": "@paper"},
             "encoding": {"x": x, "y": y, **looks, "tooltip": [shared, *hovering()]},
         }
         layers = [*levels(profile), intervals(x, y, looks["color"]), ring(x, y), points]
@@ -344,11 +344,16 @@ def _speed_layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
 
 
 def _labels(x: Spec, y: Spec, most: float) -> list[Spec]:
-    """Returns the layers of labels: above the lossless marks, which can be close, and beside the chosen one."""
-    labels = ["target", *RULES_WITHOUT_T]
-    lossless, right = f"indexof({labels}, datum.label) >= 0", f"datum.speed > {_RIGHT * most}"
-    places = {lossless: {"align": "center", "dx": 0}, f"!({lossless}) && {right}": {"align": "right", "dx": -9},
-              f"!({lossless}) && !({right})": {"align": "left", "dx": 9}}  # fmt: skip
+    """Returns the layers of labels: above the lossless marks, away from each other, and beside the chosen one."""
+    alone, right = "datum.label == 'target'", f"datum.speed > {_RIGHT * most}"
+    lossless = f"indexof({list(RULES_WITHOUT_T)}, datum.label) >= 0 && !({alone})"
+    other = f"!({alone}) && !({lossless})"
+    places = {
+        alone: {"align": "right", "dx": 6},
+        lossless: {"align": "left", "dx": -6},
+        f"{other} && {right}": {"align": "right", "dx": -9},
+        f"{other} && !({right})": {"align": "left", "dx": 9},
+    }
     return [
         {"transform": [{"filter": f"isValid(datum.label) && ({where})"}],
          "mark": {"type": "text", "baseline": "bottom", "dy": -10, "fontWeight": 600, **place},
@@ -411,14 +416,14 @@ def tokens_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart:
     shown = _drafting(found)
     values = [_length_value(row, row.point.tokens_per_round) for row in shown]
     y = quantitative("of", "tokens per round", scale={"zero": True})
-    longest = max((row.setting.draft_length for row in shown), default=1)
+    replayed = [] if record is None else [(r, r.tokens_per_round) for r in record.replayed]
+    longest = _longest(shown, replayed)
     ceiling = [{"length": 1, "of": 2}, {"length": longest, "of": longest + 1}]
     most: Spec = {
         "data": {"values": ceiling},
         "mark": {"type": "line", "strokeDash": [2, 3], "color": "@quiet", "strokeWidth": 1.5},
         "encoding": {"x": _length(longest), "y": y},
     }  # fmt: skip
-    replayed = [] if record is None else [(r, r.tokens_per_round) for r in record.replayed]
     alt = "Tokens per round by draft length: " + _words(shown, [f"{row.point.tokens_per_round:.2f}" for row in shown])
     return Chart("tokens", alt, layered(values, [most, *_length_layers(shown, found, replayed, y)], _LENGTHS_HEIGHT))
 
@@ -441,6 +446,11 @@ def _drafting(found: Sequence[Row]) -> list[Row]:
     return [row for row in found if row.drafts and row.point.source == "tuning"]
 
 
+def _longest(shown: Sequence[Row], replayed: Sequence[tuple[Replayed, float]]) -> int:
+    lengths = [row.setting.draft_length for row in shown] + [of.setting.draft_length for of, _ in replayed]
+    return max(lengths, default=1)
+
+
 def _length(longest: int) -> Spec:
     scale = {"domain": [0.5, longest + 0.5], "nice": False}
     return quantitative("length", "draft length L", scale=scale, axis={"tickMinStep": 1, "format": "d"})
@@ -449,7 +459,7 @@ def _length(longest: int) -> Spec:
 def _length_layers(
     shown: Sequence[Row], found: Sequence[Row], replayed: Sequence[tuple[Replayed, float]], y: Spec
 ) -> list[Spec]:
-    x = _length(max((row.setting.draft_length for row in shown), default=1))
+    x = _length(_longest(shown, replayed))
     line = [{"length": r.setting.draft_length, "of": value, "name": "replay at the chosen T"} for r, value in replayed]
     shown_by = [
         {"field": "name", "type": "nominal", "title": "from"},
@@ -489,7 +499,7 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
         "number", "trial of the search", axis={"tickMinStep": 1, "format": "d"},
         scale={"domain": [0.5, len(values) + 0.5], "nice": False},
     )  # fmt: skip
-    looks = series(names, found)
+    looks, pale = series(names, found), {"condition": {"test": "datum.feasible", "value": 1}, "value": 0.35}
     tooltip = [{"field": name, "type": "nominal"} for name in _SHOWN if name in values[0]]
 
     def draw(ends: Range) -> Chart:
@@ -497,12 +507,8 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
         layers = [
             *levels(profile),
             {"mark": {"type": "line", "color": "@faint", "strokeWidth": 1.5}, "encoding": {"x": x, "y": y}},
-            {"transform": [{"filter": "!datum.feasible"}],
-             "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 80, "fill": "@paper"},
-             "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
-            {"transform": [{"filter": "datum.feasible"}],
-             "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
-             "encoding": {"x": x, "y": y, **looks, "tooltip": tooltip}},
+            {"mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 80, "fill": "@paper"},
+             "encoding": {"x": x, "y": y, **looks, "strokeOpacity": pale, "tooltip": tooltip}},
         ]  # fmt: skip
         return Chart("trials", _trials_alt(record.trials), layered(values, layers, 280))
 
@@ -582,7 +588,7 @@ def decodings_by_step(steps: Sequence[Step]) -> Chart:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+    return f"{seconds:,.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
 
 
 def _step(steps: Sequence[Step]) -> Spec:

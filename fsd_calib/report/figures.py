@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
+from fsd_calib.common_options import family_of
 from fsd_calib.report.bounds import bound_to_show, bounds_to_show, shows_no_more
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import (
@@ -23,7 +24,7 @@ from fsd_common.formatting import (
     pace,
     percent,
 )
-from fsd_decoding.meanings import RULES, score_meaning
+from fsd_decoding.meanings import RULE_MEANINGS, score_meaning
 from fsd_decoding.profile.fields import CurvePoint, Source, Speed, SpeedFigures
 from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.setting import Setting
@@ -98,7 +99,7 @@ def _clock_note(speed: Speed) -> str:
     """Says by what the ratios were timed, where not by the wall's clock."""
     if speed.clock == "wall":
         return ""
-    return "; ratios (x) by processor seconds, since those of the wall's clock scattered more"
+    return "; ratios (x) are of processor seconds, since the clock's scattered more, and not of the tokens/s shown"
 
 
 def _interval_note(speed: Speed) -> str:
@@ -292,9 +293,11 @@ def meanings(profile: ThresholdProfile) -> Iterator[str]:
     """Yields what the rules of the table do, and what T bounds."""
     fuzzy = [profile.chosen.rule] if _is_fuzzy(profile) or profile.outcome == "front" else []
     rules = [rival_of(profile).rule, *fuzzy]
-    yield from (f"{rule}: {RULES[rule]}" for rule in rules if rule in RULES)
+    own = {each.name: each.meaning for each in profile.addons if each.meaning}
+    words = {**RULE_MEANINGS, **own}
+    yield from (f"{rule}: {words[rule]}" for rule in rules if rule in words)
     moved = "" if profile.policy is None else f", moved by {profile.policy}"
-    meaning = score_meaning(profile.score)
+    meaning = score_meaning(profile.score) or own.get(family_of(profile.score), "")
     yield f"T bounds {profile.score}{meaning and f' = {meaning}'}{moved}"
 
 
@@ -359,7 +362,11 @@ def _rival_problems(profile: ThresholdProfile, problems: int) -> str:
     """Says on how many the lossless rule was decoded, which may be fewer: enough for its tokens per round."""
     rival = rival_of(profile)
     point = point_of(profile, rival)
-    return f" ({rival.rule} on {point.problems})" if point and point.problems != problems else ""
+    return (
+        f"; {rival.rule} on {point.problems}, enough for its tokens/round"
+        if point and point.problems != problems
+        else ""
+    )
 
 
 def _cells(row: Figures, speed: Speed) -> tuple[str, ...]:

@@ -113,8 +113,8 @@ def _threshold(run: Run, found: list[Row]) -> Section | None:
     if chart is None:
         return None
     marks = (
-        "Hollow marks are of the tuning part, on which T was chosen; filled ones of the certification part, where the "
-        "thick line reaches down to what the certificate shows."
+        "Hollow marks are estimates, of the tuning part, on which T was chosen; filled ones are of the certification "
+        "part, where the thick line reaches down to what the certificate shows."
     )
     return Section(
         "threshold", "Retention against the threshold T",
@@ -129,7 +129,9 @@ def _search(run: Run, found: list[Row]) -> Section:
         blocks.append(lacking(run, "The trials of the search and the frozen settings are"))
     else:
         chart = trials(run.profile, run.record, found)
-        marks = "Filled marks: the search expects them to meet the goal; hollow ones: it does not."
+        marks = (
+            "All marks are estimates of the tuning part. Pale ones: the search does not expect them to meet the goal."
+        )
         blocks += [chart, Paragraph(marks, "note")] if chart else [Paragraph("Nothing was searched.", "note")]
         blocks.append(rung_sheet(run.profile, run.record))
     return Section(
@@ -358,16 +360,17 @@ def _rung(number: int, rung: Rung, claim: float | None) -> tuple[str, ...]:
 
 def scale_sheet(record: RunRecord) -> Sheet:
     """Returns the T that accepts a share of the drafted tokens, by score."""
-    shares = [share for share in _SHARES if all(share in scale.shares for scale in record.scales)]
+    shares = [share for share in _SHARES if any(share in scale.shares for scale in record.scales)]
     rows = []
     for scale in record.scales:
         arm = scale.arm
         by = "" if arm.policy is None else f", {arm.policy.name}"
         at = dict(zip(scale.shares, scale.thresholds, strict=True))
-        rows.append((f"{arm.score}{by}{in_trees(arm.tree)}", *(threshold(at[share]) for share in shares)))
+        rows.append((f"{arm.score}{by}{in_trees(arm.tree)}", *(threshold(at.get(share)) for share in shares)))
     headings = ("score", *(f"{100 * share:g}%" for share in shares))
     return Sheet("T that accepts a share of the drafted tokens", headings, tuple(rows),
-                 "Along the target's own text, on the tuning part, by score ≤ T alone.")  # fmt: skip
+                 "Along the target's own text, on the tuning part, by score ≤ T alone. –: no T does, as the score is "
+                 "infinite too often.")  # fmt: skip
 
 
 def settings_section(found: Sequence[Row], profile: ThresholdProfile) -> Section:

@@ -24,7 +24,7 @@ from fsd_common.formatting import (
     requirement,
     tokens,
 )
-from fsd_decoding.meanings import RULES
+from fsd_decoding.meanings import RULE_MEANINGS
 from fsd_decoding.profile.parts import attempt_level
 
 SERVER = "server"  # the engine whose devices are not ours
@@ -86,7 +86,7 @@ def pilot_summary(plan: Plan) -> str:
             f"{seen.problems:,} problems; chances are those that are left."
         )
     if _depends_on_churn(plan):
-        summary += f" To be cautious, the plan assumes {percent(first.cautious_churn)}."
+        summary += f" The plan assumes that {percent(first.cautious_churn)} flip, an upper bound at 80% confidence."
     return summary
 
 
@@ -140,9 +140,9 @@ def worth_lines(plan: Plan) -> list[str]:
     if ceiling is not None:
         line = (
             f"The ceiling: accepting every drafted token makes about {ceiling.gain:.2f}x the tokens/s of the fastest "
-            f"lossless setting ({ceiling.lossless}, {RULES.get(ceiling.lossless.rule, 'lossless')}: about "
+            f"lossless setting ({ceiling.lossless}, {RULE_MEANINGS.get(ceiling.lossless.rule, 'lossless')}: about "
             f"{ceiling.lossless_speed:.3g} tokens/s a stream), at "
-            f"L = {ceiling.draft_length}. By this forecast no rule gains more."
+            f"L = {ceiling.draft_length}. It is a forecast: rounds that are timed later may be faster."
         )
         if not plan.worth_it:
             line += f" That is not worth it, so a run stops here (--min-gain {plan.min_gain:g}; 1 goes on)."

@@ -91,13 +91,16 @@ class ReplayForecast:
         self._costs, self._grid = costs, np.linspace(logit(LOWEST), logit(HIGHEST), POINTS)
         shares = 1 / (1 + np.exp(-self._grid))
         self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
+        self._quantiles: dict[tuple[PolicyInfo | None, str], Array] = {}
         self._scales: dict[tuple[PolicyInfo | None, str], Array] = {}
         self._counts: dict[Setting, tuple[Array, Array, Array]] = {}
         for identity in space.policies:
             policy = None if identity is None else PolicyInfo.of(identity)
             policy_scale = shapes[identity] if shapes is not None else policy_named(identity) if identity else None
             scaled = traces if policy_scale is None else ScaledTraces(traces, policy_scale)
-            scales = {name: finite(quantiles(scaled, name, shares, where)) for name in space.scores}
+            at = {name: quantiles(scaled, name, shares, where) for name in space.scores}
+            scales = {name: finite(thresholds) for name, thresholds in at.items()}
+            self._quantiles |= {(policy, name): thresholds for name, thresholds in at.items()}
             self._scales |= {(policy, name): scale for name, scale in scales.items()}
             frame = _sweep(scaled, space, scales, where, stops)
             self._tokens = int(frame["tokens"].iloc[0])
@@ -107,6 +110,10 @@ class ReplayForecast:
         """Returns the T at which the score alone accepts this share of the tokens drafted along the target's
         text."""
         return float(np.interp(logit_share, self._grid, self._scales[arm.policy, arm.score]))
+
+    def reaches(self, arm: Setting, logit_share: float) -> bool:
+        """Whether a finite T accepts this share."""
+        return _reached(self._grid, self._quantiles[arm.policy, arm.score], logit_share)
 
     def tokens_per_second(self, setting: Setting) -> float:
         return float(self._costs.tokens_per_second(*self.counts(setting)))
@@ -127,6 +134,10 @@ class CountingForecast(Forecast, Protocol):
 
     def counts(self, setting: Setting) -> Counts: ...
 
+    def reaches(self, arm: Setting, logit_share: float) -> bool:
+        """Whether a finite T accepts this share."""
+        ...
+
 
 class DraftForecasts:
     """Forecasts of several drafts as one: by the `Drafting` of a setting; the first serves settings that do
@@ -145,6 +156,10 @@ class DraftForecasts:
     def counts(self, setting: Setting) -> Counts:
         """Returns what the draft's own forecast counts at a setting."""
         return self._for(setting).counts(setting)
+
+    def reaches(self, arm: Setting, logit_share: float) -> bool:
+        """Whether a finite T accepts this share, with the arm's draft."""
+        return self._for(arm).reaches(arm, logit_share)
 
     def measured(self, measurement: Measurement) -> float:
         return self._for(measurement.setting).measured(measurement)
@@ -182,6 +197,10 @@ def finite(thresholds: Array) -> Array:
     """Replaces infinite thresholds by the largest finite one, where a score is infinite for some tokens."""
     finite = thresholds[np.isfinite(thresholds)]
     return np.where(np.isfinite(thresholds), thresholds, finite[-1] if len(finite) else np.finfo(np.float32).max)
+
+
+def _reached(grid: Array, thresholds: Array, logit_share: float) -> bool:
+    return bool(np.isfinite(thresholds[np.searchsorted(grid, logit_share)]))
 
 
 def setting_at(forecast: Forecast, point: Point) -> Setting:
@@ -231,12 +250,17 @@ class WalkedForecast:
         self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
         shares = 1 / (1 + np.exp(-self._grid))
         deepest = self._usual[max(self._usual)].walks
-        self._scales = {name: finite(deepest.scale(name, shares)) for name in scores}
+        self._quantiles = {name: deepest.scale(name, shares) for name in scores}
+        self._scales = {name: finite(thresholds) for name, thresholds in self._quantiles.items()}
         self._rates: dict[tuple[str, str, int], Array] = {}
 
     def threshold(self, arm: Setting, logit_share: float) -> float:
         """Returns the T at which D alone accepts this share of the tokens drafted along the target's text."""
         return float(np.interp(logit_share, self._grid, self._scales[arm.score]))
+
+    def reaches(self, arm: Setting, logit_share: float) -> bool:
+        """Whether a finite T accepts this share."""
+        return _reached(self._grid, self._quantiles[arm.score], logit_share)
 
     def tokens_per_second(self, setting: Setting) -> float:
         return float(self._costs.tokens_per_second(*self.counts(setting)))

@@ -89,6 +89,15 @@ def test_the_smoke_run_of_decoding_has_a_number_for_every_claim(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_the_smoke_run_of_beams_has_a_number_for_every_claim(tmp_path: Path) -> None:
+    found = smoke("beams.py", tmp_path)
+    assert len({claim["name"] for claim in found["claims"]}) == 7
+    assert all(0 <= claim["measured"] < math.inf for claim in found["claims"])
+    rounds = {name: facts["tokens_a_round"] for name, facts in found["contenders"].items()}
+    assert all((rounds[name] == 1.0) == name.endswith("target") for name in rounds)
+
+
+@pytest.mark.slow
 def test_the_smoke_run_of_the_default_command_has_a_number_for_every_claim(tmp_path: Path) -> None:
     found = smoke("command.py", tmp_path)
     assert len({claim["name"] for claim in found["claims"]}) == 4

@@ -182,3 +182,19 @@ def test_what_was_made_with_an_addon_is_not_looked_for_in_folders(tmp_path: Path
     named = Addon("score", f"{write('Number = 9')}:Number", None, None, "0" * 64)
     with looking_in(tmp_path), pytest.raises(UsageError, match=r"there is no module .* on Python's path; put the"):
         named.require("the profile")
+
+
+def test_an_addon_says_what_it_is_by_its_docstring(tmp_path: Path) -> None:
+    sys.path.append(str(tmp_path))
+    name = f"own_words_{next(NUMBERS)}"
+    (tmp_path / name / "inner").mkdir(parents=True)
+    for file, said in (("__init__.py", "Of all."), ("scores.py", "Of a module."), ("inner/__init__.py", "Within.")):
+        (tmp_path / name / file).write_text(
+            f'class One:\n    """{said}\n\n    More.\n    """\n\n\nclass Two:\n    pass\n'
+        )
+    found = [
+        addon("score", f"{name}{module}:{attribute}")
+        for module, attribute in (("", "One"), (".scores", "One"), (".inner", "One"), (".scores", "Two"), ("", "None"))
+    ]
+    assert [each.meaning for each in found if each] == ["Of all.", "Of a module.", "Within.", "", ""]
+    assert name not in sys.modules

@@ -74,6 +74,13 @@ def test_a_slot_of_every_family_is_as_large_as_what_is_allocated(family: str) ->
     assert 64 * 3 * size.slot * 2 == allocated(Models(model, model, size.logits), 3, 64)
 
 
+def test_a_loaded_model_is_not_changed() -> None:
+    model = random_model(FAMILIES["mixtral"], seed=1)
+    before = model.config.to_dict(), model.get_experts_implementation()
+    ModelSize.of(model, None)
+    assert before == (model.config.to_dict(), model.get_experts_implementation())
+
+
 def test_a_draft_that_is_no_model_takes_nothing() -> None:
     alone = need(ModelSize.of(llama(seed=1), None), [ModelSize.of(NGram(), None)], WORK, 4, "cpu")
     assert alone["drafts' weights"] == 0

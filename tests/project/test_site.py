@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.browsers import PHONE, Looked, chromium
+from support.browsers import PHONE, Looked
 from support.paths import ROOT, public_names
 
 if TYPE_CHECKING:
@@ -77,12 +76,6 @@ def test_the_home_has_the_readmes_figure_and_table(site: Path) -> None:
     assert 'src="images/overview.svg"' in home
     assert "<th>lossless</th>" in home
     assert '<a href="quickstart.html#read-the-result">' in home
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("words", ["thinking", "chat template", "GPU hours", "lossless"])

@@ -36,9 +36,9 @@ def start(folder: Path, *more: str, options: Sequence[str] = OPTIONS) -> subproc
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
 
 
-@pytest.mark.parametrize("score", ["fly@1", "auto"])  # of which the first looks at later tokens
-def test_other_scores_certify(score: str, tmp_path: Path) -> None:
-    made = start(tmp_path, "--timing", "none", options=[*OPTIONS[:-1], score])
+@pytest.mark.parametrize(("score", "length"), [("fly@1", 6), ("auto", 3)])  # of which the first looks at later tokens
+def test_other_scores_certify(score: str, length: int, tmp_path: Path) -> None:
+    made = start(tmp_path, "--timing", "none", "--draft-length", str(length), options=[*OPTIONS[:-1], score])
     output, _ = made.communicate(timeout=600)
     assert made.returncode == 0, output
     found = ThresholdProfile.load(tmp_path / "out")

@@ -105,7 +105,7 @@ def trace_completions(
     check_draft(decoder)
     by_length = sorted(range(len(completions)), key=lambda i: completions[i].length)
     indices: list[Array] = []
-    context = context_length(decoder.draft)
+    context = context_length(decoder.draft.config)
     measured, kept = HostCopies(), HostCopies()
     for start in range(0, len(by_length), batch_size):
         group = by_length[start : start + batch_size]

@@ -39,12 +39,12 @@ def with_scores(traces: Traces, scores: Sequence[str]) -> Rescored:
     for each in manifest.addons:
         if each.name in {name.partition("@")[0] for name in scores if name in manifest.scores}:
             each.require(f"the column of traces {str(traces.path)!r}")
-    if not manifest.log_probs:
+    names = tuple(name for name in dict.fromkeys(scores) if name not in manifest.scores)
+    if names and not manifest.log_probs:
         raise UsageError(
-            f"traces {str(traces.path)!r} hold no log-probabilities, of which {', '.join(scores)} could be computed; "
+            f"traces {str(traces.path)!r} hold no log-probabilities, of which {', '.join(names)} could be computed; "
             "collect again with log_probs (--log-probs 50)"
         )
-    names = tuple(name for name in dict.fromkeys(scores) if name not in manifest.scores)
     for name in names:
         score_named(name)  # raises UsageError
     return Rescored(traces, names)

@@ -412,7 +412,8 @@ def _thresholds(summary: Summary) -> Sheet:
         "T that accepts a share of the drafted tokens",
         ("D", "accepted when", *(f"{share:.0%}" for share in ACCEPTED)),
         tuple(row for name, of in summary.scores.items() for row in _threshold_rows(name, of, rules)),
-        "any: x = y alone accepts this share, at every T. Each T is at most 2% above the smallest that accepts it. "
+        "any: x = y alone accepts this share, at every T; –: no T does, as D is infinite too often. "
+        "Each T is at most 2% above the smallest that accepts it. "
         "What a T costs in quality is not shown here: fsd-calibrate measures it.",
         names=2,
     )

@@ -1,6 +1,7 @@
 """How new prompts get into the caches: what a row holds already is copied, and the rest is read with the next tokens.
 
-Prompts of one task share their beginning (a system prompt, worked examples), which may be most of them.
+Prompts of one task share their beginning (a system prompt, worked examples), which may be most of them. Rows that have
+gone on no longer hold the states of recurrent layers after it, so these are set aside when it is read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.base import Drafter, ReadsTarget
-from fsd_decoding.models.runner import ModelRunner
+from fsd_decoding.models.runner import ModelDrafter, ModelRunner
+from fsd_decoding.models.state_cache import BEGINNINGS
 from fsd_decoding.tensors import to_device
 
 _LEAST = 16  # shared tokens from which copying pays
@@ -30,17 +32,22 @@ class _New:
 
     Args:
         row, prompt: which.
-        place: its number among the new ones.
+        number: its own among the new ones.
         source: a row that holds its first `held` tokens.
-        followers: new prompts that begin with its first `shared` tokens, more than any row holds.
+        taken: where the states after these were set aside; None: nowhere.
+        shared: number of its first tokens that are read before the others, as other prompts begin with them.
+        aside: where the states after these are set aside; None: nowhere.
+        followers: new prompts that begin with them.
     """
 
     row: int
     prompt: Tokens
-    place: int
+    number: int
     source: int
     held: int
+    taken: int | None = None
     shared: int = 0
+    aside: int | None = None
     followers: list[_New] = field(default_factory=list)
 
     def lead(self, other: _New) -> bool:
@@ -66,12 +73,12 @@ class Prompts:
     def __init__(self, target: ModelRunner, drafter: Drafter | None, rows: int, joins: bool) -> None:
         self._target, self._drafter, self._joins = target, drafter, joins
         self._target_first = isinstance(drafter, ReadsTarget)
-        # The state of a recurrent layer is that after a row's last token, so a row that has gone on is not copied.
         self._draft_states = getattr(drafter, "has_states", False)
         self._states = target.has_states or self._draft_states
         # By row, tokens whose states the caches have. A row that stays empty over a round, as no request is left, loses
         # some; there are no further prompts then.
         self._held: list[Tokens] = [np.empty(0, np.int64)] * rows
+        self._aside: dict[int, Tokens] = {}  # by place, beginnings whose states were set aside, the last used one last
 
     def put(self, rows: Sequence[int], prompts: Sequence[list[int]], tokens: Tensor) -> None:
         """Reads prompts into rows, or leaves them to the next tokens.
@@ -108,22 +115,55 @@ class Prompts:
     def _leaders(self, rows: Sequence[int], prompts: Sequence[Tokens]) -> list[_New]:
         """The new prompts, those that follow another within it."""
         leaders: list[_New] = []
-        for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
             shared = [_common(held, prompt, min(len(held), len(prompt) - 1)) for held in self._held]
             source = max(range(len(shared)), key=lambda other: (shared[other], other == row))
-            held = shared[source] if shared[source] >= _LEAST and not self._states else 0
-            new = _New(row, prompt, place, source if held else row, held)
+            held = shared[source] if shared[source] >= _LEAST else 0
+            new = self._new(row, prompt, number, source, held)
             if not any(leader.lead(new) for leader in leaders):
                 leaders.append(new)
+        if self._states:
+            for leader in leaders:
+                self._set_aside(leader)
         return leaders
+
+    def _new(self, row: int, prompt: Tokens, number: int, source: int, held: int) -> _New:
+        """A prompt of whose first tokens a row holds so many; their states it holds only where they were set aside."""
+        if not self._states:
+            return _New(row, prompt, number, source if held else row, held)
+        # A draft's next step begins with the last token but one.
+        begins = {
+            place: len(tokens)
+            for place, tokens in self._aside.items()
+            if len(tokens) <= min(held, len(prompt) - 2) and np.array_equal(tokens, prompt[: len(tokens)])
+        }
+        taken = max(begins, key=lambda place: begins[place], default=None)
+        after = 0 if taken is None else begins[taken]
+        if taken is not None:
+            self._aside[taken] = self._aside.pop(taken)
+        return _New(row, prompt, number, source, after, taken, held if held >= after + _LEAST else 0)
+
+    def _set_aside(self, leader: _New) -> None:
+        """Chooses the place of the states after what others begin with, too: that of what was not used for longest."""
+        if leader.shared:
+            places = [place for place in range(BEGINNINGS) if place not in self._aside]
+            leader.aside = places[0] if places else next(iter(self._aside))
+            self._aside.pop(leader.aside, None)
+            self._aside[leader.aside] = leader.prompt[: leader.shared]
 
 
 def _put(reader: ModelRunner | Drafter, leaders: Sequence[_New], tokens: Tensor, alike: float) -> None:
     """Reads new prompts: what some share first, once. alike: see `_by_length`."""
+    runner = reader if isinstance(reader, ModelRunner | ModelDrafter) else None  # others have no states of their own
     _copy(reader, ((new.source, new.row, new.held) for new in leaders))
-    leading = [leader for leader in leaders if leader.followers]
+    taken = [(new.taken, new.row, new.held) for new in leaders if new.taken is not None]
+    if runner is not None and taken:
+        runner.take(*zip(*taken, strict=True))
+    leading = [leader for leader in leaders if leader.shared]
     for leader in leading:
         _read(reader, [leader], leader.held, leader.shared, tokens)
+        if runner is not None and leader.aside is not None:
+            runner.set_aside(leader.row, leader.shared, leader.aside)
     if leading:
         reader.catch_up()
     _copy(reader, ((leader.row, new.row, leader.shared) for leader in leading for new in leader.followers))
@@ -149,8 +189,8 @@ def _by_length(prompts: Sequence[_New], start: int, alike: float) -> Iterator[li
 
 
 def _read(reader: ModelRunner | Drafter, prompts: Sequence[_New], start: int, until: int, tokens: Tensor) -> None:
-    rows, places = to_device([[new.row for new in prompts], [new.place for new in prompts]], tokens.device)
-    reader.prefill(rows, tokens[places], until, start)
+    rows, numbers = to_device([[new.row for new in prompts], [new.number for new in prompts]], tokens.device)
+    reader.prefill(rows, tokens[numbers], until, start)
 
 
 def _copy(reader: ModelRunner | Drafter, copies: Iterable[tuple[int, int, int]]) -> None:

@@ -48,11 +48,11 @@ class Result:
 
 
 @contextmanager
-def attach_finished(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
+def attach_finished(finished: dict[int, Any], batch_size: int) -> Iterator[None]:
     """Attaches the finished results to an error that ends decoding, so that the caller who catches it has them.
 
     Args:
-        finished: prompt index -> result, filled by the caller inside the context.
+        finished: prompt index -> result, or beams, filled by the caller inside the context.
         batch_size: named in the error when memory runs out.
 
     Raises:

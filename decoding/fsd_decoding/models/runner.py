@@ -57,7 +57,7 @@ class ModelRunner:
         if self.has_states:
             self.cache = StateCache(rows, slots, self.device, rolled_back + 1)
         self._layers = tuple(layers)
-        context = context_length(model)
+        context = context_length(model.config)
         self._last = None if context is None or context >= slots else context - 1
         self._masks = Masks(model, slots)
         self._forward = forward_of(model, slots if self._last is None else self._last + 1, lean)
@@ -164,10 +164,19 @@ class ModelRunner:
         self.catch_up()
         self.cache.copy(sources, rows, count)
 
+    def set_aside(self, row: int, count: int, place: int) -> None:
+        """Keeps the state of recurrent layers after a row's first `count` tokens, the last it has read, in a place."""
+        self.catch_up()
+        self.cache.set_aside(row, count, place)
 
-def context_length(model: Any) -> int | None:
-    """Returns the largest number of positions the model supports; None where its configuration names no limit."""
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    def take(self, places: Sequence[int], rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Gives rows, which hold as many tokens, the states that were set aside in places."""
+        self.cache.take(places, rows, counts)
+
+
+def context_length(config: Any) -> int | None:
+    """Returns the largest number of positions that a model of a configuration supports; None where that names none."""
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return length if isinstance(length, int) and length > 0 else None
 
 
@@ -196,6 +205,12 @@ class ModelDrafter:
 
     def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         self._runner.copy(sources, rows, count)
+
+    def set_aside(self, row: int, count: int, place: int) -> None:
+        self._runner.set_aside(row, count, place)
+
+    def take(self, places: Sequence[int], rows: Sequence[int], counts: Sequence[int]) -> None:
+        self._runner.take(places, rows, counts)
 
     def keep(self, rows: Sequence[int]) -> None:
         self._runner.keep(rows)

@@ -103,6 +103,12 @@ class SlotCache(Cache):
             source, row = to_device([sources, rows], stored.device)
             stored[row, :, :count] = stored[source, :, :count]
 
+    def set_aside(self, row: int, count: int, place: int) -> None:
+        """Does nothing: keys and values of a row's first tokens are still in it."""
+
+    def take(self, places: Sequence[int], rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Does nothing, as nothing was set aside."""
+
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order; others than the moved ones stay in place."""
         self.rows = len(rows)

@@ -3,7 +3,8 @@
 A recurrent layer has one state for a whole text, which cannot be cut where a draft is rejected. So the states after the
 last few tokens are kept, each at the number of its token modulo their count. A pass begins with the state before its
 first token, whatever was fed after that before: as with keys and values, feeding a position again is how a row is
-rolled back.
+rolled back. The state after the beginning that prompts share is long gone where the next of them comes, so a few such
+states are set aside.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from fsd_decoding.models.slot_cache import SlotCache
 from fsd_decoding.tensors import to_device
+
+BEGINNINGS = 2
+"""The most beginnings of prompts whose states are set aside: what all problems begin with, and some longer one."""
 
 
 class StateCache(SlotCache):
@@ -31,6 +35,7 @@ class StateCache(SlotCache):
         super().__init__(rows, slots, device)
         self.kept = kept
         self._states: dict[Hashable, Tensor] = {}  # (rows, kept, …)
+        self._aside: dict[Hashable, Tensor] = {}  # (BEGINNINGS, …)
         # (B, …) before this pass; convolutions in a pass of one token put what is after it in its place.
         self._held: dict[Hashable, Tensor] = {}
         self._updated: set[Hashable] = set()
@@ -125,6 +130,19 @@ class StateCache(SlotCache):
             source, row = to_device([sources, rows], stored.device)
             stored[row] = stored[source]
 
+    def set_aside(self, row: int, count: int, place: int) -> None:
+        """Keeps the state after a row's first `count` tokens, from which it has not gone on, in one of BEGINNINGS."""
+        for name, stored in self._states.items():
+            if name not in self._aside:
+                self._aside[name] = stored.new_zeros((BEGINNINGS, *stored.shape[2:]))
+            self._aside[name][place] = stored[row, count % self.kept]
+
+    def take(self, places: Sequence[int], rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Gives rows the states that were set aside: each from its place, after so many tokens."""
+        for name, stored in self._states.items():
+            place, row, count = to_device([places, rows, counts], stored.device)
+            stored[row, count % self.kept] = self._aside[name][place]
+
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)
         for name, stored in self._states.items():
@@ -136,7 +154,8 @@ class StateCache(SlotCache):
 
     @property
     def state_bytes(self) -> int:
-        return sum(stored.untyped_storage().nbytes() for stored in self._states.values())
+        kept = (*self._states.values(), *self._aside.values())
+        return sum(stored.untyped_storage().nbytes() for stored in kept)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return bool(self._states)

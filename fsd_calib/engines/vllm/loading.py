@@ -167,7 +167,7 @@ def read_checkpoints(target: str, draft: str | VllmDraft, dtype: str | None) -> 
 
 
 def _read(model: Any) -> _Read:
-    return _Read(ModelInfo.of(model), short_name(model), context_length(model))
+    return _Read(ModelInfo.of(model), short_name(model), context_length(model.config))
 
 
 def _read_drafter(draft: VllmDraft, target: ModelInfo) -> _Read:

@@ -71,7 +71,7 @@ def test_a_prompt_that_its_start_token_makes_fill_the_context_is_left_out(notes:
 
 def test_all_is_kept_where_all_fits(notes: list[str]) -> None:
     target, _ = map(str, pair_paths())
-    context = context_of(target, USUAL, None)
+    context = context_of(target, USUAL)
     assert context == 512
     assert usable(TASK, load_tokenizer(target), context, notes.append) == TASK
     assert usable(TASK, None, None, notes.append) == TASK

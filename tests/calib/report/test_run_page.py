@@ -32,7 +32,7 @@ from fsd_common.pages.page import html
 from fsd_common.pages.themes import plain
 from fsd_common.terminal import visible
 from fsd_decoding.profile.io import digest_of
-from support.browsers import PHONE, Looked, chromium
+from support.browsers import PHONE, Looked
 from support.calibration.damage import ACTING, NUMBERS, edited, leaves
 from support.calibration.profiles import profile
 from support.calibration.reports import OUTCOMES
@@ -352,12 +352,6 @@ def test_texts_are_no_markup(folder: Path) -> None:
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -234,9 +234,7 @@ def test_a_front_is_of_the_part_its_target_was_decoded_on() -> None:
     none |= {f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "accuracy_lower_bound")}
     alone = {**at(3, rule="target", draft_length=1), "problems": 650, "accuracy": 0.925}
     text = printed(FRONT | none | {"curve": [*FRONT["curve"], alone]})
-    assert "¹ measured on the certification part: 650 problems, unseen by the search (sd on 700)" in " ".join(
-        text.split()
-    )
+    assert "¹ measured on the certification part: 650 problems, unseen by the search; sd on 700, " in one_line(text)
     assert row(text, "target alone")[0][0] == "92.5%¹"
 
 

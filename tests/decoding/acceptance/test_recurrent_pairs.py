@@ -57,13 +57,16 @@ def test_lossless_texts_are_the_targets_own_in_any_batch(pair: str, temperature:
     assert alone == own
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", RECURRENT)
-def test_a_draft_that_is_the_target_is_accepted_whole(name: str) -> None:
+def test_a_draft_that_is_the_target_is_accepted_whole(name: str, temperature: float) -> None:
     """So q, by states after every round, is that of the text; a recurrent target takes a single token, too."""
     model = model_of(name)
-    decoder = SpeculativeDecoder(model, model, word_tokenizer(), draft_length=5)
-    results = decoder.generate(prompts(), NEW, rule="coupled", batch_size=3)
+    decoder = SpeculativeDecoder(model, model, word_tokenizer(), draft_length=5, temperature=temperature)
+    results = decoder.generate(prompts(), NEW, rule="fsd-coupled", threshold=-1.0, batch_size=3)
     assert all(result.rounds <= -(-NEW // 6) for result in results)
+    own = decoder.generate(prompts(), NEW, rule="target")
+    assert [result.tokens for result in results] == [result.tokens for result in own]
     (single,) = decoder.generate([[3]], NEW, rule="target")
     assert single.rounds > 0
     with pytest.raises(

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.models.forward import Forward
-from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.observers.round_record import RoundRecord
+from support.models.shared_prompts import alone, counted, worked
 from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
 NEW = 12
-
-
-def worked(count: int, shared: int, seed: int = 0) -> list[list[int]]:
-    """Prompts that begin with the same `shared` tokens, and go on for 3 to 9 of their own."""
-    rng = Random(seed)
-
-    def text(length: int) -> list[int]:
-        return [rng.randrange(2, VOCABULARY) for _ in range(length)]
-
-    beginning = text(shared)
-    return [beginning + text(rng.randint(3, 9)) for _ in range(count)]
 
 
 def subjects() -> list[list[int]]:
@@ -48,38 +33,6 @@ CASES = {
 }
 
 
-@contextmanager
-def counted() -> Iterator[dict[int, list[int]]]:
-    """Yields the number of tokens of every forward pass, by the model's id."""
-    passes: dict[int, list[int]] = {}
-
-    def count(runner: ModelRunner, parts: Any) -> None:
-        passes.setdefault(id(runner.model), []).append(sum(part.tokens.numel() for part in parts))
-
-    with pytest.MonkeyPatch.context() as patch:
-        init: Any = ModelRunner.__init__
-
-        def counting(runner: ModelRunner, *args: Any, **keywords: Any) -> None:
-            init(runner, *args, **keywords)
-            forward = runner._forward
-
-            class Counting:
-                identity, joins = forward.identity, forward.joins
-
-                def __call__(self, parts: Any, *rest: Any) -> Tensor:
-                    count(runner, parts)
-                    return forward(parts, *rest)
-
-            runner._forward = cast(Forward, Counting())
-
-        patch.setattr(ModelRunner, "__init__", counting)
-        yield passes
-
-
-def alone(decoder: SpeculativeDecoder, prompts: list[list[int]], **settings: Any) -> list[list[int]]:
-    return [decoder.generate([prompt], NEW, ids=[i], **settings)[0].tokens for i, prompt in enumerate(prompts)]
-
-
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("case", CASES)
@@ -87,14 +40,14 @@ def test_texts_are_those_of_prompts_alone(case: str, rows: int, lean: bool) -> N
     decoder = tiny_decoder(lean=lean)
     settings: dict[str, Any] = {"rule": "fsd-coupled", "threshold": 0.1, "draft_length": 3, "temperature": 0.7}
     found = decoder.generate(CASES[case], NEW, batch_size=rows, **settings)
-    assert [result.tokens for result in found] == alone(decoder, CASES[case], **settings)
+    assert [result.tokens for result in found] == alone(decoder, CASES[case], NEW, **settings)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_captured_rounds_read_the_same(case: str) -> None:
     found = tiny_decoder(compile="capture").generate(CASES[case], NEW, batch_size=3, rule="coupled")
-    assert [result.tokens for result in found] == alone(tiny_decoder(), CASES[case], rule="coupled")
+    assert [result.tokens for result in found] == alone(tiny_decoder(), CASES[case], NEW, rule="coupled")
 
 
 def test_what_prompts_share_is_read_once_by_both_models() -> None:
@@ -136,7 +89,7 @@ def test_prompts_longer_than_a_chunk_are_read_in_order(monkeypatch: pytest.Monke
     prompts = [*worked(3, 30), *worked(2, 50, seed=4)]
     found = decoder.generate(prompts, NEW, batch_size=4, rule="coupled")
     monkeypatch.undo()
-    assert [result.tokens for result in found] == alone(decoder, prompts, rule="coupled")
+    assert [result.tokens for result in found] == alone(decoder, prompts, NEW, rule="coupled")
 
 
 def test_a_row_that_moves_is_still_found() -> None:

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, Zamba2Config
+from transformers import DynamicCache, RecurrentGemmaConfig, RwkvConfig, Zamba2Config
 
 from fsd_common.errors import UsageError
-from fsd_decoding.memory import ModelSize
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.memory import ModelSize, Workload, need
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.models.state_cache import StateCache
 from support.models.ragged import DRAFT, ROWS, SLOTS, Ragged
 from support.models.recurrent_models import RECURRENT
-from support.models.tiny_models import VOCABULARY, llama, random_model
+from support.models.tiny_models import SMALL, VOCABULARY, llama, random_model
 from support.models.wide_scans import use_wide_scans
 
 
@@ -68,17 +69,27 @@ def test_the_plan_counts_states_as_the_cache_allocates_them() -> None:
     model = random_model(RECURRENT["falcon-h1"], seed=0)
     runner = ModelRunner(model, ROWS, SLOTS, VOCABULARY, rolled_back=DRAFT + 1)
     runner.prefill(torch.arange(ROWS), torch.ones((ROWS, 9), dtype=torch.int64), 8)
-    size = ModelSize.of(model, None)
+    runner.set_aside(0, 8, 0)
+    size, work = ModelSize.of(model, None), Workload(longest=SLOTS, prompt=8, draft_length=DRAFT, greedy=True)
+    states = need(size, [ModelSize.of(NGram(), None)], work, ROWS, "cpu")["recurrent states"]
     assert isinstance(runner.cache, StateCache)
-    assert size.state > 0
-    assert runner.cache.state_bytes == ROWS * (DRAFT + 2) * size.state
+    assert runner.cache.state_bytes == states > 0
     assert runner.cache.nbytes - runner.cache.state_bytes == ROWS * SLOTS * size.slot
     assert ModelSize.of(llama(seed=0), None).state == 0
 
 
-def test_a_family_that_was_not_tried_is_refused_by_its_name() -> None:
-    model = llama(seed=0)
-    model.config = Zamba2Config()
-    refused = r"^zamba2 keeps a state that cannot be rolled back; of models with one bamba, "
+OTHERS = {
+    "zamba2": Zamba2Config(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        n_mamba_heads=4, mamba_d_state=8, chunk_size=8, layers_block_type=["mamba", "hybrid"],
+    ),
+    "rwkv": RwkvConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32),
+    "recurrent_gemma": RecurrentGemmaConfig(**SMALL | {"num_hidden_layers": 3}, lru_width=32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_families_are_refused_by_name(name: str) -> None:
+    refused = rf"^{name} keeps a state that cannot be rolled back; of models with one bamba, "
     with pytest.raises(UsageError, match=refused):
-        ModelRunner(model, ROWS, SLOTS, VOCABULARY)
+        ModelRunner(random_model(OTHERS[name], seed=0), ROWS, SLOTS, VOCABULARY)

@@ -30,6 +30,7 @@ RECURRENT = {
     "falcon-h1": hf.FalconH1Config(**SMALL, **SSM, mamba_d_ssm=64),
     "qwen3-next": hf.Qwen3NextConfig(**SMALL, **DELTA, **EXPERTS),
     "qwen3.5": hf.Qwen3_5TextConfig(**SMALL, **DELTA),
+    "qwen3.5 of experts": hf.Qwen3_5MoeTextConfig(**SMALL, **DELTA, **EXPERTS),
     "granitemoehybrid": hf.GraniteMoeHybridConfig(
         **SMALL, **SSM, layer_types=MIXED, shared_intermediate_size=48, num_local_experts=4
     ),
@@ -38,6 +39,15 @@ RECURRENT = {
         **{name: value for name, value in SMALL.items() if name != "num_hidden_layers"}, **NEMOTRON
     ),
     "lfm2, convolutions alone": hf.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"], conv_L_cache=3),
+    "lfm2 of experts": hf.Lfm2MoeConfig(
+        **SMALL,
+        layer_types=["conv", "full_attention"],
+        conv_L_cache=3,
+        num_dense_layers=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+    ),
     "olmo-hybrid": hf.OlmoHybridConfig(**SMALL, **DELTA),
     "kimi-linear": hf.KimiLinearConfig(**SMALL | KIMI),
     "jamba": hf.JambaConfig(**SMALL, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=8),
