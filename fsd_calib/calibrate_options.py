@@ -21,6 +21,7 @@ from pydantic import (
 
 from fsd_calib.common_options import (
     AUTO,
+    CALIBRATED,
     CONSTANT,
     DECODING,
     DRAFT,
@@ -29,7 +30,6 @@ from fsd_calib.common_options import (
     PHASES,
     POLICIES,
     RULES_WITH_T,
-    SCORES,
     TASK_NAMES,
     Data,
     Device,
@@ -327,15 +327,15 @@ class SearchSpace(Drawing):
         ),
     ] = ("fsd-coupled",)
     score: Annotated[
-        Several[Annotated[str, AfterValidator(lambda name: _found("score", name, (AUTO, *SCORES)))]],
+        Several[Annotated[str, AfterValidator(lambda name: _found("score", name, (AUTO, *CALIBRATED)))]],
         Option(
-            f"Score that the threshold bounds: {', '.join(SCORES)}, one with numbers, such as gated-js@0.7, or "
+            f"Score that the threshold bounds: {', '.join(CALIBRATED)}, one with numbers, such as gated-js@0.7, or "
             "several, separated by commas. auto: those that traces of the models speak for; with a predictor, and for "
             "drafts that are no models, js and doubt. js@50 uses only the target's 50 "
             "likeliest tokens and one bucket for the rest; numbers of other scores are in docs/rules.md. "
             "mine:Name is a score of your own (docs/extending.md).",
             DECODING,
-            words=(AUTO, *SCORES),
+            words=(AUTO, *CALIBRATED),
             read=several,
             also="divergence",
         ),
@@ -431,20 +431,24 @@ class SearchSpace(Drawing):
         return self
 
     def _check_judge(self) -> None:
-        given, asked = self.judge is not None, LEARNED in listed(self.score)
+        judges = [name for name in listed(self.score) if family_of(name) == LEARNED]
+        if len(judges) > 1:
+            raise UsageError(f"{named('score')} has {' and '.join(judges)}; give one judge")
+        given, asked = self.judge is not None, LEARNED in judges
         if given != asked:
             has, lacks = (named("judge"), f"{named('score')} {LEARNED}") if given else (
                 f"{named('score')} {LEARNED}", f"{named('judge')} FILE, or {named('judge')} {AUTO} to train one"
             )  # fmt: skip
             raise UsageError(f"{has} is given without {lacks}; give both, or none")
-        if given and any(self.trees):
+        if judges and any(self.trees):
             raise UsageError(
-                f"{named('judge')} and {named('tree')} are given, and a judge judges chains alone; leave one out"
+                f"{named('score')} {judges[0]} and {named('tree')} are given, and a judge judges chains alone; leave "
+                "one out"
             )
-        if given and self.predictor is not None:
+        if judges and self.predictor is not None:
             raise UsageError(
-                f"{named('judge')} and {named('predictor')} are given, and a predictor is trained for scores that are "
-                "known before; leave one of the two out"
+                f"{named('score')} {judges[0]} and {named('predictor')} are given, and a predictor is trained for "
+                "scores that are known before; leave one of the two out"
             )
 
     def check_walked(self, given: str, what: str) -> None:

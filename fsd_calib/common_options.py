@@ -25,8 +25,10 @@ RULES_WITHOUT_T = ("sd", "sd-block", "coupled")
 RULES = (*RULES_WITHOUT_T, *RULES_WITH_T)
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
 SCORES = (
-    *DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior", "ensemble", LEARNED,
+    *DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior", "ensemble",
 )  # fmt: skip
+CALIBRATED = (*SCORES, LEARNED)
+"""Scores that a calibration searches: also the one that it learns, which other commands know by profiles alone."""
 AUTO = "auto"
 """In place of scores: those that traces speak for. Of a predictor's folder, or a judge's file: one is trained on
 the tuning part."""

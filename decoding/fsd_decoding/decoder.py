@@ -226,7 +226,7 @@ class SpeculativeDecoder:
         self._announced = False
         if isinstance(scorer := self.criterion.scorer, Judge):
             target, draft = (info_of(model, self.target).fingerprint for model in (self.target, self.draft))
-            scorer.check(target, draft, tokenizer_fingerprint(self.tokenizer), self.sampling.temperature)
+            scorer.check(target, draft, tokenizer_fingerprint(self.tokenizer), self.sampling)
 
     @property
     def rule(self) -> str:

@@ -52,7 +52,7 @@ from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
 from fsd_decoding.drafters.named import NamedDrafter
-from fsd_decoding.judging.known import register
+from fsd_decoding.judging.known import is_judge, model_named, register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.meanings import LEARNED
@@ -199,6 +199,11 @@ class Calibration:
                 f"{argument('engine')} vllm"
             )
         if self.config.engine == "vllm":
+            if self._trains_judge:
+                raise UsageError(
+                    f"{argument('judge')} is {AUTO!r}, and a judge is trained by our own engine; calibrate with "
+                    f"{argument('engine')} fsd-calib first, and give the judge.json that it writes"
+                )
             asked = self.decoding.changed(score=self._scores, judge=None) if self._judge else self.decoding
             check_vllm(self.sources, asked, self.config, self._policies, self.goal.serve_batch)
 
@@ -286,14 +291,17 @@ class Calibration:
         self, session: Session, space: Space, out: Path | None, plan_only: bool
     ) -> tuple[Session, Space, JudgeModel | None]:
         """Returns the session and the space with the judge that is given or trained, if one is asked for."""
-        if self.decoding.judge is None:
+        if self._judge is None and not self._trains_judge:
             return session, space, None
         from fsd_calib.calibration.judge import apart, check, trained_here  # which import what trains judges
 
         if (judge := self._judge) is None:
             judge = trained_here(session, self.decoding.judge_budget, out, train=not plan_only)
             if judge is None:
-                session.progress.note("a run trains its judge first, and the plan has neither the time of that nor it")
+                session.progress.note(
+                    "a run trains its judge first; the plan lacks the time of that, and forecasts "
+                    f"{', '.join(space.scores)} in its place"
+                )
                 return session, space, None
             others = space.scores if self._given_scores else ()
             space = replace(space, scores=(*others, judge.name))
@@ -302,8 +310,14 @@ class Calibration:
 
     @property
     def _judge(self) -> JudgeModel | None:
-        """The judge of a file, made known by its name; None: none is given, or it is still to be trained."""
-        if self.decoding.judge is None or os.fspath(self.decoding.judge) == AUTO:
+        """The judge of a file, made known by its name, or that of a name; None: none is given, or it is to be trained.
+
+        UsageError: the file cannot be read, or none is known by the name.
+        """
+        if self.decoding.judge is None:
+            by_name = (name for name in listed(self.decoding.score) if is_judge(name))
+            return next(map(model_named, by_name), None)
+        if os.fspath(self.decoding.judge) == AUTO:
             return None
         judge = JudgeModel.load(self.decoding.judge)
         register(judge)
@@ -490,7 +504,7 @@ class Calibration:
 
     @property
     def _trains_judge(self) -> bool:
-        return self.decoding.judge is not None and self._judge is None
+        return self.decoding.judge is not None and os.fspath(self.decoding.judge) == AUTO
 
     @property
     def _fly_alone(self) -> bool:

@@ -5,11 +5,10 @@ Labels are collected in `fsd_collectors.judging`, and a judge is trained in `fsd
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import copyfile
 
 from fsd_calib.calibration.session import Session
 from fsd_calib.common_options import AUTO
@@ -20,32 +19,36 @@ from fsd_calib.vllm_plugin.engine_checks import READS_CONTEXT
 from fsd_collectors.judging.collect import collect_labels
 from fsd_collectors.judging.labels import read_labels
 from fsd_common.argument_checks import named
+from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
+from fsd_common.user_folders import default_cache
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.score import Judge
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.profile.parts import SamplingInfo
 from fsd_decoding.scores import score_named
 from fsd_predictors.judging.card import card_of
 from fsd_predictors.judging.training import Origin, train_judge
 
-FILE, LABELS, CARD = "judge.json", "judge-labels", "judge.md"
-"""In the folder of a profile: a trained judge, what it was trained on, and its card."""
+FILE, CARD = "judge.json", "judge.md"
+"""In the folder of a profile: a trained judge, and its card."""
+KEPT, LABELS = "judges-trained", "labels"
+"""In the cache: folders of judges, each named by all that its judge follows from; in each of them its labels."""
 LEAST = 64
-"""Tuning problems that a search needs beside those that a judge was trained on."""
+"""Tuning problems that a search needs beside those that were read for a judge."""
 
 
 def check(judge: JudgeModel, session: Session) -> None:
-    """Raises UsageError where a judge is of other models than the session's, or of another temperature."""
+    """Raises UsageError where a judge is of other models than the session's, or of other sampling."""
     score = score_named(judge.name)
     assert isinstance(score, Judge)
     if session.engine.info is not None and score.reads_context:
         raise UsageError(f"score {judge.name} {READS_CONTEXT}")
     for engine in session.engines:
-        pair = engine.pair
-        sampling = engine.decoding.sampling
-        score.check(pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, sampling.temperature)
+        pair, sampling = engine.pair, engine.decoding.sampling
+        score.check(pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, sampling)
 
 
 def trained_here(session: Session, budget: int, out: Path | None, train: bool) -> JudgeModel | None:
@@ -53,28 +56,45 @@ def trained_here(session: Session, budget: int, out: Path | None, train: bool) -
 
     Args:
         budget: mismatches to label.
-        out: folder of the profile, where labels, judge and card are; None: they are in the cache, or temporary.
+        out: folder of the profile, which has the judge and its card too; labels are in the cache.
         train: whether one may be trained; else it is that of an earlier run of the same.
 
     Returns:
         None: a run will train it.
 
     Raises:
-        UsageError: it cannot be trained with this engine or draft, or too few mismatches change an outcome.
+        UsageError: it cannot be trained with this engine or draft, too few problems are left for the search, or too few
+            mismatches change an outcome.
     """
     if not isinstance(session.engine, OwnEngine) or session.drafts or session.engine.pair.draft.kind != "model":
         raise UsageError(
             f"{named('judge')} is {AUTO!r}, and a judge is trained by our own engine with one draft that is a model; "
             "train it so, and give its file"
         )
-    with _folder(session, out) as folder:
+    problems = _training_problems(session)
+    if (others := len(session.tuning.problems) - len(problems)) < LEAST:
+        raise UsageError(
+            f"there are {len(session.tuning.problems)} tuning problems, of which a judge would leave {others} for the "
+            f"search, and that needs {LEAST}: give more problems ({named('limit')}), or do without a judge"
+        )
+    folder = _folder(session, problems, budget)
+    if not (folder / FILE).exists():
         if not train:
-            return _registered(JudgeModel.load(folder / FILE)) if (folder / FILE).exists() else None
-        return _trained(session, budget, folder)
+            return None
+        _train(session, problems, budget, folder)
+    judge = JudgeModel.load(folder / FILE)
+    if train and out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (FILE, CARD):
+            copyfile(folder / name, out / name)
+    register(judge)
+    return judge
 
 
 def apart(session: Session, judge: JudgeModel) -> Session:
-    """Returns the session whose search goes without the tuning problems that the judge was trained on.
+    """Returns the session whose search goes without the tuning problems that were read for the judge.
+
+    All of them, or those whose target is wrong, which have no labels, would be too many among what is searched on.
 
     Raises:
         UsageError: too few are left.
@@ -89,26 +109,21 @@ def apart(session: Session, judge: JudgeModel) -> Session:
     return replace(session, tuning=Evaluator(session.tuned.before(session.decode), problems, session.tuning.part))
 
 
-def _registered(judge: JudgeModel) -> JudgeModel:
-    register(judge)
-    return judge
-
-
-def _trained(session: Session, budget: int, folder: Path) -> JudgeModel:
-    decoder, problems = session.decoder, _training_problems(session)
+def _train(session: Session, problems: Sequence[Problem], budget: int, folder: Path) -> None:
+    decoder, sampling = session.decoder, session.decoder.sampling
     session.tuned.mark(problems)
     task = replace(session.task, problems=tuple(problems))
-    collect_labels(
+    traces = collect_labels(
         task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder / LABELS,
-        budget=budget, temperature=decoder.sampling.temperature, seed=decoder.seed, batch_size=session.batch_size,
-        progress=session.progress, workers=session.workers,
+        budget=budget, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
+        min_p=sampling.min_p, seed=decoder.seed, batch_size=session.batch_size, progress=session.progress,
+        workers=session.workers,
     )  # fmt: skip
-    labels = read_labels(folder / LABELS)
+    read = traces.to_pandas(["problem"], table="completions")["problem"].tolist()
     with session.progress.step("training the judge", 0):
-        trained = train_judge(labels, _origin(session), seed=decoder.seed)
-    trained.judge.save(folder / FILE)
+        trained = train_judge(read_labels(folder / LABELS), _origin(session), seed=decoder.seed, read=read)
     (folder / CARD).write_text(card_of(trained), encoding="utf-8")
-    return _registered(trained.judge)
+    trained.judge.save(folder / FILE)
 
 
 def _training_problems(session: Session) -> Sequence[Problem]:
@@ -121,16 +136,13 @@ def _origin(session: Session) -> Origin:
     decoder, pair = session.decoder, session.engine.pair
     vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
     return Origin(
-        pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, decoder.sampling.temperature,
-        session.task.name, token_classes(decoder.tokenizer, vocabulary),
+        pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer,
+        SamplingInfo.model_validate(decoder.sampling, from_attributes=True), session.task.name,
+        token_classes(decoder.tokenizer, vocabulary),
     )  # fmt: skip
 
 
-@contextmanager
-def _folder(session: Session, out: Path | None) -> Iterator[Path]:
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        yield out
-        return
-    with TemporaryDirectory() as temporary:
-        yield Path(temporary)
+def _folder(session: Session, problems: Sequence[Problem], budget: int) -> Path:
+    """Where a judge is kept for later runs of the same, and for those that were interrupted."""
+    facts = [session.identity, [problem.id for problem in problems], budget, session.batch_size]
+    return (session.cache or default_cache()) / KEPT / facts_digest(facts)[:16]

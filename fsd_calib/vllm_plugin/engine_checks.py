@@ -19,7 +19,9 @@ from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Fly, Gated, score_named
 
-READS_CONTEXT = "reads the token before a drafted one, which vLLM does not show; train a judge without context"
+READS_CONTEXT = (
+    "reads the token before a drafted one, which vLLM does not show; calibrate with --judge auto, whose judges do not"
+)
 _NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
 _COMPARED = {"tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
 """Arguments of an engine that are compared with the profile's, or that change the last bits alone."""

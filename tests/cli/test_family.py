@@ -87,7 +87,8 @@ def test_words_that_options_take_are_those_of_the_registries() -> None:
     assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_score}
     assert set(choices.RULES_WITHOUT_T) == {name for name, rule in RULES.items() if rule.drafts and not rule.fuzzy}
     assert tuple(DIVERGENCES) == choices.DIVERGENCES
-    assert (*SCORES, LEARNED) == choices.SCORES
+    assert tuple(SCORES) == choices.SCORES
+    assert (*SCORES, LEARNED) == choices.CALIBRATED
     assert set(choices.POLICIES) == {*FAMILIES}
 
 

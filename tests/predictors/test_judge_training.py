@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 from fsd_common.errors import UsageError
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.judging.on_device import OnDevice
+from fsd_decoding.profile.parts import SamplingInfo
 from fsd_predictors.judging.card import card_of, rankings
 from fsd_predictors.judging.models import KINDS, Examples, Fitted
-from fsd_predictors.judging.training import FOLDS, Origin, Trained, examples_of, train_judge
+from fsd_predictors.judging.training import FOLDS, SHOWN, Origin, Trained, examples_of, train_judge
+from fsd_predictors.training.evaluation import bins, calibration_error
 
-ORIGIN = Origin("t", "d", "k", 0.0, "made up", torch.zeros(9, dtype=torch.uint8))
-SETTINGS = {kind: {**KINDS[kind].usual, "bounded": True} for kind in KINDS}
+ORIGIN = Origin(
+    "t", "d", "k", SamplingInfo(temperature=0.0, top_k=None, top_p=None), "made up", torch.zeros(9, dtype=torch.uint8)
+)  # fmt: skip
+SETTINGS = {kind: KINDS[kind].usual for kind in KINDS}
 EVERY = range(len(FEATURES))
 
 
@@ -75,7 +79,7 @@ def test_no_problem_is_judged_by_a_judge_of_its_own() -> None:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), column=st.sampled_from([c for c in EVERY if TABLE[FEATURES[c]].sign]))
 def test_no_feature_works_against_its_sign(kind: str, seed: int, column: int) -> None:
-    """Though labels say so: harmful is what has a small divergence and margin, and a large log p(x)."""
+    """Though labels say so: harmful is what has a small margin and rank, and a large log p(x)."""
     random, sign = np.random.default_rng(seed), TABLE[FEATURES[column]].sign
     fitted = against_their_signs(kind)
     rows = np.repeat(random.normal(size=(4, len(FEATURES))), 12, axis=0)
@@ -142,10 +146,34 @@ def test_a_judge_evaluates_as_it_was_fitted(trained: Trained) -> None:
     assert judge.trained_ids == set(labels()["problem"])
 
 
-def test_features_can_be_left_out() -> None:
-    shown = [name for name in FEATURES if not TABLE[name].context]
-    judge = train_judge(labels(), ORIGIN, features=shown, kinds=("logistic",), trials=0).judge
-    assert set(judge.features) <= set(shown)
+def test_by_default_it_reads_what_every_engine_shows() -> None:
+    made = labels()
+    made["harmful"] = made["before_digits"] == 1  # which the text before tells, and nothing else
+    seen = {features: train_judge(made, ORIGIN, features, ("logistic",), trials=0) for features in (SHOWN, FEATURES)}
+    assert not any(TABLE[name].context for name in seen[SHOWN].judge.features)
+    assert "before_digits" in seen[FEATURES].judge.features
+
+
+def test_problems_that_were_read_count_as_trained_on() -> None:
+    judge = train_judge(labels(), ORIGIN, kinds=("logistic",), trials=0, read=[5, 1_000, 2_000]).judge
+    assert judge.trained_ids == {*labels()["problem"], 1_000, 2_000}
+
+
+def test_labels_by_likelihood_are_refused() -> None:
+    with pytest.raises(UsageError, match="the labels are changes of a likelihood"):
+        train_judge(labels().rename(columns={"harmful": "change"}), ORIGIN)
+
+
+def test_a_card_counts_mismatches_by_their_weights() -> None:
+    """A mismatch of weight 3 counts as three of weight 1."""
+    random = np.random.default_rng(0)
+    forecast, weights = random.random(60), random.integers(1, 4, 60)
+    harmful = random.random(60) < forecast
+    copied = (np.repeat(each, weights) for each in (harmful, forecast))
+    copies = [*copied]
+    for one, other in zip(bins(harmful, forecast, 6, weights), bins(*copies, 6), strict=True):
+        assert one == pytest.approx(other)
+    assert calibration_error(harmful, forecast, 6, weights) == pytest.approx(calibration_error(*copies, 6))
 
 
 @pytest.mark.slow

@@ -132,10 +132,13 @@ TABLE: dict[str, Feature] = {
     "rank_y": Feature(_rank("q", "y"), "log(1 + how many tokens are likelier than y under q)"),
     "entropy_p": Feature(lambda seen: seen.entropy("p"), "entropy of p"),
     "entropy_q": Feature(lambda seen: seen.entropy("q"), "entropy of q"),
-    **{name: Feature(partial(Mismatches.divergence, name=name), f"divergence {name}", 1) for name in DIVERGENCES},
+    **{name: Feature(partial(Mismatches.divergence, name=name), f"divergence {name}") for name in DIVERGENCES},
     **_OF_CLASSES,
 }
-"""Features by name."""
+"""Features by name.
+
+Divergences have no sign: a draft may be surest, and so farthest from the target, where it says the same in other words.
+"""
 
 FEATURES: tuple[str, ...] = tuple(TABLE)
 """Their names, in the order of columns."""

@@ -1,6 +1,11 @@
-"""Judges by name: profiles and commands make them known, and other processes find them in the user's cache."""
+"""Judges by name: profiles and commands make them known.
+
+What is sent to workers takes its judge along (`TakesJudge`); other processes find it in the user's cache.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fsd_common.errors import UsageError
 from fsd_common.user_folders import keep, kept
@@ -35,3 +40,18 @@ def model_named(name: str) -> JudgeModel:
 def is_judge(score: str) -> bool:
     """Whether a name is that of a judge, whichever it is."""
     return score.partition("@")[0] == LEARNED
+
+
+class TakesJudge:
+    """What has a score by name, and takes the judge that it may be along to other processes."""
+
+    score: Any
+
+    def __getstate__(self) -> tuple[dict[str, Any], JudgeModel | None]:
+        return vars(self), model_named(self.score) if self.score is not None and is_judge(self.score) else None
+
+    def __setstate__(self, state: tuple[dict[str, Any], JudgeModel | None]) -> None:
+        own, judge = state
+        if judge is not None:
+            register(judge)
+        vars(self).update(own)

@@ -17,6 +17,7 @@ from fsd_common.files import atomic_write, read_regular
 from fsd_common.packed_ids import PATTERN, unpack_ids
 from fsd_common.strict_json import parse_versioned
 from fsd_decoding.meanings import LEARNED
+from fsd_decoding.profile.parts import SamplingInfo
 
 SCHEMA_VERSION: Final = 1
 FEATURES_VERSION: Final = 1  # raised when a feature's formula changes
@@ -99,14 +100,15 @@ class JudgeModel(_Part):
     """Fingerprint of the draft."""
     tokenizer: str
     """Fingerprint of the tokenizer."""
-    temperature: float
+    sampling: SamplingInfo
     """Of the texts that it was learned from."""
     task: str
     """The task that it was learned on."""
     labels: Annotated[int, Field(ge=1)]
     """How many labelled mismatches it was learned from."""
     trained: Annotated[str, Field(pattern=PATTERN)]
-    """Ids of the problems that they are of, as whole numbers of 8 bytes in base64."""
+    """Ids of the problems that were read for them, also of those that have no mismatch to label, as whole numbers of 8
+    bytes in base64."""
 
     @model_validator(mode="after")
     def _columns_are_features(self) -> Self:
@@ -122,7 +124,7 @@ class JudgeModel(_Part):
 
     @property
     def trained_ids(self) -> frozenset[int]:
-        """Ids of the problems that it was trained on."""
+        """Ids of the problems that were read for its labels."""
         return unpack_ids(self.trained)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -68,8 +68,11 @@ class OnDevice(NamedTuple):
         return leaf.take(first + node).sum(-1)
 
 
-def unpacked_classes(model: JudgeModel) -> Tensor:
-    """Returns the class of every token, (V,) uint8, empty where no feature needs them. UsageError: they are damaged."""
+def unpacked_classes(model: JudgeModel, vocabulary: int) -> Tensor:
+    """Returns the class of every token, (V,) uint8, empty where no feature needs them.
+
+    UsageError: they are damaged, or of fewer tokens than the vocabulary has.
+    """
     if not any(TABLE[name].classed for name in model.features):
         return torch.zeros(0, dtype=torch.uint8)
     try:
@@ -78,4 +81,8 @@ def unpacked_classes(model: JudgeModel) -> Tensor:
         raise UsageError(f"the tokens' classes of {model.name} are damaged ({error}); train it again") from error
     if content.max(initial=0) >= len(CLASSES):
         raise UsageError(f"a token of {model.name} has class {content.max()}; there are {len(CLASSES)}: train it again")
+    if len(content) < vocabulary:
+        raise UsageError(
+            f"{model.name} has classes of {len(content)} tokens, and there are {vocabulary}: train it again"
+        )
     return torch.from_numpy(content.copy())

@@ -1,12 +1,12 @@
 """The score "judge": P(this mismatch changes the outcome), by a learned model; T is the most that is kept.
 
-A judge is known by its number, which follows from the whole model: profiles hold the model itself, and other processes
-find it in the user's cache.
+A judge is known by its number, which follows from the whole model: profiles hold the model itself, and what is pickled
+takes it along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -14,8 +14,11 @@ from torch import Tensor
 
 from fsd_common.errors import UsageError
 from fsd_decoding.judging.features import TABLE, features_of
-from fsd_decoding.judging.known import model_named
+from fsd_decoding.judging.known import model_named, register
+from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.on_device import OnDevice, unpacked_classes
+from fsd_decoding.profile.parts import SamplingInfo
+from fsd_decoding.sampling import Sampling
 from fsd_decoding.scores import Score, Seen
 from fsd_decoding.tensors import argmax
 
@@ -23,7 +26,8 @@ from fsd_decoding.tensors import argmax
 class Judge(Score):
     """P(putting x for the target's token changes the outcome), of AutoJudge's kind (arXiv 2504.20039).
 
-    Where x is the target's likeliest token nothing is changed, and the score is 0.
+    Greedily nothing is changed where x is the target's likeliest token, and the score is 0. With sampling y may be
+    another token all the same; labels have such mismatches, so they are judged as any other.
     """
 
     on = "raw"
@@ -38,28 +42,34 @@ class Judge(Score):
         self.reads_context = any(TABLE[name].context for name in self.model.features)
         self._on: dict[torch.device, OnDevice] = {}
 
+    def __reduce__(self) -> tuple[Callable[[JudgeModel], Score], tuple[JudgeModel]]:
+        """Pickles the model, which another process may not know."""
+        return judge_of, (self.model,)
+
     def of(self, seen: Seen) -> Tensor:
         if self.reads_context and seen.before is None:
             raise UsageError(
-                f"score {self.written!r} reads the token before a drafted one, which is not shown here; train a judge "
-                "without context"
+                f"score {self.written!r} reads the token before a drafted one, which is not shown here; calibrate with "
+                "--judge auto, whose judges do not read it"
             )
         device = seen.target_logits.device
         if device not in self._on:
-            model, classes = self.model, unpacked_classes(self.model)
+            model, classes = self.model, unpacked_classes(self.model, seen.target_logits.shape[-1])
             self._on[device] = OnDevice.of(model.offset, model.line, model.trees, device, classes)
         numbers = self._on[device]
         harmful = numbers.logit(features_of(seen, numbers.classes, self.model.features)).sigmoid()
+        if self.model.sampling.temperature > 0:
+            return harmful
         return harmful.masked_fill(seen.drafted == argmax(seen.target_logits), 0.0)
 
-    def check(self, target: str, draft: str, tokenizer: str, temperature: float) -> None:
+    def check(self, target: str, draft: str, tokenizer: str, sampling: Sampling) -> None:
         """Checks that it suits models and their sampling.
 
         Args:
             target, draft, tokenizer: fingerprints.
 
         Raises:
-            UsageError: it was trained for another target, draft or tokenizer, or at another temperature.
+            UsageError: it was trained for another target, draft or tokenizer, or with other sampling.
         """
         own = self.model
         for role, then, now in (("target", own.target, target), ("draft", own.draft, draft)):
@@ -70,11 +80,17 @@ class Judge(Score):
                 )
         if tokenizer != own.tokenizer:
             raise UsageError(f"score {self.written} was trained with another tokenizer; train a judge for this one")
-        if temperature != own.temperature:
-            raise UsageError(
-                f"score {self.written} was trained at temperature {own.temperature:g}, and this decodes at "
-                f"{temperature:g}; train a judge at that"
-            )
+        for name, now in SamplingInfo.model_validate(sampling, from_attributes=True):
+            if now != (then := getattr(own.sampling, name)):
+                raise UsageError(
+                    f"score {self.written} was trained with {name} {then}, and this decodes with {now}; train a judge "
+                    "for that"
+                )
+
+
+def judge_of(model: JudgeModel) -> Judge:
+    """Returns the score of a model, which is known from now on."""
+    return judge_named(register(model))
 
 
 @cache

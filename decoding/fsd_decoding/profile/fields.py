@@ -501,12 +501,9 @@ class ProfileContent(Sealed):
         if self.judge is None:
             return self
         drafts = {model.fingerprint for model in (self.draft, *self.other_drafts)}
-        own = (self.judge.target, self.judge.tokenizer, self.judge.temperature)
-        if (
-            own != (self.target.fingerprint, self.tokenizer, self.sampling.temperature)
-            or self.judge.draft not in drafts
-        ):
-            raise ValueError("judge is of other models, or of another tokenizer or temperature")
+        own = (self.judge.target, self.judge.tokenizer, self.judge.sampling)
+        if own != (self.target.fingerprint, self.tokenizer, self.sampling) or self.judge.draft not in drafts:
+            raise ValueError("judge is of other models, or of another tokenizer or sampling")
         register(self.judge)
         return self
 

@@ -23,7 +23,8 @@ _TEXT = """# Judge {name}: {kind}, of {task}
 
 Says of a drafted token that the target would not have written how likely it is that keeping it changes the outcome.
 The figures of the first two tables are of problems on which neither the judge that is evaluated was fitted nor its
-settings were chosen: the judges of {folds} folds.
+settings or calibration were chosen: the judges of {folds} folds. A mismatch counts as many times as its probability
+to be labelled goes into 1.
 
 {sheets}"""
 
@@ -59,11 +60,12 @@ def _ranked(trained: Trained) -> Sheet:
 
 def _calibrated(trained: Trained) -> Sheet:
     harmful, forecast = trained.examples.harmful, trained.unseen
-    rows = zip(*bins(harmful, forecast, _BINS), strict=True)
-    error = calibration_error(harmful, forecast, _BINS)
+    weights = trained.examples.counts
+    rows = zip(*bins(harmful, forecast, _BINS, weights), strict=True)
+    error = calibration_error(harmful, forecast, _BINS, weights)
     return Sheet(
         "Calibration", ("forecast", "harmful"), tuple((f"{one:.2%}", f"{other:.2%}") for one, other in rows),
-        f"Mean forecast and share harmful, in bins of equally many mismatches; the mean distance is {error:.2%}.",
+        f"Mean forecast and share harmful, in bins of equal weight; the mean distance is {error:.2%}.",
     )  # fmt: skip
 
 
@@ -72,7 +74,8 @@ def _read(trained: Trained, seed: int) -> Sheet:
     chosen = examples.at(random.permutation(len(examples.harmful))[:MOST_ROWS])
 
     def loss(rows: Array) -> float:
-        return float(log_loss(chosen.harmful, expit(fitted.logits(rows)), labels=[False, True]))
+        forecast = expit(fitted.logits(rows))
+        return float(log_loss(chosen.harmful, forecast, sample_weight=chosen.counts, labels=[False, True]))
 
     sizes = permuted(loss, [slice(each, each + 1) for each in fitted.columns], chosen.values, random)
     shares = sizes / max(sizes.sum(), np.finfo(float).tiny)
@@ -88,9 +91,10 @@ def _data(trained: Trained) -> Sheet:
     examples, judge = trained.examples, trained.judge
     settings = ", ".join(f"{n} {v:.3g}" if isinstance(v, float) else f"{n} {v}" for n, v in trained.settings.items())
     entries = {
-        "labelled mismatches": f"{judge.labels:,}, of {len(judge.trained_ids):,} problems",
+        "labelled mismatches": f"{judge.labels:,}, of {len(np.unique(examples.problem)):,} problems",
+        "problems read": f"{len(judge.trained_ids):,}",
         "harmful": f"{np.average(examples.harmful, weights=examples.counts):.1%}",
         "settings": settings,
-        "temperature": f"{judge.temperature:g}",
+        "sampling": ", ".join(f"{name} {value:g}" for name, value in judge.sampling if value is not None),
     }
     return Sheet("Data", (), tuple(entries.items()))

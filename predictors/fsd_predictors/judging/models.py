@@ -1,7 +1,6 @@
 """The models that a judge is made of: piecewise linear logistic regression, and boosted trees of few levels.
 
-Both are monotone in the features that have a sign, divergences where that is chosen, and end as the plain numbers that
-decoding evaluates.
+Both are monotone in the features that have a sign, and end as the plain numbers that decoding evaluates.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 import optuna
 import torch
 
-from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.judging.model import Line, Trees
 from fsd_decoding.judging.on_device import OnDevice
@@ -90,15 +88,9 @@ class Fitted:
 Fit = Callable[[Examples, Sequence[int], Mapping[str, Any]], Fitted]
 
 
-def signs_of(columns: Sequence[int], bounded: bool) -> Array:
-    """Returns the sign of each column's effect: 1, -1, or 0 where it is free.
-
-    Args:
-        bounded: whether divergences have theirs. A larger one seldom makes a mismatch harmless by itself, but a draft
-            may be surest, and so farthest from the target, where it only says the same in other words.
-    """
-    names = (FEATURES[column] for column in columns)
-    return np.array([0 if name in DIVERGENCES and not bounded else TABLE[name].sign for name in names])
+def signs_of(columns: Sequence[int]) -> Array:
+    """Returns the sign of each column's effect: 1, -1, or 0 where it is free."""
+    return np.array([TABLE[FEATURES[column]].sign for column in columns])
 
 
 def fit_logistic(examples: Examples, columns: Sequence[int], settings: Mapping[str, Any]) -> Fitted:
@@ -108,7 +100,7 @@ def fit_logistic(examples: Examples, columns: Sequence[int], settings: Mapping[s
         settings: knots of each function, and the L2 penalty `l2` on the weights of standardised pieces.
     """
     encoding = Encoding.of(examples.values, columns, settings["knots"])
-    signs = signs_of(encoding.column.tolist(), settings["bounded"])
+    signs = signs_of(encoding.column.tolist())
     turned = np.where(signs < 0, -1.0, 1.0)  # so that all bounds are from below
     rows = np.column_stack([np.ones(len(examples.values)), encoding(examples.values) * turned])
     lowest = np.append(-np.inf, np.where(signs == 0, -np.inf, 0.0))
@@ -135,7 +127,7 @@ def fit_boosted(examples: Examples, columns: Sequence[int], settings: Mapping[st
     parameters = {
         "objective": "binary", "num_leaves": 1 << settings["depth"], "max_depth": settings["depth"],
         "learning_rate": settings["learning_rate"], "min_data_in_leaf": settings["rows_a_leaf"],
-        "lambda_l2": settings["l2"], "monotone_constraints": signs_of(columns, settings["bounded"]).tolist(),
+        "lambda_l2": settings["l2"], "monotone_constraints": signs_of(columns).tolist(),
         "monotone_constraints_method": "basic", "deterministic": True, "force_row_wise": True, "num_threads": 1,
         "verbose": -1,
     }  # fmt: skip

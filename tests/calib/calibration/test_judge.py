@@ -10,8 +10,9 @@ import pytest
 from fsd_calib import SpeculativeDecoder, ThresholdProfile
 from fsd_calib.calibrate_options import SearchSpace
 from fsd_calib.calibration import judge as judging
-from fsd_calib.calibration.judge import CARD, FILE, LABELS
+from fsd_calib.calibration.judge import CARD, FILE, KEPT, LABELS
 from fsd_collectors.judging.labels import read_labels
+from fsd_collectors.store.reading import load_traces
 from fsd_common.errors import UsageError
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.tree_shape import TreeShape
@@ -43,9 +44,12 @@ def test_one_call_labels_trains_searches_and_certifies(calibrated: tuple[Path, T
 @pytest.mark.slow
 def test_problems_of_labels_neither_search_nor_certify(calibrated: tuple[Path, ThresholdProfile]) -> None:
     folder, profile = calibrated
-    labels = read_labels(folder / "out" / LABELS)
+    (kept,) = (folder / "cache" / KEPT).iterdir()
+    labels = read_labels(kept / LABELS)
+    read = load_traces(kept / LABELS).to_pandas(["problem", "correct"], table="completions")
     assert profile.judge is not None
-    assert profile.judge.trained_ids == set(labels["problem"])
+    assert not read["correct"].all()  # of some there are no labels, and they are left out of the search all the same
+    assert profile.judge.trained_ids == set(read["problem"]) > set(labels["problem"])
     assert set(labels["split"]) == {"tuning"}
     assert profile.data.tuning + len(profile.judge.trained_ids) + profile.data.certification <= 900
     searched = [point.problems for point in profile.curve if point.source == "tuning"]
@@ -72,7 +76,8 @@ def test_a_file_is_used_again_and_its_problems_do_not_certify(
     again = run(tmp_path / "out", tmp_path / "cache", problems=900, pair=PAIR, **asked)
     assert again.judge == profile.judge
     assert again.data.certification == profile.data.certification
-    assert not (tmp_path / "out" / LABELS).exists()
+    assert again.data.certification + again.data.tuning + len(again.judge.trained_ids) <= 900
+    assert not (tmp_path / "cache" / KEPT).exists()
 
 
 def test_a_judge_of_other_models_is_refused(tmp_path: Path) -> None:
@@ -96,9 +101,10 @@ def test_a_search_needs_problems_of_its_own(
     [
         ({"score": "judge"}, "score judge is given without judge FILE, or judge auto to train one"),
         ({"judge": "auto"}, "judge is given without score judge"),
-        ({"score": "judge", "judge": "auto", "predictor": "auto"}, "judge and predictor are given"),
-        ({"score": "judge", "judge": "auto", "tree": TreeShape(2, 6)}, "judge and tree are given"),
+        ({"score": "judge", "judge": "auto", "predictor": "auto"}, "score judge and predictor are given"),
+        ({"score": "judge", "judge": "auto", "tree": TreeShape(2, 6)}, "score judge and tree are given"),
         ({"score": "judge", "judge": "auto", "judge_budget": 0}, "judge_budget is 0"),
+        ({"score": ("judge", "judge@01"), "judge": "auto"}, "score has judge and judge@01; give one judge"),
     ],
 )
 def test_what_does_not_go_together_is_refused(asked: dict[str, Any], message: str) -> None:

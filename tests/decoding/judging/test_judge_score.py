@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,19 @@ import torch
 from fsd_calib.testing import checks_of
 from fsd_common.errors import UsageError
 from fsd_common.user_folders import CACHE_VARIABLE
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.judging import known
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.judging.on_device import packed_classes
 from fsd_decoding.judging.score import judge_named
+from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Seen, score_named
 from support.calibration.profiles import profile
 from support.models.followed_pair import PAIR, followed
-from support.models.judges import judge, judge_of
+from support.models.judges import GREEDY, judge, judge_of
 from support.models.tiny_models import VOCABULARY, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
 
@@ -54,6 +59,35 @@ def test_the_score_is_what_line_and_trees_say() -> None:
         assert found[row, column].item() == pytest.approx(wanted, rel=1e-4), place
 
 
+def test_with_sampling_the_likeliest_token_is_judged_as_any_other() -> None:
+    """As labels have it, where the target may have drawn another one."""
+    greedy, sampled = (score_named(register(judge(sampling=GREEDY | {"temperature": t}))) for t in (0.0, 1.0))
+    logits = torch.randn((9, VOCABULARY), generator=torch.Generator().manual_seed(0))
+    seen = Seen(logits, logits.flip(0), logits.argmax(-1))
+    assert (greedy.of(seen) == 0).all()
+    assert (sampled.of(seen) > 0.01).all()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [lambda name: Setting("fsd-coupled", name, 4), lambda name: DecodingConfig(score=name), score_named],
+    ids=["setting", "config", "score"],
+)
+def test_what_is_pickled_takes_its_judge_along(
+    sent: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = judge(task="elsewhere")
+    made = sent(register(own))
+    pickled = pickle.dumps(made)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "empty"))
+    monkeypatch.setattr(known, "_known", {})  # as in a process on another machine
+    judge_named.cache_clear()
+    found = pickle.loads(pickled)
+    assert score_named(own.name).model == own
+    assert type(found) is type(made)
+    assert found == made or found.written == made.written
+
+
 def test_a_judge_passes_the_checks_of_scores() -> None:
     name = register(judge())
     for check in checks_of("score"):
@@ -66,16 +100,15 @@ def test_it_is_lossless_below_zero_and_its_intervals_hold() -> None:
     target = decoder(rule="target").generate(prompts, NEW)
     exact = decoder(score=name, threshold=-1e-9).generate(prompts, NEW)
     assert [result.tokens for result in exact] == [result.tokens for result in target]
-    changed = 0
+    changed = 0  # texts that are no longer the target's
     for threshold in (0.05, 0.15, 0.3, 0.6):
-        for prompt, result in zip(
-            prompts, decoder(score=name, threshold=threshold).generate(prompts, NEW), strict=True
-        ):
+        found = decoder(score=name, threshold=threshold).generate(prompts, NEW)
+        for prompt, result, own in zip(prompts, found, target, strict=True):
             low, high = result.interval
             middle = (max(low, 0.0) + min(high, 1.0)) / 2
             (again,) = decoder(score=name, threshold=middle).generate([prompt], NEW)
             assert again.tokens == result.tokens
-            changed += result.accepted > 0
+            changed += result.tokens != own.tokens
     assert changed
 
 
@@ -85,7 +118,8 @@ def test_it_is_lossless_below_zero_and_its_intervals_hold() -> None:
         ({"target": "0" * 64}, "was trained for a target with fingerprint 000000000000"),
         ({"draft": "1" * 64}, "was trained for a draft with fingerprint 111111111111"),
         ({"tokenizer": "x"}, "was trained with another tokenizer"),
-        ({"temperature": 0.6}, "was trained at temperature 0.6, and this decodes at 0"),
+        ({"sampling": GREEDY | {"temperature": 0.6}}, "trained with temperature 0.6, and this"),
+        ({"sampling": GREEDY | {"top_k": 50}}, "trained with top_k 50, and this decodes with"),
     ],
 )
 def test_a_decoder_refuses_a_judge_of_something_else(changes: dict[str, Any], message: str) -> None:
@@ -150,6 +184,13 @@ def test_damaged_classes_are_refused(classes: str) -> None:
     score = score_named(register(judge(classes=classes)))
     logits = torch.zeros(1, VOCABULARY)
     with pytest.raises(UsageError, match=r"the tokens' classes of judge@\d+ are damaged"):
+        score.of(Seen(logits, logits, torch.tensor([1])))
+
+
+def test_classes_of_fewer_tokens_than_there_are_are_refused() -> None:
+    score = score_named(register(judge(classes=packed_classes(torch.zeros(7, dtype=torch.uint8)))))
+    logits = torch.zeros(1, VOCABULARY)
+    with pytest.raises(UsageError, match=rf"classes of 7 tokens, and there are {VOCABULARY}: train it again"):
         score.of(Seen(logits, logits, torch.tensor([1])))
 
 
