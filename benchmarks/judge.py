@@ -1,8 +1,9 @@
 """A judge beside every other score: `nohup python benchmarks/judge.py &`; takes some three hours on one core.
 
 On a pair that is as sure of its words as of its numbers (`lib/judge/pair.py`), mismatches are labelled, and judges of
-several designs are trained on 500, 2,000 and 8,000 of them. They are compared with the scores of docs/rules.md on other
-problems, at every T at once, by texts that are really decoded (`lib/rules`). What a perfect judge could, labels tell.
+several designs are trained on 500 and 2,000 of them, or on as many as `--budgets` says. They are compared with the
+scores of docs/rules.md on other problems, at every T at once, by texts that are really decoded (`lib/rules`). What a
+perfect judge could, labels tell.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fsd_data import pair_paths
 from lib.common.claims import Claim
 from lib.common.results import conclude, machine_facts, options_of
 from lib.common.timing import Ratio
-from lib.judge.designs import BUDGETS, Made, made, of_scores
+from lib.judge.designs import Made, made, of_scores
 from lib.judge.labels import SEED as LABELLED
 from lib.judge.labels import label
 from lib.judge.pair import sure_pair
@@ -51,18 +52,19 @@ def main() -> int:
     folder = options.labels or default_cache() / f"judge-labels-{options.pair}"
     if options.labels is None:
         source = load_task("arithmetic", seed=LABELLED, limit=_LABELLED, tokenizer=decoder.tokenizer)
-        label(folder, source, (pair[0], pair[1]), BUDGETS[0] if options.quick else BUDGETS[-1])
+        label(folder, source, (pair[0], pair[1]), min(options.budgets) if options.quick else options.collect)
     labels = read_labels(folder)
     texts = load_traces(folder).to_pandas(["problem", "emitted", "correct"], table="completions")
     best = perfect(
         labels, texts[texts["correct"] & texts["problem"].isin(labels["problem"].unique())], options.draft_length
     )
-    judges = list(made(labels, decoder, options.quick))
+    budgets = [min(options.budgets)] if options.quick else options.budgets
+    judges = list(made(labels, decoder, options.quick, budgets))
     found = compare(decoder, judges, options)
     about = {
         "pair": options.pair, "draft_length": options.draft_length, "seeds": {"labels": LABELLED, "problems": SEED},
-        "labels": len(labels), "harmful": float(labels["harmful"].mean()), "auc_of_scores": of_scores(labels),
-        "judges": judges, "perfect_tokens_per_round": best, **found,
+        "budgets": budgets, "labels": len(labels), "harmful": float(labels["harmful"].mean()),
+        "auc_of_scores": of_scores(labels), "judges": judges, "perfect_tokens_per_round": best, **found,
     }  # fmt: skip
     return conclude(options, machine, about, claims_of(found, judges), table(about))
 
@@ -72,6 +74,10 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--pair", choices=("sure", "bundled"), default="sure")
     parser.add_argument("--problems", type=int, default=_PROBLEMS)
     parser.add_argument("--draft-length", type=int, default=8)
+    parser.add_argument(
+        "--budgets", type=int, nargs="+", default=[500, 2_000], help="labels that judges are trained on"
+    )
+    parser.add_argument("--collect", type=int, default=8_000, help="mismatches to label, as judges are compared on all")
     parser.add_argument("--labels", type=Path, help="folder of labels, instead of collecting them")
     parser.add_argument("--texts", type=Path, default=default_cache() / "rules", help="folder of finished texts")
     return parser

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import judge as benchmark
+from fsd_common.errors import UsageError
 from lib.common.timing import Ratio
-from lib.judge.designs import Made
+from lib.judge.designs import Made, made
 from lib.judge.labels import within
 from lib.judge.perfect import perfect, rounds_of
 from lib.judge.shown import table
@@ -50,6 +51,12 @@ def test_a_budget_pays_for_whole_problems_in_the_order_of_the_sample() -> None:
         assert sizes == [10] * (budget // 10) + [budget % 10] * bool(budget % 10)
     orders = {tuple(within(labels, 40, seed)["problem"].unique()) for seed in range(5)}
     assert len(orders) > 1
+
+
+def test_a_budget_beyond_the_labels_is_refused() -> None:
+    labels = pd.DataFrame({"problem": [1] * 30})
+    with pytest.raises(UsageError, match="there are 30 labels, and a budget is 40; label more, or give smaller"):
+        next(made(labels, decoder=None, quick=False, budgets=[20, 40]))  # type: ignore[arg-type]
 
 
 MADE = Made("context", 2000, 0, "judge@1", "boosted", 9, 0.9, 0.91)

@@ -10,12 +10,14 @@ import pandas as pd
 from sklearn.metrics import roc_auc_score
 
 from fsd_calib import SpeculativeDecoder
+from fsd_common.errors import UsageError
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.profile.parts import SamplingInfo
 from fsd_predictors.judging.training import Origin, Trained, train_judge
 from lib.judge.labels import within
 
@@ -23,7 +25,6 @@ NUMBERS = tuple(name for name in FEATURES if not TABLE[name].classed)
 CLASSES = tuple(name for name in FEATURES if not TABLE[name].context)
 DESIGNS: Mapping[str, Sequence[str]] = {"numbers": NUMBERS, "classes": CLASSES, "context": FEATURES}
 """What a judge may read: numbers of p and q; also the classes of x and y; also that of the token before them."""
-BUDGETS = (500, 2_000, 8_000)
 _SEEDS = 2  # samples of the labels, where they are of different ones
 _TRIALS = 8
 _RANKERS = (*DIVERGENCES, "margin", "relaxed")
@@ -53,10 +54,14 @@ class Made:
         return f"judge of {self.design}, {self.budget:,} labels, sample {self.seed}"
 
 
-def made(labels: pd.DataFrame, decoder: SpeculativeDecoder, quick: bool) -> Iterator[Made]:
-    """Yields the judges: the last design at every budget and on several samples, the others at the middle budget."""
+def made(labels: pd.DataFrame, decoder: SpeculativeDecoder, quick: bool, budgets: Sequence[int]) -> Iterator[Made]:
+    """Yields the judges: the last design at every budget and on several samples, the others at the middle budget.
+
+    UsageError: there are fewer labels than a budget.
+    """
+    if max(budgets) > len(labels):
+        raise UsageError(f"there are {len(labels)} labels, and a budget is {max(budgets)}; label more, or give smaller")
     last = list(DESIGNS)[-1]
-    budgets = [budget for budget in BUDGETS if budget <= len(labels)]
     asked = [(last, budget, seed) for budget in budgets for seed in range(_SEEDS if budget < len(labels) / 2 else 1)]
     middle = budgets[len(budgets) // 2]
     asked += [(design, middle, 0) for design in DESIGNS if design != last]
@@ -88,6 +93,7 @@ def _origin(decoder: SpeculativeDecoder) -> Origin:
     target, draft = (model_fingerprint(model) for model in (decoder.target, decoder.draft))
     vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
     return Origin(
-        target, draft, tokenizer_fingerprint(decoder.tokenizer), decoder.sampling.temperature, "arithmetic",
+        target, draft, tokenizer_fingerprint(decoder.tokenizer),
+        SamplingInfo.model_validate(decoder.sampling, from_attributes=True), "arithmetic",
         token_classes(decoder.tokenizer, vocabulary),
     )  # fmt: skip
