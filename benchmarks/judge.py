@@ -38,8 +38,8 @@ from lib.rules.judges import GREEDY, Panel
 from lib.rules.stored import SEED, Stored, folder_of
 from lib.rules.texts import write
 
-_PROBLEMS, _QUICK, _ROWS = 1_000, 6, 128
-_LABELLED = 4_000  # problems to label mismatches of, more than are needed
+_PROBLEMS, _QUICK, _ROWS = 200, 6, 128
+_LABELLED = 4_000  # problems, of whose tuning part mismatches are labelled
 _TIMED, _REPEATS = 3, 10
 _WANTED, _GAIN, _COST = 0.98, 1.10, 1.05
 
@@ -74,10 +74,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--pair", choices=("sure", "bundled"), default="sure")
     parser.add_argument("--problems", type=int, default=_PROBLEMS)
     parser.add_argument("--draft-length", type=int, default=8)
-    parser.add_argument(
-        "--budgets", type=int, nargs="+", default=[500, 2_000], help="labels that judges are trained on"
-    )
-    parser.add_argument("--collect", type=int, default=8_000, help="mismatches to label, as judges are compared on all")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[500, 2_000], help="labels to train judges on")
+    parser.add_argument("--collect", type=int, default=8_000, help="mismatches to label at most")
     parser.add_argument("--labels", type=Path, help="folder of labels, instead of collecting them")
     parser.add_argument("--texts", type=Path, default=default_cache() / "rules", help="folder of finished texts")
     return parser
