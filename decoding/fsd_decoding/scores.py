@@ -178,7 +178,7 @@ class Score:
     def __init__(self, written: str, values: Sequence[float]) -> None:
         self.written, self.values = written, tuple(values)
 
-    def __reduce__(self) -> tuple[Callable[[str], Score], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[..., Score], tuple[object, ...]]:
         """Pickles the name: another process imports it by its own path, and says in one line where it cannot."""
         return score_named, (self.written,)
 

@@ -300,7 +300,7 @@ class Calibration:
             if judge is None:
                 session.progress.note(
                     "a run trains its judge first; the plan lacks the time of that, and forecasts "
-                    f"{', '.join(space.scores)} in its place"
+                    f"{' and '.join(space.scores)} in its place"
                 )
                 return session, space, None
             others = space.scores if self._given_scores else ()

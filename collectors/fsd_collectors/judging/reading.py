@@ -73,7 +73,7 @@ def read_texts(decoder: SpeculativeDecoder, texts: Sequence[Completion], batch_s
     """
     found = [ReadText(Mismatches.none(), np.empty(0, dtype=np.float32)) for _ in texts]
     by_length = sorted((i for i, text in enumerate(texts) if text.emitted), key=lambda i: texts[i].length)
-    reach = context_length(decoder.draft)
+    reach = context_length(decoder.draft.config)
     classes = _classes(decoder)
     for start in range(0, len(by_length), batch_size):
         group = by_length[start : start + batch_size]

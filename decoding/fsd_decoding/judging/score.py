@@ -42,7 +42,7 @@ class Judge(Score):
         self.reads_context = any(TABLE[name].context for name in self.model.features)
         self._on: dict[torch.device, OnDevice] = {}
 
-    def __reduce__(self) -> tuple[Callable[[JudgeModel], Score], tuple[JudgeModel]]:
+    def __reduce__(self) -> tuple[Callable[..., Score], tuple[object, ...]]:
         """Pickles the model, which another process may not know."""
         return judge_of, (self.model,)
 

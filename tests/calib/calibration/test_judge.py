@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile
-from fsd_calib.calibrate_options import SearchSpace
+from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import judge as judging
+from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.judge import CARD, FILE, KEPT, LABELS
+from fsd_calib.tasks.split import parts_of
 from fsd_collectors.judging.labels import read_labels
 from fsd_collectors.store.reading import load_traces
 from fsd_common.errors import UsageError
+from fsd_common.packed_ids import pack_ids
+from fsd_common.progress.chosen import Lines
+from fsd_decoding.judging.known import register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.tree_shape import TreeShape
 from support.models.judges import judge
-from support.models.tiny_calibration import far_apart, run
+from support.models.tiny_calibration import far_apart, run, task
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import ragged_prompts
 
@@ -71,12 +77,16 @@ def test_decoders_of_the_profile_have_its_judge(calibrated: tuple[Path, Threshol
 def test_a_file_is_used_again_and_its_problems_do_not_certify(
     calibrated: tuple[Path, ThresholdProfile], tmp_path: Path
 ) -> None:
-    folder, profile = calibrated
-    asked = {**ASKED, "judge": folder / "out" / FILE}
+    _, profile = calibrated
+    assert profile.judge is not None
+    certifying = {problem.id for problem in parts_of(task(900)).certification[:20]}
+    trained = pack_ids({*profile.judge.trained_ids, *certifying})  # as on a part that was cut elsewhere
+    own = JudgeModel.model_validate(profile.judge.model_dump() | {"trained": trained})
+    own.save(tmp_path / FILE)
+    asked = {**ASKED, "judge": tmp_path / FILE}
     again = run(tmp_path / "out", tmp_path / "cache", problems=900, pair=PAIR, **asked)
-    assert again.judge == profile.judge
-    assert again.data.certification == profile.data.certification
-    assert again.data.certification + again.data.tuning + len(again.judge.trained_ids) <= 900
+    assert again.judge == own
+    assert again.data.certification == profile.data.certification - len(certifying)
     assert not (tmp_path / "cache" / KEPT).exists()
 
 
@@ -84,6 +94,47 @@ def test_a_judge_of_other_models_is_refused(tmp_path: Path) -> None:
     judge().save(tmp_path / FILE)
     with pytest.raises(UsageError, match="was trained for a target with fingerprint t, and this target has"):
         run(tmp_path / "out", tmp_path / "cache", pair=PAIR, **{**ASKED, "judge": tmp_path / FILE})
+
+
+def test_the_name_of_a_judge_takes_the_path_of_its_file(tmp_path: Path) -> None:
+    name = register(judge())
+    with pytest.raises(UsageError, match="was trained for a target with fingerprint t, and this target has"):
+        run(tmp_path / "out", tmp_path / "cache", pair=PAIR, score=name)
+
+
+@pytest.mark.slow
+def test_the_name_of_a_judge_leaves_its_problems_out(
+    calibrated: tuple[Path, ThresholdProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "LEAST", 10_000)
+    _, profile = calibrated
+    assert profile.judge is not None
+    with pytest.raises(UsageError, match=f"trained on {len(profile.judge.trained_ids)} of"):
+        run(tmp_path / "out", tmp_path / "cache", problems=900, pair=PAIR, score=profile.judge.name)
+
+
+def test_too_few_problems_are_told_before_anything_is_labelled(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="for the search, and that needs 64: give more problems"):
+        run(tmp_path / "out", tmp_path / "cache", problems=240, pair=PAIR, **ASKED)
+    assert not (tmp_path / "cache" / KEPT).exists()
+
+
+def test_vllm_takes_a_judge_that_was_trained_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="calibrate with engine fsd-calib first, and give the judge"):
+        run(tmp_path / "out", tmp_path / "cache", pair=PAIR, engine="vllm", **ASKED)
+
+
+@pytest.mark.slow
+def test_a_plan_says_what_it_forecasts_in_the_place_of_a_judge(tmp_path: Path) -> None:
+    log = StringIO()
+    Calibration(
+        task(900), *PAIR, Goal(min_acc=0.7), SearchSpace(score="judge", judge="auto", draft_length=4),
+        RunConfig(cache=tmp_path, state=tmp_path, progress=Lines(log), workers=1), word_tokenizer(),
+    ).plan()  # fmt: skip
+    assert "the plan lacks the time of that, and forecasts js and doubt in its place" in " ".join(
+        log.getvalue().split()
+    )
+    assert not (tmp_path / KEPT).exists()
 
 
 @pytest.mark.slow
