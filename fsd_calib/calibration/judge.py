@@ -27,7 +27,6 @@ from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.score import Judge
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.runner import vocabulary_size
-from fsd_decoding.profile.parts import SamplingInfo
 from fsd_decoding.scores import score_named
 from fsd_predictors.judging.card import card_of
 from fsd_predictors.judging.training import Origin, train_judge
@@ -78,6 +77,8 @@ def trained_here(session: Session, budget: int, out: Path | None, train: bool) -
             f"search, and that needs {LEAST}: give more problems ({named('limit')}), or do without a judge"
         )
     folder = _folder(session, problems, budget)
+    if train:
+        session.tuned.mark(problems)
     if not (folder / FILE).exists():
         if not train:
             return None
@@ -94,7 +95,8 @@ def trained_here(session: Session, budget: int, out: Path | None, train: bool) -
 def apart(session: Session, judge: JudgeModel) -> Session:
     """Returns the session whose search goes without the tuning problems that were read for the judge.
 
-    All of them, or those whose target is wrong, which have no labels, would be too many among what is searched on.
+    Also without those that have no labels, as the target's answer is wrong: were they alone left in, the search would
+    see too many of them.
 
     Raises:
         UsageError: too few are left.
@@ -111,7 +113,6 @@ def apart(session: Session, judge: JudgeModel) -> Session:
 
 def _train(session: Session, problems: Sequence[Problem], budget: int, folder: Path) -> None:
     decoder, sampling = session.decoder, session.decoder.sampling
-    session.tuned.mark(problems)
     task = replace(session.task, problems=tuple(problems))
     traces = collect_labels(
         task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder / LABELS,
@@ -137,7 +138,7 @@ def _origin(session: Session) -> Origin:
     vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
     return Origin(
         pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer,
-        SamplingInfo.model_validate(decoder.sampling, from_attributes=True), session.task.name,
+        decoder.sampling, session.task.name,
         token_classes(decoder.tokenizer, vocabulary),
     )  # fmt: skip
 

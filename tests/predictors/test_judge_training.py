@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import lightgbm
@@ -16,15 +17,13 @@ from numpy.typing import NDArray
 from fsd_common.errors import UsageError
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.judging.on_device import OnDevice
-from fsd_decoding.profile.parts import SamplingInfo
+from fsd_decoding.sampling import Sampling
 from fsd_predictors.judging.card import card_of, rankings
 from fsd_predictors.judging.models import KINDS, Examples, Fitted
 from fsd_predictors.judging.training import FOLDS, SHOWN, Origin, Trained, examples_of, train_judge
 from fsd_predictors.training.evaluation import bins, calibration_error
 
-ORIGIN = Origin(
-    "t", "d", "k", SamplingInfo(temperature=0.0, top_k=None, top_p=None), "made up", torch.zeros(9, dtype=torch.uint8)
-)  # fmt: skip
+ORIGIN = Origin("t", "d", "k", Sampling(), "made up", torch.zeros(9, dtype=torch.uint8))
 SETTINGS = {kind: KINDS[kind].usual for kind in KINDS}
 EVERY = range(len(FEATURES))
 
@@ -109,7 +108,7 @@ def test_trees_are_those_of_lightgbm() -> None:
     assert fitted.logits(rows) == pytest.approx(wanted, abs=1e-5)
 
 
-def trained_alike(examples: Examples, given: dict[str, Any]) -> lightgbm.Booster:
+def trained_alike(examples: Examples, given: Mapping[str, Any]) -> lightgbm.Booster:
     parameters = {
         "objective": "binary", "num_leaves": 8, "max_depth": 3, "learning_rate": given["learning_rate"],
         "min_data_in_leaf": given["rows_a_leaf"], "lambda_l2": given["l2"], "verbose": -1, "deterministic": True,
@@ -169,11 +168,11 @@ def test_a_card_counts_mismatches_by_their_weights() -> None:
     random = np.random.default_rng(0)
     forecast, weights = random.random(60), random.integers(1, 4, 60)
     harmful = random.random(60) < forecast
-    copied = (np.repeat(each, weights) for each in (harmful, forecast))
-    copies = [*copied]
-    for one, other in zip(bins(harmful, forecast, 6, weights), bins(*copies, 6), strict=True):
+    outcomes, forecasts = np.repeat(harmful, weights), np.repeat(forecast, weights)
+    for one, other in zip(bins(harmful, forecast, 6, weights), bins(outcomes, forecasts, 6), strict=True):
         assert one == pytest.approx(other)
-    assert calibration_error(harmful, forecast, 6, weights) == pytest.approx(calibration_error(*copies, 6))
+    error = calibration_error(outcomes, forecasts, 6)
+    assert calibration_error(harmful, forecast, 6, weights) == pytest.approx(error)
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from fsd_decoding.judging.known import register
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
-from fsd_decoding.profile.parts import SamplingInfo
 from fsd_predictors.judging.training import Origin, Trained, train_judge
 from lib.judge.labels import within
 
@@ -93,7 +92,6 @@ def _origin(decoder: SpeculativeDecoder) -> Origin:
     target, draft = (model_fingerprint(model) for model in (decoder.target, decoder.draft))
     vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
     return Origin(
-        target, draft, tokenizer_fingerprint(decoder.tokenizer),
-        SamplingInfo.model_validate(decoder.sampling, from_attributes=True), "arithmetic",
+        target, draft, tokenizer_fingerprint(decoder.tokenizer), decoder.sampling, "arithmetic",
         token_classes(decoder.tokenizer, vocabulary),
     )  # fmt: skip

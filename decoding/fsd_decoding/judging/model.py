@@ -17,7 +17,6 @@ from fsd_common.files import atomic_write, read_regular
 from fsd_common.packed_ids import PATTERN, unpack_ids
 from fsd_common.strict_json import parse_versioned
 from fsd_decoding.meanings import LEARNED
-from fsd_decoding.profile.parts import SamplingInfo
 
 SCHEMA_VERSION: Final = 1
 FEATURES_VERSION: Final = 1  # raised when a feature's formula changes
@@ -100,8 +99,16 @@ class JudgeModel(_Part):
     """Fingerprint of the draft."""
     tokenizer: str
     """Fingerprint of the tokenizer."""
-    sampling: SamplingInfo
-    """Of the texts that it was learned from."""
+    temperature: float
+    """Of the texts that it was learned from, like what follows."""
+    top_k: int | None = None
+    """null: off."""
+    top_p: float | None = None
+    """null: off."""
+    min_p: float | None = None
+    """null: off."""
+    repetition_penalty: float = 1.0
+    """1: off."""
     task: str
     """The task that it was learned on."""
     labels: Annotated[int, Field(ge=1)]

@@ -17,8 +17,7 @@ from fsd_decoding.judging.features import TABLE, features_of
 from fsd_decoding.judging.known import model_named, register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.on_device import OnDevice, unpacked_classes
-from fsd_decoding.profile.parts import SamplingInfo
-from fsd_decoding.sampling import Sampling
+from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.scores import Score, Seen
 from fsd_decoding.tensors import argmax
 
@@ -58,7 +57,7 @@ class Judge(Score):
             self._on[device] = OnDevice.of(model.offset, model.line, model.trees, device, classes)
         numbers = self._on[device]
         harmful = numbers.logit(features_of(seen, numbers.classes, self.model.features)).sigmoid()
-        if self.model.sampling.temperature > 0:
+        if self.model.temperature > 0:
             return harmful
         return harmful.masked_fill(seen.drafted == argmax(seen.target_logits), 0.0)
 
@@ -80,8 +79,8 @@ class Judge(Score):
                 )
         if tokenizer != own.tokenizer:
             raise UsageError(f"score {self.written} was trained with another tokenizer; train a judge for this one")
-        for name, now in SamplingInfo.model_validate(sampling, from_attributes=True):
-            if now != (then := getattr(own.sampling, name)):
+        for name in SETTINGS:
+            if (now := getattr(sampling, name)) != (then := getattr(own, name)):
                 raise UsageError(
                     f"score {self.written} was trained with {name} {then}, and this decodes with {now}; train a judge "
                     "for that"

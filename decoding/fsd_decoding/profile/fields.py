@@ -501,7 +501,8 @@ class ProfileContent(Sealed):
         if self.judge is None:
             return self
         drafts = {model.fingerprint for model in (self.draft, *self.other_drafts)}
-        own = (self.judge.target, self.judge.tokenizer, self.judge.sampling)
+        drawn = type(self.sampling).model_validate(self.judge, from_attributes=True)
+        own = (self.judge.target, self.judge.tokenizer, drawn)
         if own != (self.target.fingerprint, self.tokenizer, self.sampling) or self.judge.draft not in drafts:
             raise ValueError("judge is of other models, or of another tokenizer or sampling")
         register(self.judge)

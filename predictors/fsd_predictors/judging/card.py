@@ -11,6 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from fsd_common.pages.blocks import Sheet
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.judging.features import FEATURES, TABLE
+from fsd_decoding.sampling import SETTINGS
 from fsd_predictors.judging.models import Examples
 from fsd_predictors.judging.training import FOLDS, Trained
 from fsd_predictors.models.base import Array
@@ -89,12 +90,13 @@ def _read(trained: Trained, seed: int) -> Sheet:
 
 def _data(trained: Trained) -> Sheet:
     examples, judge = trained.examples, trained.judge
+    drawn = judge.model_dump(include={*SETTINGS})
     settings = ", ".join(f"{n} {v:.3g}" if isinstance(v, float) else f"{n} {v}" for n, v in trained.settings.items())
     entries = {
         "labelled mismatches": f"{judge.labels:,}, of {len(np.unique(examples.problem)):,} problems",
         "problems read": f"{len(judge.trained_ids):,}",
         "harmful": f"{np.average(examples.harmful, weights=examples.counts):.1%}",
         "settings": settings,
-        "sampling": ", ".join(f"{name} {value:g}" for name, value in judge.sampling if value is not None),
+        "sampling": ", ".join(f"{name} {drawn[name]:g}" for name in SETTINGS if drawn[name] is not None),
     }
     return Sheet("Data", (), tuple(entries.items()))

@@ -23,7 +23,7 @@ from fsd_common.packed_ids import pack_ids
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.on_device import packed_classes
-from fsd_decoding.profile.parts import SamplingInfo
+from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_predictors.judging.models import KINDS, Examples, Fitted
 from fsd_predictors.models.base import Array
 from fsd_predictors.models.monotone import fit_weights
@@ -47,7 +47,7 @@ class Origin:
     target: str
     draft: str
     tokenizer: str
-    sampling: SamplingInfo
+    sampling: Sampling
     task: str
     classes: Tensor  # (V,) uint8, see `token_classes`
 
@@ -190,9 +190,10 @@ def _platt(logits: Array, examples: Examples) -> tuple[float, float]:
 
 def _judge(fitted: Fitted, origin: Origin, examples: Examples, kind: str, read: Collection[int]) -> JudgeModel:
     classed = any(TABLE[name].classed for name in fitted.features)
+    drawn = {name: getattr(origin.sampling, name) for name in SETTINGS}
     return JudgeModel(
         features=fitted.features, offset=fitted.offset, line=fitted.line, trees=fitted.trees, kind=kind,
-        target=origin.target, draft=origin.draft, tokenizer=origin.tokenizer, sampling=origin.sampling,
-        task=origin.task, labels=len(examples.harmful), trained=pack_ids({*examples.problem.tolist(), *read}),
-        classes=packed_classes(origin.classes) if classed else "",
+        target=origin.target, draft=origin.draft, tokenizer=origin.tokenizer, task=origin.task,
+        labels=len(examples.harmful), trained=pack_ids({*examples.problem.tolist(), *read}),
+        classes=packed_classes(origin.classes) if classed else "", **drawn,
     )  # fmt: skip

@@ -103,6 +103,17 @@ def test_the_name_of_a_judge_takes_the_path_of_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_more_problems_make_another_judge_in_the_same_folder(
+    calibrated: tuple[Path, ThresholdProfile], tmp_path: Path
+) -> None:
+    folder, profile = calibrated
+    again = run(folder / "out", folder / "cache", problems=960, pair=PAIR, state=tmp_path, **ASKED)
+    assert again.judge is not None
+    assert again.judge != profile.judge
+    assert again.judge == JudgeModel.load(folder / "out" / FILE)
+
+
+@pytest.mark.slow
 def test_the_name_of_a_judge_leaves_its_problems_out(
     calibrated: tuple[Path, ThresholdProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Seen, score_named
 from support.calibration.profiles import profile
 from support.models.followed_pair import PAIR, followed
-from support.models.judges import GREEDY, judge, judge_of
+from support.models.judges import judge, judge_of
 from support.models.tiny_models import VOCABULARY, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
 
@@ -61,7 +61,7 @@ def test_the_score_is_what_line_and_trees_say() -> None:
 
 def test_with_sampling_the_likeliest_token_is_judged_as_any_other() -> None:
     """As labels have it, where the target may have drawn another one."""
-    greedy, sampled = (score_named(register(judge(sampling=GREEDY | {"temperature": t}))) for t in (0.0, 1.0))
+    greedy, sampled = (score_named(register(judge(temperature=t))) for t in (0.0, 1.0))
     logits = torch.randn((9, VOCABULARY), generator=torch.Generator().manual_seed(0))
     seen = Seen(logits, logits.flip(0), logits.argmax(-1))
     assert (greedy.of(seen) == 0).all()
@@ -83,7 +83,7 @@ def test_what_is_pickled_takes_its_judge_along(
     monkeypatch.setattr(known, "_known", {})  # as in a process on another machine
     judge_named.cache_clear()
     found = pickle.loads(pickled)
-    assert score_named(own.name).model == own
+    assert judge_named(own.name).model == own
     assert type(found) is type(made)
     assert found == made or found.written == made.written
 
@@ -118,8 +118,8 @@ def test_it_is_lossless_below_zero_and_its_intervals_hold() -> None:
         ({"target": "0" * 64}, "was trained for a target with fingerprint 000000000000"),
         ({"draft": "1" * 64}, "was trained for a draft with fingerprint 111111111111"),
         ({"tokenizer": "x"}, "was trained with another tokenizer"),
-        ({"sampling": GREEDY | {"temperature": 0.6}}, "trained with temperature 0.6, and this"),
-        ({"sampling": GREEDY | {"top_k": 50}}, "trained with top_k 50, and this decodes with"),
+        ({"temperature": 0.6}, "trained with temperature 0.6, and this"),
+        ({"top_k": 50}, "trained with top_k 50, and this decodes with"),
     ],
 )
 def test_a_decoder_refuses_a_judge_of_something_else(changes: dict[str, Any], message: str) -> None:

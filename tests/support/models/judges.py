@@ -12,7 +12,6 @@ from fsd_decoding.judging.on_device import packed_classes
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from support.models.tiny_models import word_tokenizer
 
-GREEDY = {"temperature": 0.0, "top_k": None, "top_p": None}
 _FARTHEST = 1e30
 _LINE = {"column": [0, 1, 1], "low": [-_FARTHEST, 0.0, 0.5], "high": [_FARTHEST, 0.5, 1.0], "weight": [-0.3, 1.0, 2.0]}
 _TREES = {"column": [[0, 1, 2]], "threshold": [[-2.0, 0.5, 0.5]], "leaf": [[0.1, 0.4, -0.2, -0.1]]}
@@ -23,7 +22,7 @@ def judge(**changes: Any) -> JudgeModel:
     values = {
         "features": ["log_p_x", "margin", "x_letters"], "offset": -2.0, "line": _LINE, "trees": _TREES,
         "classes": packed_classes(torch.arange(64, dtype=torch.uint8) % 5), "kind": "boosted", "target": "t",
-        "draft": "d", "tokenizer": "k", "sampling": GREEDY, "task": "arithmetic",
+        "draft": "d", "tokenizer": "k", "temperature": 0.0, "task": "arithmetic",
         "labels": 500, "trained": pack_ids([3, 1, 2]),
     }  # fmt: skip
     return JudgeModel.model_validate(values | changes)
