@@ -306,7 +306,7 @@ class Calibration:
             others = space.scores if self._given_scores else ()
             space = replace(space, scores=(*others, judge.name))
         check(judge, session)
-        return apart(session, judge), space, judge
+        return session if self.fixed else apart(session, judge), space, judge
 
     @property
     def _judge(self) -> JudgeModel | None:

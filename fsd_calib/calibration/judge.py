@@ -137,8 +137,7 @@ def _origin(session: Session) -> Origin:
     decoder, pair = session.decoder, session.engine.pair
     vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
     return Origin(
-        pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer,
-        decoder.sampling, session.task.name,
+        pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, decoder.sampling, session.task.name,
         token_classes(decoder.tokenizer, vocabulary),
     )  # fmt: skip
 

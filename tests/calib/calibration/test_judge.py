@@ -13,6 +13,7 @@ from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import judge as judging
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.judge import CARD, FILE, KEPT, LABELS
+from fsd_calib.calibration.recertify import decoding_of
 from fsd_calib.tasks.split import parts_of
 from fsd_collectors.judging.labels import read_labels
 from fsd_collectors.store.reading import load_traces
@@ -60,6 +61,20 @@ def test_problems_of_labels_neither_search_nor_certify(calibrated: tuple[Path, T
     assert profile.data.tuning + len(profile.judge.trained_ids) + profile.data.certification <= 900
     searched = [point.problems for point in profile.curve if point.source == "tuning"]
     assert max(searched) <= profile.data.tuning
+
+
+@pytest.mark.slow
+def test_certifying_its_setting_anew_needs_no_problems_for_a_search(
+    calibrated: tuple[Path, ThresholdProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "LEAST", 10_000)
+    _, profile = calibrated
+    config = RunConfig(cache=tmp_path, state=tmp_path, timing="none", batch_size=16, workers=1, min_gain=1.0)
+    again = Calibration(
+        task(900), *PAIR, Goal(min_acc=0.7), decoding_of(profile), config, word_tokenizer(), fixed=profile
+    ).run()
+    assert again.judge == profile.judge
+    assert again.certificate.problems > 0
 
 
 @pytest.mark.slow
