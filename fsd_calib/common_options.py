@@ -73,9 +73,11 @@ Target = Annotated[
         MODELS,
     ),
 ]
+RECURRENT = "bundled-recurrent"
+"""The bundled target's draft with a recurrent layer, as `--draft` takes it."""
 DRAFT = (
     "The small model, with the target's tokenizer. Where no target is given, by default the bundled model for "
-    f"arithmetic, else {LARGE_PAIR[1]}."
+    f"arithmetic (or {RECURRENT}, which has a recurrent layer), else {LARGE_PAIR[1]}."
 )
 Device = Annotated[str | None, Option("cuda, cpu, … By default a GPU if there is one.", MODELS)]
 Dtype = Annotated[

@@ -14,6 +14,11 @@ def pair_paths() -> tuple[Path, Path]:
     return pair / "target", pair / "draft"
 
 
+def recurrent_path() -> Path:
+    """Returns the folder of another draft of the bundled target: of one recurrent layer, in transformers format."""
+    return Path(__file__).parent / "pair" / "recurrent"
+
+
 def head_path() -> Path:
     """Returns the folder of an EAGLE head for the bundled target, in EAGLE-3's format."""
     return Path(__file__).parent / "pair" / "head"

@@ -34,6 +34,7 @@ from fsd_decoding.model_options import (
 from fsd_decoding.models.fingerprint import tokenizer_difference
 from fsd_decoding.models.forward import unknown_rope_type
 from fsd_decoding.models.lean import place_weights
+from fsd_decoding.models.slot_cache import CONVOLUTION, LINEAR
 from fsd_decoding.models.weights_digest import CheckpointFiles, remember_checkpoint
 
 if TYPE_CHECKING:
@@ -247,8 +248,16 @@ def _keywords(source: ModelSource, config: Any, device: str, options: ModelOptio
             f"model {os.fspath(source)!r} is quantised already ({own}), so quantization {options.scheme!r:.60} cannot "
             "be applied; leave it out, or give the checkpoint that is not quantised"
         )
+    if not _attends(config):
+        options = replace(options, attn=None)
     keywords = (options if own is None else replace(options, quantization=None)).keywords()
     return keywords if own is None and options.scheme is None else {"device_map": device} | keywords
+
+
+def _attends(config: Any) -> bool:
+    """Whether a model has attention, whose kind transformers lets one choose: what is only recurrent has none."""
+    kinds = getattr(config.get_text_config(), "layer_types", None)
+    return not kinds or not {*kinds} <= {LINEAR, CONVOLUTION}
 
 
 def load_tokenizer(source: ModelSource, options: ModelOptions = USUAL) -> Any:

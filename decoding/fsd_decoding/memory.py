@@ -158,7 +158,7 @@ def _kept(built: Any) -> tuple[int, int]:
     runner = ModelRunner(built, 1, 1, vocabulary_size(built))
     _run(runner, 1)
     states = runner.cache.state_bytes
-    return runner.cache.nbytes - states, states // runner.cache.kept
+    return runner.cache.nbytes - states, states // (runner.cache.kept + 1)  # the zeros are of all rows
 
 
 def _scans(built: Any) -> tuple[int, int]:
@@ -255,7 +255,7 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Workload, rows: i
     """
     slots = slots_of_graphs(work.longest) if work.graphs else EagerCaller().size(work.longest)
     caches = rows * slots * (target.slot + max(draft.slot for draft in drafts))
-    kept = rows * (work.draft_length + 2) + BEGINNINGS
+    kept = rows * (work.draft_length + 2) + 1 + BEGINNINGS  # and one of zeros
     states = kept * (target.state + max(draft.state for draft in drafts))
     logits = rows * _logits(target, work)
     cells = rows * work.draft_length * target.logits

@@ -28,6 +28,7 @@ from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
 from fsd_calib.calibration.prepare import USUAL_LENGTH, Prepared, Request, designed
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
+from fsd_calib.calibration.run_facts import forget
 from fsd_calib.calibration.run_file import save_run
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import check_enough_to_time, check_timing
@@ -246,6 +247,8 @@ class Calibration:
             if out is not None:
                 output_folder.claim(out, self)
             show_plan(ready.plan)
+            if out is not None and not ready.plan.worth_it:
+                forget(out, ready.facts.name)
             check_worth(ready.plan)
             findings = find(ready, outlook)
             if broken := broken_texts() - before:

@@ -127,6 +127,11 @@ def begin_or_resume(
         return _read(path, name) or _write(path, resume_or_begin())
 
 
+def forget(folder: Path, name: str) -> None:
+    """Removes the facts of a run that ends before its long work, so that the next one measures its costs anew."""
+    _path(folder, name).unlink(missing_ok=True)
+
+
 def first_rival(
     folder: Path | None, facts: RunFacts, choose: Callable[[], Setting], progress: Progress | None = None
 ) -> Setting:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsd_calib.calibrate_options import DRAFTERS, own_drafters
 from fsd_calib.cli.options import check_found
-from fsd_calib.common_options import AUTO, LARGE_PAIR
+from fsd_calib.common_options import AUTO, LARGE_PAIR, RECURRENT
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.tree_shape import CHAIN
@@ -88,7 +88,7 @@ class Drafters:
             large, small = given_or_default(task, target, self.models[0] if self.models else None)
         if "eagle" in kinds and not heads:
             raise UsageError(f"--drafter eagle needs a head of {large}; give --head, or train one with fsd-train-eagle")
-        drafts: list[Any] = [*(self.models or [small])] if "model" in kinds else []
+        drafts: list[Any] = [*map(_model_named, self.models or [small])] if "model" in kinds else []
         revision = None if drafts else self.revision
         drafts += [Eagle(head, revision) for head in heads] if "eagle" in kinds else []
         drafts += [NGram()] if "ngram" in kinds else []
@@ -103,9 +103,11 @@ class Drafters:
 
 def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
     """Target and draft: those given, or the task's default pair. UsageError: one of the two is missing."""
-    if target is not None and draft is not None:
-        return target, draft
     pair = default_pair(task)
+    if target is None and draft == RECURRENT and task == BUNDLED:
+        target = pair[0]
+    if target is not None and draft is not None:
+        return target, _model_named(draft)
     if target is None and draft is None:
         return pair
     named, given, missing = ("--target", target, "--draft") if draft is None else ("--draft", draft, "--target")
@@ -140,7 +142,16 @@ def given(draft: str | None, head: str | None, revision: str | None, drafter: st
 
     if drafter is not None:
         return drafter_named(drafter)
-    return draft if head is None else Eagle(head, revision)
+    return _model_named(draft) if head is None else Eagle(head, revision)
+
+
+def _model_named(draft: Any) -> Any:
+    """The draft model that --draft names: a bundled one by its folder."""
+    if draft != RECURRENT:
+        return draft
+    from fsd_data import recurrent_path
+
+    return str(recurrent_path())
 
 
 def _bundled_heads(task: str, target: str | None) -> list[str]:

@@ -22,7 +22,7 @@ from fsd_calib.cli.options import (
 )
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
-from fsd_calib.common_options import DECODING, MODELS, RULES, SCORES, Device, Dtype, TopK, TopP
+from fsd_calib.common_options import DECODING, MODELS, RECURRENT, RULES, SCORES, Device, Dtype, TopK, TopP
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError
@@ -218,7 +218,7 @@ def _check_sources(
 ) -> None:
     if raw and task is not None:
         raise UsageError("--raw and --task are both given; --raw formats no prompt, leave one of them out")
-    if profile is None and head is None and (target is None) != (draft is None):
+    if profile is None and head is None and (target is None) != (draft is None) and draft != RECURRENT:
         missing = "--draft" if draft is None else "--target"
         raise UsageError(f"{missing} is missing; give both models, or a --profile, or neither for the bundled pair")
 

@@ -114,3 +114,18 @@ def test_the_smoke_run_of_the_ceiling_compares_it_with_decoding(tmp_path: Path) 
     assert found["ceiling"] > 1
     value, low, high = found["decoded"]
     assert 0 < low <= value <= high
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_recurrent_drafts_measures_what_needs_no_further_student(tmp_path: Path) -> None:
+    ran = run(BENCHMARKS / "recurrent.py", "--quick", "--out", str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    steps, rollback, bundled = (
+        json.loads((tmp_path / f"{part}.json").read_text()) for part in ("steps", "rollback", "bundled")
+    )
+    for claim in (*steps["claims"], *rollback["claims"]):
+        assert 0 < claim["measured"] < math.inf, claim["name"]
+    small, large = (at["bytes"] for at in steps["steps"])
+    assert small["recurrent-draft"] == large["recurrent-draft"]  # states alone
+    assert small["present"] < large["present"]
+    assert set(bundled["same_texts"].values()) == {bundled["prompts"]}

@@ -17,10 +17,11 @@ from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.cli import calibrate, collect, generate
 from fsd_calib.cli.calibrate import app
 from fsd_calib.cli.console import run
-from fsd_calib.cli.drafters import Drafters
+from fsd_calib.cli.drafters import Drafters, given
 from fsd_calib.cli.request import Request
+from fsd_calib.common_options import RECURRENT
 from fsd_common.errors import UsageError
-from fsd_data import head_path, pair_paths
+from fsd_data import head_path, pair_paths, recurrent_path
 from fsd_decoding.drafters.vllm_draft import VllmDraft
 from support.messages import error_line, usage_error
 
@@ -112,6 +113,15 @@ def test_drafts_of_the_bundled_target(
 ) -> None:
     target = "mine" if models else None
     assert Drafters(models, heads, named).with_target("arithmetic", target)[1] == drafts
+
+
+def test_the_bundled_recurrent_draft_has_a_name_and_goes_with_the_bundled_target() -> None:
+    target, folder = str(pair_paths()[0]), str(recurrent_path())
+    assert Drafters([RECURRENT], [], []).with_target("arithmetic", None) == (target, [folder])
+    assert Drafters([RECURRENT, "a"], [], []).with_target("arithmetic", "mine") == ("mine", [folder, "a"])
+    assert given(RECURRENT, None, None) == folder
+    message = usage_error(lambda: Drafters([RECURRENT], [], []).with_target("gsm8k", None))
+    assert message.startswith("--draft is 'bundled-recurrent', and --target is missing; give both")
 
 
 def test_the_bundled_head_is_for_its_target_alone() -> None:

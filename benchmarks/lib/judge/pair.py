@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from fsd_common.user_folders import default_cache
 from fsd_data import pair_paths
 from fsd_data.problems import Mix
-from fsd_data.train import Model, Recipe, continued
+from fsd_data.train import Model, Recipe, fit, problem_batches
 
 _NAME = "sure-pair-1"  # another where what follows changes
 
@@ -45,8 +45,9 @@ def _train(role: str, start: Path, out: Path) -> None:
     further = _FURTHER[role]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(start)
     model: Model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    recipe = Recipe(0, 0, 0, 0, 0, further.mix, further.steps, further.batch, matrix_lr=0.004, other_lr=8e-4, seed=1)
-    model = continued(model, recipe, tokenizer, "cpu")
-    model.eval().save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    recipe = Recipe(
+        layers=0, width=0, inner=0, heads=0, kv_heads=0, mix=further.mix, steps=further.steps, batch=further.batch,
+        matrix_lr=0.004, other_lr=8e-4, seed=1,
+    )  # fmt: skip
+    fit(model.train(), recipe, problem_batches(tokenizer, recipe), tokenizer, out)
     (out / "done").touch()

@@ -96,7 +96,7 @@ def _of_delta_rule(step: str) -> Callable[[_Scan, ModuleType], _Scan]:
                 done, state = one(query, key, value, g=gate, beta=rate, initial_state=state, **kwargs)
                 out.append(done)
                 states.append(state)
-            cache.record(torch.stack(states, 1))
+            cache.record(states)
             return torch.cat(out, 1), states[-1]
 
         return _telling(scan, by_token, goes_on)
@@ -133,7 +133,7 @@ def _ssd(
         state = state * decay[:, i, :, None, None] + entering[:, i, :, :, None] * entry[:, i, :, None]
         states.append(state)
         out.append((state * exit[:, i, :, None]).sum(-1) + D.to(wide)[:, None] * x[:, i])
-    cache.record(torch.stack(states, 1))
+    cache.record(states)
     return torch.stack(out, 1), state
 
 
@@ -159,5 +159,5 @@ def _selective(
             states.append(state)
         out.append((state * C[:, None, :, i].to(wide)).sum(-1) + D.to(wide) * x[..., i])
     if states:
-        cache.record(torch.stack(states, 1))
+        cache.record(states)
     return (torch.stack(out, -1) * silu(z.to(wide))).to(inputs.dtype), state

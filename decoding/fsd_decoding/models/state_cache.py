@@ -10,7 +10,7 @@ states are set aside.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ from fsd_decoding.tensors import to_device
 
 BEGINNINGS = 2
 """The most beginnings of prompts whose states are set aside: what all problems begin with, and some longer one."""
+
+
+class _Places(NamedTuple):
+    """Where the states of a pass are, in all layers of a device."""
+
+    before: Tensor  # (B,) those before the first token
+    after: Tensor  # (B·n,) those that the pass stores
 
 
 class StateCache(SlotCache):
@@ -34,19 +41,22 @@ class StateCache(SlotCache):
     def __init__(self, rows: int, slots: int, device: torch.device, kept: int) -> None:
         super().__init__(rows, slots, device)
         self.kept = kept
-        self._states: dict[Hashable, Tensor] = {}  # (rows, kept, …)
+        # (rows·kept + 1, …): row after row, and last the zeros that a row begins with. Not (rows, kept, …): what is
+        # indexed by one number is copied several times as fast.
+        self._states: dict[Hashable, Tensor] = {}
         self._aside: dict[Hashable, Tensor] = {}  # (BEGINNINGS, …)
         # (B, …) before this pass; convolutions in a pass of one token put what is after it in its place.
         self._held: dict[Hashable, Tensor] = {}
         self._updated: set[Hashable] = set()
         self._recorded: Tensor | None = None
+        self._places: dict[torch.device, _Places] = {}  # of this pass
         self.before: Tensor | None = None
         """The state (B, …) of the layer that runs, before the first token; None: all rows begin."""
 
     def aim(self, rows: Tensor | None, slots: Tensor, kv_length: int) -> None:
         """See `SlotCache`; slots are the tokens' positions, one after another."""
         super().aim(rows, slots, kv_length)
-        self._held, self._updated, self._recorded = {}, set(), None
+        self._held, self._updated, self._recorded, self._places = {}, set(), None, {}
 
     @property
     def records(self) -> bool:
@@ -87,9 +97,10 @@ class StateCache(SlotCache):
         self._update(("state", layer_idx, state_idx), states)
         return recurrent_states
 
-    def record(self, states: Tensor) -> None:
-        """Takes the states (B, Q, …) after each token of the layer that runs, before it stores the last one."""
-        self._recorded = states
+    def record(self, states: Sequence[Tensor]) -> None:
+        """Takes the states (B, …) after each token of the layer that runs, before it stores the last one."""
+        several = len(states) > 1  # one need not be copied
+        self._recorded = torch.stack(list(states), 1) if several else states[0].unsqueeze(1)
 
     def finish(self) -> None:
         """Stores what convolutions in a pass of one token have replaced in its place."""
@@ -101,52 +112,54 @@ class StateCache(SlotCache):
         """The state (B, …) before the first token; None: no pass has had one, so it is the first token of all rows."""
         if name not in self._held and name in self._states:
             stored = self._states[name]
-            rows, starts = self._of_pass(stored.device)
-            state = stored[rows, starts % self.kept]
-            begins = (starts == 0).view(-1, *[1] * (state.dim() - 1))
-            self._held[name] = torch.where(begins, 0, state)
+            self._held[name] = stored.index_select(0, self._of_pass(stored.device).before)
         return self._held.get(name)
 
     def _update(self, name: Hashable, states: Tensor) -> None:
         """Stores the states (B, n, …) after the last n tokens."""
         states = states if self.records else states[:, -1:]
         if name not in self._states:
-            self._states[name] = states.new_zeros((self.rows, self.kept, *states.shape[2:]))
+            self._states[name] = states.new_zeros((self.rows * self.kept + 1, *states.shape[2:]))
         stored = self._states[name]
-        rows, starts = self._of_pass(stored.device)
-        after = torch.arange(self._count - states.shape[1] + 1, self._count + 1, device=stored.device)
-        stored[rows[:, None], (starts[:, None] + after) % self.kept] = states.to(stored.dtype)
+        kept = states.flatten(0, 1).to(stored.dtype).contiguous()  # windows of a convolution overlap: slow to index
+        stored.index_copy_(0, self._of_pass(stored.device).after, kept)
         self._updated.add(name)
 
-    def _of_pass(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Rows, and positions of their first tokens: (B,) each."""
-        rows = self._numbers if self._rows is None else self._rows
-        return rows.to(device), self._aimed[:, 0].to(device)
+    def _of_pass(self, device: torch.device) -> _Places:
+        if device not in self._places:
+            numbers = (self._numbers if self._rows is None else self._rows).to(device)
+            first, slots = numbers * self.kept, self._aimed.to(device)
+            start, stored = slots[:, 0], slots if self.records else slots[:, -1:]
+            before = (first + start % self.kept).masked_fill(start == 0, self.rows * self.kept)
+            self._places[device] = _Places(before, (first[:, None] + (stored + 1) % self.kept).flatten())
+        return self._places[device]
 
     def copy(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
         """See `SlotCache`; a row that is copied has not gone on after these tokens."""
         super().copy(sources, rows, count)
         for stored in self._states.values():
             source, row = to_device([sources, rows], stored.device)
-            stored[row] = stored[source]
+            by_row = stored[:-1].unflatten(0, (self.rows, self.kept))
+            by_row[row] = by_row[source]
 
     def set_aside(self, row: int, count: int, place: int) -> None:
         """Keeps the state after a row's first `count` tokens, from which it has not gone on, in one of BEGINNINGS."""
         for name, stored in self._states.items():
             if name not in self._aside:
-                self._aside[name] = stored.new_zeros((BEGINNINGS, *stored.shape[2:]))
-            self._aside[name][place] = stored[row, count % self.kept]
+                self._aside[name] = stored.new_zeros((BEGINNINGS, *stored.shape[1:]))
+            self._aside[name][place] = stored[row * self.kept + count % self.kept]
 
     def take(self, places: Sequence[int], rows: Sequence[int], counts: Sequence[int]) -> None:
         """Gives rows the states that were set aside: each from its place, after so many tokens."""
         for name, stored in self._states.items():
             place, row, count = to_device([places, rows, counts], stored.device)
-            stored[row, count % self.kept] = self._aside[name][place]
+            stored[row * self.kept + count % self.kept] = self._aside[name][place]
 
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)
         for name, stored in self._states.items():
-            self._states[name] = stored[to_device(rows, stored.device)]
+            by_row = stored[:-1].unflatten(0, (-1, self.kept))
+            self._states[name] = torch.cat([by_row[to_device(rows, stored.device)].flatten(0, 1), stored[-1:]])
 
     @property
     def nbytes(self) -> int:

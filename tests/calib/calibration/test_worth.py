@@ -146,9 +146,6 @@ def test_a_run_that_is_not_worth_it_spends_nothing_and_goes_on_when_told(tmp_pat
     with pytest.raises(NotWorthItError, match="not worth it"):
         tiny_calibration.run_surely(out, cache, min_gain=100.0)
     assert not (out / "profile.json").exists()
-    (facts,) = out.glob("run-*.json")
-    before = facts.read_bytes()
+    assert not list(out.glob("run-*.json"))  # costs are measured anew: these may have been of a busy machine
     profile = tiny_calibration.run_surely(out, cache)
     assert profile.certificate.attempt == 1
-    assert [path.name for path in out.glob("run-*.json")] == [facts.name]  # it is the same run
-    assert b'"costs"' in before
