@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fsd_calib.telemetry import Telemetry
     from fsd_collectors.collection.rescoring import with_scores
     from fsd_collectors.collection.run import collect_traces
+    from fsd_collectors.judging.collect import collect_labels
+    from fsd_collectors.judging.labels import read_about, read_labels
     from fsd_collectors.replay.cost import CostModel
     from fsd_collectors.replay.simulation import replay, sweep
     from fsd_collectors.store.reading import load_traces
@@ -53,12 +55,15 @@ __all__ = [
     "VllmDraft",
     "adaptive",
     "calibrate",
+    "collect_labels",
     "collect_traces",
     "drafter_named",
     "export_profile",
     "fsd_generate",
     "load_task",
     "load_traces",
+    "read_about",
+    "read_labels",
     "replay",
     "retime",
     "sweep",
@@ -86,12 +91,15 @@ __getattr__, __dir__ = lazy_exports(
         "VllmDraft": "fsd_decoding.drafters.vllm_draft",
         "adaptive": "fsd_calib.adaptive",
         "calibrate": "fsd_calib.calibration.api",
+        "collect_labels": "fsd_collectors.judging.collect",
         "collect_traces": "fsd_collectors.collection.run",
         "export_profile": "fsd_calib.exports.engines",
         "drafter_named": "fsd_decoding.drafters.named",
         "fsd_generate": "fsd_decoding.hf",
         "load_task": "fsd_calib.tasks.registry",
         "load_traces": "fsd_collectors.store.reading",
+        "read_about": "fsd_collectors.judging.labels",
+        "read_labels": "fsd_collectors.judging.labels",
         "replay": "fsd_collectors.replay.simulation",
         "retime": "fsd_calib.calibration.retime",
         "sweep": "fsd_collectors.replay.simulation",

@@ -21,6 +21,7 @@ from pydantic import (
 
 from fsd_calib.common_options import (
     AUTO,
+    CALIBRATED,
     CONSTANT,
     DECODING,
     DRAFT,
@@ -29,7 +30,6 @@ from fsd_calib.common_options import (
     PHASES,
     POLICIES,
     RULES_WITH_T,
-    SCORES,
     TASK_NAMES,
     Data,
     Device,
@@ -59,6 +59,7 @@ from fsd_common.option import Option, json_object, several, several_each, whole_
 from fsd_common.progress.base import Progress
 from fsd_common.progress.chosen import called_progress
 from fsd_common.settings import Count, Rule, Settings, Several, listed
+from fsd_decoding.meanings import LEARNED
 from fsd_decoding.model_options import USUAL, Loading, ModelKwargs, ModelOptions
 from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape, read_shape, without_chain
 
@@ -326,15 +327,15 @@ class SearchSpace(Drawing):
         ),
     ] = ("fsd-coupled",)
     score: Annotated[
-        Several[Annotated[str, AfterValidator(lambda name: _found("score", name, (AUTO, *SCORES)))]],
+        Several[Annotated[str, AfterValidator(lambda name: _found("score", name, (AUTO, *CALIBRATED)))]],
         Option(
-            f"Score that the threshold bounds: {', '.join(SCORES)}, one with numbers, such as gated-js@0.7, or "
+            f"Score that the threshold bounds: {', '.join(CALIBRATED)}, one with numbers, such as gated-js@0.7, or "
             "several, separated by commas. auto: those that traces of the models speak for; with a predictor, and for "
             "drafts that are no models, js and doubt. js@50 uses only the target's 50 "
             "likeliest tokens and one bucket for the rest; numbers of other scores are in docs/rules.md. "
             "mine:Name is a score of your own (docs/extending.md).",
             DECODING,
-            words=(AUTO, *SCORES),
+            words=(AUTO, *CALIBRATED),
             read=several,
             also="divergence",
         ),
@@ -394,6 +395,19 @@ class SearchSpace(Drawing):
             saved=lambda given: given if str(given) == AUTO else absolute(given),
         ),
     ] = None
+    judge: Annotated[
+        PathLike | None,
+        Option(
+            "File of the judge that score judge is, as a calibration trained it; auto labels mismatches of half the "
+            "tuning part, and trains one on them (docs/judge.md).",
+            DECODING,
+            written=str,
+            saved=lambda given: given if str(given) == AUTO else absolute(given),
+        ),
+    ] = None
+    judge_budget: Annotated[
+        Count, Option("With --judge auto: mismatches to label, for each of which the target writes on once.", DECODING)
+    ] = 2000
     stop_policy: Annotated[
         Annotated[str, AfterValidator(lambda name: _found("stop policy", name, ()))] | None,
         Option("A stop policy of your own that ends drafts early: mine:Name (docs/extending.md).", DECODING),
@@ -403,6 +417,7 @@ class SearchSpace(Drawing):
     @model_validator(mode="after")
     def _check_together(self) -> SearchSpace:
         check_phase(self.phase_begin, self.phase_end, self.phases)
+        self._check_judge()
         if any(self.trees):
             self.check_walked(f"{named('tree')} is given", "trees")
         if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
@@ -414,6 +429,27 @@ class SearchSpace(Drawing):
                 "leave one of the two out"
             )
         return self
+
+    def _check_judge(self) -> None:
+        judges = [name for name in listed(self.score) if family_of(name) == LEARNED]
+        if len(judges) > 1:
+            raise UsageError(f"{named('score')} has {' and '.join(judges)}; give one judge")
+        given, asked = self.judge is not None, LEARNED in judges
+        if given != asked:
+            has, lacks = (named("judge"), f"{named('score')} {LEARNED}") if given else (
+                f"{named('score')} {LEARNED}", f"{named('judge')} FILE, or {named('judge')} {AUTO} to train one"
+            )  # fmt: skip
+            raise UsageError(f"{has} is given without {lacks}; give both, or none")
+        if judges and any(self.trees):
+            raise UsageError(
+                f"{named('score')} {judges[0]} and {named('tree')} are given, and a judge judges chains alone; leave "
+                "one out"
+            )
+        if judges and self.predictor is not None:
+            raise UsageError(
+                f"{named('score')} {judges[0]} and {named('predictor')} are given, and a predictor is trained for "
+                "scores that are known before; leave one of the two out"
+            )
 
     def check_walked(self, given: str, what: str) -> None:
         """Raises UsageError where something is given that needs traces, which only chains of models have.

@@ -16,6 +16,7 @@ from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_pat
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
 from fsd_common.settings import Count, Rule, Settings
+from fsd_decoding.meanings import LEARNED
 
 # The words that options take, known here without importing what they name; a test compares them.
 RULES_OVER_SCORES = ("fsd", "fsd-sd", "fsd-coupled")
@@ -23,9 +24,14 @@ RULES_WITH_T = (*RULES_OVER_SCORES, "ensemble")
 RULES_WITHOUT_T = ("sd", "sd-block", "coupled")
 RULES = (*RULES_WITHOUT_T, *RULES_WITH_T)
 DIVERGENCES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")
-SCORES = (*DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior", "ensemble")
+SCORES = (
+    *DIVERGENCES, "margin", "relaxed", "fly", "cactus", "accept-threshold", "typical", "posterior", "ensemble",
+)  # fmt: skip
+CALIBRATED = (*SCORES, LEARNED)
+"""Scores that a calibration searches: also the one that it learns, which other commands know by profiles alone."""
 AUTO = "auto"
-"""In place of scores: those that traces speak for. Of a predictor's folder: one is trained on the tuning part."""
+"""In place of scores: those that traces speak for. Of a predictor's folder, or a judge's file: one is trained on
+the tuning part."""
 CONSTANT = "constant"
 PHASES = ("phase", "phase-inside", "phase-outside")
 POLICIES = (CONSTANT, "schedule", "entropy", "per-prompt", *PHASES)

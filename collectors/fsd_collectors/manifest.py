@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Literal, Self
 
-from fsd_collectors.schema import SCHEMA_VERSION
+from fsd_collectors.schema import SCHEMA_VERSION, Column, label_tables, tables_of
 from fsd_common.addons import Addon
 from fsd_common.digests import difference
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
@@ -14,7 +14,9 @@ from fsd_decoding.scores import SCORES_VERSION
 _WHERE_FROM = {"target": {"id", "revision"}, "draft": {"id", "revision"}, "task": {"name", "source"}}
 _DECISIVE = ("torch", "transformers", "engine")  # the versions that rows may depend on
 
-Way = Literal["along-target", "on-policy", "serving"]
+Way = Literal["along-target", "on-policy", "serving", "labels"]
+LabelMode = Literal["outcome", "self"]
+Swaps = Literal["left-to-right", "single"]
 
 
 class TaskInfo(Part):
@@ -76,9 +78,9 @@ class Manifest(Part):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
     @property
-    def shape(self) -> tuple[Way, tuple[str, ...], int, int]:
-        """What its tables have depends on, as `tables_of` takes it."""
-        return self.way, self.scores, self.hidden, self.log_probs
+    def tables(self) -> dict[str, tuple[Column, ...]]:
+        """The columns of each table, in the order in which the tables are listed."""
+        return tables_of(self.way, self.scores, self.hidden, self.log_probs)
 
     @property
     def vocabulary(self) -> int:
@@ -111,3 +113,25 @@ class Manifest(Part):
             return None
         name, own, others = found
         return f"{name} {others!r:.80}, not {own!r:.80}"
+
+
+class LabelManifest(Manifest):
+    """The facts of a run that labels mismatches of the target's texts.
+
+    `task.problems` counts the tuning problems that there are; the run ends where the budget does.
+    """
+
+    mode: LabelMode
+    swaps: Swaps
+    budget: Natural  # labelled positions at most, when the run was begun; with a larger one it goes on
+    per_problem: Natural | None  # the same of each problem; None: all of its mismatches
+    features: tuple[str, ...]
+
+    @property
+    def tables(self) -> dict[str, tuple[Column, ...]]:
+        return label_tables(self.mode, self.features)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that the rows depend on but the budget: rows of a smaller one are sampled as known, too."""
+        return {name: value for name, value in super().facts.items() if name != "budget"}

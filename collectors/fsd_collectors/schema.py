@@ -112,6 +112,39 @@ ROUNDS: tuple[Column, ...] = (
 )
 
 
+_MISMATCH = (
+    Column("position", pa.int32(), "tokens", "place in the completion, from 0"),
+    Column("drafted", pa.int32(), "token id", "x, which was put in"),
+    Column("target_choice", pa.int32(), "token id", "y, which stood there"),
+    Column("before", pa.int32(), "token id", "the token before x"),
+    Column("context", pa.list_(pa.int32()), "token id", "the completion before x, with the swaps that stayed"),
+    Column("probability", pa.float64(), "probability", "with which the position was sampled; the weight is 1 over it"),
+    Column("stayed", pa.bool_(), "", "x stayed, and later mismatches are of the text that follows it"),
+    Column("spent", pa.int32(), "tokens", "written behind x, or with mode self read there"),
+)
+
+_LABELS = {
+    "outcome": Column("harmful", pa.bool_(), "", "the text with x in the place of y is wrong; that with y is right"),
+    "self": Column("change", pa.float32(), "nats", "of the mean log-likelihood of the target's own text behind x"),
+}
+
+QUOTA = Column("quota", pa.int32(), "positions", "labelled of this problem at most")
+
+
+def label_tables(mode: str, features: Sequence[str]) -> dict[str, tuple[Column, ...]]:
+    """Returns the columns of each table of a run that labels mismatches.
+
+    Args:
+        mode: what labels are, "outcome" or "self".
+        features: of a mismatch, one column each.
+    """
+    measured = (Column(name, pa.float32(), "", f"feature {name}") for name in features)
+    return {
+        "labels": (*_WHOSE, *_MISMATCH, _LABELS[mode], *measured),
+        "completions": (*COMPLETIONS, QUOTA),
+    }
+
+
 _IN_NATS = {"js", "ag", "kl_qp", "kl_pq", "doubt", "fly"}
 
 

@@ -22,12 +22,13 @@ from random import Random
 from typing import Literal, NamedTuple
 
 Part = Literal["train", "held-out"]
-Mix = Literal["target", "draft", "even"]
-"""Whose wording: that of one of the models, or all alternatives alike."""
+Mix = Literal["target", "draft", "even", "sure-target", "sure-draft"]
+"""Whose wording: that of one of the models, which may be sure of it, or all alternatives alike."""
 
 # Weights of the alternatives, by their number. The draft's are in reverse order: the two models then disagree on the
 # most likely word though both know every word, a harmless disagreement of small divergence (js .03 and .07).
 _TARGET_WEIGHTS: dict[int, tuple[float, ...]] = {1: (1.0,), 2: (0.62, 0.38), 3: (0.52, 0.28, 0.20)}
+_SURE_WEIGHTS: dict[int, tuple[float, ...]] = {1: (1.0,), 2: (0.99, 0.01), 3: (0.985, 0.01, 0.005)}
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
 
@@ -43,8 +44,8 @@ def weights(alternatives: int, mix: Mix) -> tuple[float, ...]:
     """Returns the probability of each alternative of a bracket under one model's wording."""
     if mix == "even":
         return (1.0 / alternatives,) * alternatives
-    preferred = _TARGET_WEIGHTS[alternatives]
-    return preferred if mix == "target" else preferred[::-1]
+    preferred = (_SURE_WEIGHTS if mix.startswith("sure-") else _TARGET_WEIGHTS)[alternatives]
+    return preferred if mix.endswith("target") else preferred[::-1]
 
 
 def say(template: str, rng: Random, names: Mapping[str, object], mix: Mix = "even") -> str:

@@ -104,7 +104,7 @@ def train(name: str, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, out: Pa
     model = build_model(recipe, tokenizer).to(device)
     if device == "cpu":  # the fused kernel's backward pass in bf16 would take half of a step there
         model.set_attn_implementation("eager")
-    fit(model, recipe, _batches(tokenizer, recipe), tokenizer, out / name)
+    fit(model, recipe, problem_batches(tokenizer, recipe), tokenizer, out / name)
     return model
 
 
@@ -175,7 +175,8 @@ def _optimizers(model: Model, training: Training) -> tuple[list[Any], list[Any]]
     return optimizers, [torch.optim.lr_scheduler.LambdaLR(o, share) for o in optimizers]
 
 
-def _batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[Batch]:
+def problem_batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[Batch]:
+    """Yields batches of problems in a recipe's wording, without end."""
     problems = generate(TRAINING_SEED + recipe.seed, part="train", mix=recipe.mix)
     shuffle = torch.Generator().manual_seed(recipe.seed)
     while True:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict, TypeVar
 
 from fsd_common.errors import UsageError
+from fsd_decoding.judging.known import TakesJudge
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.rules import Rule, rule_named
@@ -24,7 +25,7 @@ _Config = TypeVar("_Config")
 
 
 @dataclass(frozen=True)
-class DecodingConfig:
+class DecodingConfig(TakesJudge):
     """Everything that determines a text besides the two models and the prompt.
 
     Args:

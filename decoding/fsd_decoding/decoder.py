@@ -30,6 +30,7 @@ from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.engine.rounds import EngineSettings
 from fsd_decoding.graphs.callers import Compile
+from fsd_decoding.judging.score import Judge
 from fsd_decoding.loading import (
     as_dtype,
     check_device,
@@ -42,11 +43,13 @@ from fsd_decoding.loading import (
 )
 from fsd_decoding.memory import ModelSize, UnknownSizeError, Workload, check_fits
 from fsd_decoding.model_options import ModelKwargs
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.models.lean import LeanModel, choose
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.following import (
     Coverage,
     DraftsByRule,
@@ -223,6 +226,9 @@ class SpeculativeDecoder:
     def _configure(self, config: DecodingConfig) -> None:
         self.decoding, self.setting = config, DecodingSetting.of(config)
         self._announced = False
+        if isinstance(scorer := self.criterion.scorer, Judge):
+            target, draft = (info_of(model, self.target).fingerprint for model in (self.target, self.draft))
+            scorer.check(target, draft, tokenizer_fingerprint(self.tokenizer), self.sampling)
 
     @property
     def rule(self) -> str:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 _SYMBOLS = {"p": "p of the target", "q": "q of the draft", "x": "x the drafted token", "p1": "p1 the largest p",
             "u": "u of the exact test", "m": "m = (p + q) / 2", "H": "H the entropy"}  # fmt: skip
 
+LEARNED = "judge"
+"""The score that is learned; a number follows its name, by which its model is found."""
+
 RULE_MEANINGS: Mapping[str, str] = {
     "target": "the target alone",
     "sd": "exact speculative decoding",
@@ -35,6 +38,7 @@ SCORE_MEANINGS: Mapping[str, str] = {
     "typical": "1 - max(p(x), (p(x) exp H)²)",
     "posterior": "0 where u q(x) exp(-alpha H) <= p(x), else 1 - p(x) / (u q(x))",
     "ensemble": "the least share of the draft in a mixture that keeps the token",
+    LEARNED: "P(the token changes the outcome), as a learned judge has it",
 }
 """By the names without numbers (`margin` of "margin@10"); `fsd_decoding.scores` computes them."""
 

@@ -124,7 +124,11 @@ class Proposal:
         else:
             target, draft, scans = self.warped_target[:, :-1], self.warped_draft, (None, None)
         uniform = partial(self.uniform, torch.float64)
-        return Seen(target, draft, self.drafted, uniform, self.sampling.greedy, scans)
+        return Seen(target, draft, self.drafted, uniform, self.sampling.greedy, scans, self._before)
+
+    def _before(self) -> Tensor:
+        """The token before each drafted one, of a chain: (B, L)."""
+        return self.tokens.gather(1, self.positions[:, :-1] - 1)
 
     def uniform(self, dtype: torch.dtype) -> Tensor:
         """u of the exact test of every drafted token: (B, L)."""

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fsd_common.addons import OWN, Addon, Registry
+from fsd_common.addons import OWN, Addon, Registry, imported
 from fsd_common.errors import UsageError
 from fsd_decoding.divergence import DIVERGENCES, check_name, entropy, unchecked_divergences
+from fsd_decoding.meanings import LEARNED
 from fsd_decoding.tensors import lazy, wide
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Seen:
     uniform: Callable[[], Tensor] | None = None  # returns u (…), in fp64; None: nobody knows it
     greedy: bool = False  # whether tokens are the likeliest ones, and none is drawn
     scans: tuple[Scan | None, Scan | None] = (None, None)  # of the fused kernel's first pass over raw logits
+    before: Callable[[], Tensor] | None = None  # returns the token before x, (…); None: nobody knows it
 
     @lazy
     def target(self) -> Distribution:
@@ -176,7 +178,7 @@ class Score:
     def __init__(self, written: str, values: Sequence[float]) -> None:
         self.written, self.values = written, tuple(values)
 
-    def __reduce__(self) -> tuple[Callable[[str], Score], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[..., Score], tuple[object, ...]]:
         """Pickles the name: another process imports it by its own path, and says in one line where it cannot."""
         return score_named, (self.written,)
 
@@ -427,16 +429,20 @@ def score_named(name: str) -> Score:
     if family in DIVERGENCES:
         check_name(name)
         return Divergence(name, ())
+    if family == LEARNED:
+        learned: Score = imported("fsd_decoding.judging.score", "judge_named")(name)  # which imports this file
+        return learned
     kind = _SCORES.find(family)
     if kind is None:
-        known = ", ".join(_SCORES.names)
+        known = ", ".join([*_SCORES.names, LEARNED])
         raise UsageError(f"unknown score {name!r:.60}; known: {known}, divergences also as {_GATED}js, and {OWN}")
     return kind(name, _values(kind, written, name))
 
 
 def addon_of(name: str) -> Addon | None:
     """Returns what is known of the code of a score; None: it is of this package. UsageError: it is missing."""
-    return _SCORES.addon(name.partition("@")[0])
+    family = name.partition("@")[0]
+    return None if family == LEARNED else _SCORES.addon(family)
 
 
 def _gated(name: str) -> Score:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -52,7 +53,10 @@ from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
 from fsd_decoding.config import DecodingConfig, check_type, refuse_rest
 from fsd_decoding.drafters.named import NamedDrafter
+from fsd_decoding.judging.known import is_judge, model_named, register
+from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.loading import check_loading, shared_tokenizer
+from fsd_decoding.meanings import LEARNED
 from fsd_decoding.model_options import Loading
 from fsd_decoding.policies.markers import THINKING, thinking_markers
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
@@ -196,7 +200,13 @@ class Calibration:
                 f"{argument('engine')} vllm"
             )
         if self.config.engine == "vllm":
-            check_vllm(self.sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
+            if self._trains_judge:
+                raise UsageError(
+                    f"{argument('judge')} is {AUTO!r}, and a judge is trained by our own engine; calibrate with "
+                    f"{argument('engine')} fsd-calib first, and give the judge.json that it writes"
+                )
+            asked = self.decoding.changed(score=self._scores, judge=None) if self._judge else self.decoding
+            check_vllm(self.sources, asked, self.config, self._policies, self.goal.serve_batch)
 
     def _check_sizes(self, vocabulary: int, context: int | None) -> None:
         """UsageError: a tree is larger than the vocabulary or the models' context, which decoding would show late."""
@@ -262,9 +272,10 @@ class Calibration:
                 config.reporter.note(line)
             fixed = () if self.fixed is None else (setting_of(self.fixed),)
             space = replace(self._space, drafts=tuple(session.drafts) or (None,))
+            session, space, judged = self._with_judge(session, space, out, plan_only)
             request = Request(
                 self.goal, space, self._policies, self.decoding.predictor, config, self.sources, fixed, plan_only,
-                self._always, outlook,
+                self._always(judged), outlook, frozenset() if judged is None else judged.trained_ids,
             )  # fmt: skip
             look = first_look(session, request)  # before threads are chosen, which takes rounds of a whole batch
             first = None if look is None else look.estimate()
@@ -278,6 +289,42 @@ class Calibration:
                 price_per_hour=config.price_per_hour, first=first,
             )  # fmt: skip
             yield replace(ready, plan=plan, seconds=time.monotonic() - began)
+
+    def _with_judge(
+        self, session: Session, space: Space, out: Path | None, plan_only: bool
+    ) -> tuple[Session, Space, JudgeModel | None]:
+        """Returns the session and the space with the judge that is given or trained, if one is asked for."""
+        if self._judge is None and not self._trains_judge:
+            return session, space, None
+        from fsd_calib.calibration.judge import apart, check, trained_here  # which import what trains judges
+
+        if (judge := self._judge) is None:
+            judge = trained_here(session, self.decoding.judge_budget, out, train=not plan_only)
+            if judge is None:
+                session.progress.note(
+                    "a run trains its judge first; the plan lacks the time of that, and forecasts "
+                    f"{' and '.join(space.scores)} in its place"
+                )
+                return session, space, None
+            others = space.scores if self._given_scores else ()
+            space = replace(space, scores=(*others, judge.name))
+        check(judge, session)
+        return session if self.fixed else apart(session, judge), space, judge
+
+    @property
+    def _judge(self) -> JudgeModel | None:
+        """The judge of a file, made known by its name, or that of a name; None: none is given, or it is to be trained.
+
+        UsageError: the file cannot be read, or none is known by the name.
+        """
+        if self.decoding.judge is None:
+            by_name = (name for name in listed(self.decoding.score) if is_judge(name))
+            return next(map(model_named, by_name), None)
+        if os.fspath(self.decoding.judge) == AUTO:
+            return None
+        judge = JudgeModel.load(self.decoding.judge)
+        register(judge)
+        return judge
 
     @contextmanager
     def opened(self, config: RunConfig) -> Iterator[tuple[Session, OpenEngines, MemoryPlan | None]]:
@@ -335,7 +382,8 @@ class Calibration:
         UsageError: problems, models' configurations or memory do not suffice, which needs no weights to tell. The
         ledger, which may count more attempts, is read once the target's fingerprint is known.
         """
-        trains = self.decoding.predictor is not None or "per-prompt" in self._policies
+        asked = self.decoding
+        trains = asked.predictor is not None or self._trains_judge or "per-prompt" in self._policies
         parts, goal = parts_of(task, trains), self.goal
         count = len(parts.certification)
         if not goal.explore:
@@ -440,7 +488,7 @@ class Calibration:
         UsageError: a rule has one of its own, and others are given.
         """
         rules = listed(self.decoding.rule)
-        given: tuple[str, ...] = listed(self.decoding.score)
+        given = self._given_scores or USUAL  # which stand for a judge that is still to be trained, and alone
         own = next((rule for rule in map(rule_named, rules) if rule.score is not None), None)
         if own is None or own.score is None:
             return self._possible(rules, given) if AUTO in given else given
@@ -451,18 +499,29 @@ class Calibration:
         return (own.score,)
 
     @property
+    def _given_scores(self) -> tuple[str, ...]:
+        """The scores that are given, a judge by its own name; without one that is still to be trained."""
+        judge = self._judge
+        named = ((judge.name if judge else None) if name == LEARNED else name for name in listed(self.decoding.score))
+        return tuple(name for name in named if name is not None)
+
+    @property
+    def _trains_judge(self) -> bool:
+        return self.decoding.judge is not None and os.fspath(self.decoding.judge) == AUTO
+
+    @property
     def _fly_alone(self) -> bool:
         """See `EngineRequest`."""
         constant = all(policy == CONSTANT for policy in self._policies)
         return constant and all(isinstance(score_named(name), Fly) for name in self._scores)
 
-    @property
-    def _always(self) -> tuple[str, ...] | None:
-        """The scores that are given beside "auto"; None: all that are searched are tried."""
-        given, rules = listed(self.decoding.score), map(rule_named, listed(self.decoding.rule))
+    def _always(self, judge: JudgeModel | None) -> tuple[str, ...] | None:
+        """The scores that are given beside "auto", and the judge; None: all that are searched are tried."""
+        given, rules = self._given_scores, map(rule_named, listed(self.decoding.rule))
         if AUTO not in given or self.decoding.predictor is not None or any(rule.score for rule in rules):
             return None
-        return tuple(name for name in given if name != AUTO)
+        own = () if judge is None else (judge.name,)
+        return tuple(dict.fromkeys([*own, *(name for name in given if name != AUTO)]))
 
     def _possible(self, rules: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
         """The scores that "auto" stands for with these rules, and those that are given beside it."""

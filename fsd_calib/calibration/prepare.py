@@ -127,6 +127,7 @@ class Request:
     Args:
         always: scores that are tried whatever traces say; of the others of the space, those that traces speak for are.
             None: all are.
+        judged: ids of the problems that a judge among the scores was trained on.
     """
 
     goal: Goal
@@ -139,6 +140,7 @@ class Request:
     plan_only: bool = False
     always: tuple[str, ...] | None = None
     outlook: ProgressEstimate = field(default_factory=ProgressEstimate)
+    judged: frozenset[int] = frozenset()
 
     def name(self, session: Session) -> str:
         """Returns the name of a run whose design is still to be chosen."""
@@ -227,7 +229,7 @@ def prepare(
         # As it is asked for: with more problems, traces may speak for other scores, and the run still goes on.
         asked = replace(space, scores=request.space.scores)
         run = RunName(session, goal, asked, config, _given(request, chosen, session.holdout.sequence))
-        trained = frozenset() if chosen is None else chosen.trained()
+        trained = request.judged | (frozenset() if chosen is None else chosen.trained())
         extension = None if proposes or taken is not None else extension_of(run, trained)
         if extension is not None:
             run, fixed = replace(run, extends=True), extension.settings

@@ -19,6 +19,8 @@ from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_common.addons import Addon, addon
 from fsd_decoding.drafters.named import drafter_named
+from fsd_decoding.judging.known import is_judge, model_named
+from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
@@ -89,6 +91,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
             other.pair.draft for other in ready.session.drafts.values() if other is not engine
         ),
         addons=_addons(findings),
+        judge=_judge(findings),
         early_stop=ready.early_stop,
         stop_policy=engine.stop_policy,
         effort=effort_of(findings),
@@ -108,6 +111,12 @@ def _addons(findings: Findings) -> tuple[Addon, ...]:
     found += [drafter_named(draft.id).addon for draft in drafts if draft.kind == "addon"]
     ending = None if session.engine.stop_policy is None else addon("stop policy", session.engine.stop_policy)
     return tuple(dict.fromkeys([*found, *([] if ending is None else [ending])]))
+
+
+def _judge(findings: Findings) -> JudgeModel | None:
+    """The judge among the scores that were measured; there is at most one."""
+    measured = (measurement.setting.score for part in findings.parts for measurement in part.measured())
+    return next((model_named(score) for score in measured if is_judge(score)), None)
 
 
 def data_of(ready: Ready) -> DataInfo:

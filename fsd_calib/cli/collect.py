@@ -6,8 +6,9 @@ Heavy imports are inside functions, so that `--help` prints at once.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
@@ -21,6 +22,7 @@ from fsd_calib.cli.options import (
     check_found,
     check_place,
     check_sources,
+    check_words,
     folder_name,
     named_task,
     with_preset,
@@ -40,7 +42,7 @@ from fsd_calib.common_options import (
 )
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
-from fsd_common.argument_checks import check_count
+from fsd_common.argument_checks import check_count, named
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
 from fsd_decoding.model_options import Loading
@@ -53,12 +55,15 @@ if TYPE_CHECKING:
 NAME = "fsd-collect"
 _EPILOG = ending(
     "Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)",
-    "fsd collect --task arithmetic --out traces",
-    "fsd collect --task arithmetic --rule fsd --threshold inf",
+    "fsd collect --task arithmetic --rule fsd --threshold inf --out traces",
     "fsd collect --task gsm8k --target BIG --draft SMALL --log-probs 50",
+    "fsd collect --task arithmetic --judge outcome --budget 500 --out labels",
 )
 
 _POLICY = "On-policy only"
+_JUDGE = "Labels for a judge"
+_MODES = ("outcome", "self")
+_SWAPS = ("left-to-right", "single")
 _OF_RUN = ("device", "dtype", "data", "limit", "group", "workers", "ray", *PromptOptions.model_fields)
 
 app = Family()
@@ -92,7 +97,47 @@ class PolicyOptions(OptionGroup):
     draft_length: Annotated[int | None, Option("Tokens drafted per round. By default 5.", _POLICY)] = None
 
 
-@app.command(epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit batch_size log_probs")
+@dataclass(frozen=True)
+class JudgeOptions(OptionGroup):
+    """What is labelled where labels are collected in the place of traces."""
+
+    judge: Annotated[
+        str | None,
+        Option(
+            "Collect labels instead of traces: at mismatches of tuning problems the draft's token is put in. outcome: "
+            "does the right answer become wrong? self: how much less likely is the target's own text then?",
+            _JUDGE,
+            words=_MODES,
+        ),
+    ] = None
+    swaps: Annotated[
+        str | None,
+        Option(
+            "left-to-right: a swap that keeps the answer right stays in the text, the default of outcome; single: each "
+            "swap is made in the target's own text, as always with self.",
+            _JUDGE,
+            words=_SWAPS,
+        ),
+    ] = None
+    budget: Annotated[
+        int | None,
+        Option("Positions to label at most. By default 2000; with a larger one the same command goes on.", _JUDGE),
+    ] = None
+    per_problem: Annotated[
+        int | None,
+        Option("Positions to label of each problem at most, drawn at random. By default all mismatches.", _JUDGE),
+    ] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is given, as arguments of `collect_labels`."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return {"mode" if name == "judge" else name: value for name, value in given.items()}
+
+
+@app.command(
+    epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit batch_size log_probs judge"
+)
 def command(
     task: Annotated[str, Option(f"Task whose problems are decoded: {TASK_NAMES}.", PROBLEMS, words=completed_tasks)],
     target: Target = None,
@@ -120,10 +165,12 @@ def command(
     run: Annotated[Given, Options(RunConfig, only=_OF_RUN)],
     loading: Annotated[Loading, LoadingOptions()],
     policies: PolicyOptions,
+    judging: JudgeOptions,
     drawing: Annotated[Given, Options(Drawing)],
     output: OutputOptions,
 ) -> None:
-    """Collects traces: the predictions of the target and the draft for every token, as Parquet files.
+    """Collects traces: the predictions of the target and the draft for every token, as Parquet files; or, with --judge,
+    labels of mismatches, of which a judge is trained.
 
     Along the target (the default), both models read the target's own completions; this is cheap, and one trace serves
     every rule and threshold. On-policy (with --rule), texts are decoded with that rule, and every drafted token is
@@ -139,6 +186,7 @@ def command(
         draft_model_kwargs=loading.draft, compile="off",
     )  # fmt: skip
     _check_policy(policies)
+    _check_judging(judging, {**asdict(policies), "hidden": hidden, "log_probs": log_probs})
     if log_probs is not None:
         check_count("--log-probs", log_probs)
     width = _width(hidden)
@@ -157,6 +205,7 @@ def command(
     from fsd_calib.certification.marking import mark
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces, policy_of
+    from fsd_collectors.judging.collect import collect_labels
     from fsd_decoding.loading import check_device, check_loading, load_tokenizer
     from fsd_decoding.sampling import Sampling
     from fsd_decoding.workers.model_workers import Sources, open_workers
@@ -177,21 +226,22 @@ def command(
         )  # fmt: skip
         sources = Sources(large, (small,), device, dtype, loading)
         capacity = capacity_of(asked.problems, memory, batch_size)
+        collect = (
+            partial(collect_labels, **judging.settings)
+            if judging.judge is not None
+            else partial(collect_traces, **on_policy, hidden=width, log_probs=log_probs)
+        )
         with open_workers(config.workers, config.ray, sources, capacity, progress.note) as others:
-            traces = collect_traces(
-                asked, target=large, draft=small, out=folder, **on_policy, **dict(drawn), hidden=width,
-                log_probs=log_probs, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
-                model_kwargs=loading.target, draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
-                before_fuzzy=mark,
+            traces = collect(
+                asked, target=large, draft=small, out=folder, **dict(drawn), seed=seed, batch_size=batch_size,
+                device=device, dtype=dtype, model_kwargs=loading.target, draft_model_kwargs=loading.draft,
+                progress=progress, workers=others or 1, before_fuzzy=mark,
             )  # fmt: skip
-    found = _summary(traces)
+    found, said = _summary(traces) if judging.judge is None else _summary_of_labels(traces)
     if output.as_json:
         reply_json(NAME, {"folder": folder.absolute(), **found})
     else:
-        reply(
-            f"{folder} holds {found['completions']} completions, {found['tokens']} tokens, accuracy "
-            f"{found['accuracy']:.4f}"
-        )
+        reply(f"{folder} holds {said}")
 
 
 def main() -> None:
@@ -216,6 +266,21 @@ def _check_policy(given: PolicyOptions) -> None:
         raise UsageError(f"--rule {given.rule!r} needs a --threshold; inf accepts all that a threshold can")
 
 
+def _check_judging(given: JudgeOptions, of_traces: dict[str, object]) -> None:
+    """Raises UsageError where options do not go together, or have values that they cannot have."""
+    if given.judge is None:
+        for name in given.settings:
+            raise UsageError(f"{named(name)} is for labels alone; give --judge too, or leave it out")
+        return
+    check_words(("--judge", [given.judge], _MODES), ("--swaps", [given.swaps], _SWAPS))
+    for name, value in of_traces.items():
+        if value is not None:
+            raise UsageError(f"{named(name)} is {value}, and is for traces, not for labels; leave it or --judge out")
+    for name in ("budget", "per_problem"):
+        if name in given.settings:
+            check_count(named(name), given.settings[name])
+
+
 def _check_graded(task: Task, policy: object) -> None:
     """UsageError: texts are graded by the target's own, and texts of another rule are collected without those."""
     if task.by_agreement and policy is not None:
@@ -235,10 +300,25 @@ def _width(hidden: str | None) -> int | Literal["whole"] | None:
     return int(hidden)
 
 
-def _summary(traces: Traces) -> dict[str, int | float]:
+def _summary(traces: Traces) -> tuple[dict[str, int | float], str]:
+    """What was collected, for --json and in words."""
     done = traces.completions.to_table(columns=["emitted", "correct"]).to_pydict()
     count = len(done["correct"])
-    return {"completions": count, "tokens": sum(done["emitted"]), "accuracy": sum(done["correct"]) / count}
+    found = {"completions": count, "tokens": sum(done["emitted"]), "accuracy": sum(done["correct"]) / count}
+    return found, f"{count} completions, {found['tokens']} tokens, accuracy {found['accuracy']:.4f}"
+
+
+def _summary_of_labels(traces: Traces) -> tuple[dict[str, int | float], str]:
+    """The same of labels."""
+    labels = traces.to_pandas(table="labels")
+    found: dict[str, int | float] = {
+        "labels": len(labels), "problems": labels["problem"].nunique(), "spent": int(labels["spent"].sum()),
+    }  # fmt: skip
+    said = f"{found['labels']} labels of {found['problems']} problems"
+    if "harmful" in labels:
+        found["harmful"] = int(labels["harmful"].sum())
+        said += f", of which {found['harmful']} are harmful"
+    return found, f"{said}; {found['spent']} tokens behind them"
 
 
 def _on_disk(folder: Path) -> str:
@@ -248,6 +328,9 @@ def _on_disk(folder: Path) -> str:
         traces = load_traces(folder)
     except UsageError:
         return f"{folder} holds nothing yet"
+    if traces.manifest.way == "labels":
+        labels = sum(shard.file("labels").rows for shard in traces.shards)
+        return f"{folder} holds {labels} labels; the same command continues from there"
     problems = sum(shard.problems for shard in traces.shards)
     wanted = traces.manifest.task.problems
     return f"{folder} holds {problems} of {wanted} completions; the same command continues from there"

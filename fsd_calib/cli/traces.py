@@ -17,6 +17,7 @@ from fsd_calib.cli.family import Family, VersionOption, ending
 from fsd_calib.cli.options import check_found
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.common_options import SCORES
+from fsd_common.errors import UsageError
 from fsd_common.option import Option, several
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def _read(folder: Path, scores: Sequence[str] | None) -> Traces | Rescored:
     from fsd_collectors.store.reading import load_traces
 
     traces = load_traces(folder)
+    if traces.manifest.way == "labels":
+        raise UsageError(f"folder {str(folder)!r} holds labels, not traces; read them in Python with read_labels")
     if not scores:
         return traces
     from fsd_collectors.collection.rescoring import with_scores

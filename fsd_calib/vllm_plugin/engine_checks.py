@@ -13,11 +13,15 @@ from fsd_calib.vllm_plugin.judge import policy_of
 from fsd_calib.vllm_plugin.settings import Followed, hidden_noise, other_law
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.vllm_draft import METHODS
+from fsd_decoding.judging.score import Judge
 from fsd_decoding.policies.shapes import Schedule
 from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Fly, Gated, score_named
 
+READS_CONTEXT = (
+    "reads the token before a drafted one, which vLLM does not show; calibrate with --judge auto, whose judges do not"
+)
 _NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
 _COMPARED = {"tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
 """Arguments of an engine that are compared with the profile's, or that change the last bits alone."""
@@ -95,6 +99,8 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         yield f"the profile is greedy, and its {hidden}; calibrate with another score, or sampling"
     if profile.threshold is not None and (law := other_law(profile.rule, profile.score, _is_greedy(profile))):
         yield f"the profile samples, and its {law}; calibrate with that rule"
+    if profile.threshold is not None and isinstance(score := score_named(profile.score), Judge) and score.reads_context:
+        yield f"the profile's {profile.score} {READS_CONTEXT}"
     if profile.within_support:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:

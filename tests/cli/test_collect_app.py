@@ -14,11 +14,12 @@ from random import Random
 
 import pytest
 
-from fsd_calib import load_traces
+from fsd_calib import load_traces, read_labels
 from fsd_calib.calibration import memory
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.marking import LEDGER
 from fsd_calib.cli import collect as collect_app
+from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
 from fsd_calib.tasks.registry import load_task
 from fsd_collectors.store.verifying import verify
@@ -78,6 +79,14 @@ def test_a_batch_that_cannot_fit_is_refused_before_the_weights_load(
         ([*SMALL, "--rule", "target"], "--rule is 'target'; it must be one of sd, sd-block, coupled, fsd"),
         ([*SMALL, "--rule", "sd", "--threshold", "1"], "--rule 'sd' has none"),
         ([*SMALL, "--rule", "fsd", "--threshold", "much"], "Invalid value for '--threshold'"),
+        ([*SMALL, "--judge", "both"], "--judge is 'both'; it must be one of outcome, self"),
+        ([*SMALL, "--judge", "outcome", "--swaps", "twice"], "--swaps is 'twice'; it must be one of left-to"),
+        ([*SMALL, "--judge", "outcome", "--budget", "0"], "--budget is 0"),
+        ([*SMALL, "--judge", "outcome", "--per-problem", "0"], "--per-problem is 0"),
+        ([*SMALL, "--judge", "self", "--swaps", "left-to-right"], "--swaps is left-to-right, and of labels by the"),
+        ([*SMALL, "--judge", "outcome", "--rule", "sd"], "--rule is sd, and is for traces, not for labels"),
+        ([*SMALL, "--judge", "outcome", "--hidden", "8"], "--hidden is 8, and is for traces, not for labels"),
+        ([*SMALL, "--budget", "5"], "--budget is for labels alone; give --judge too, or leave it out"),
         ([*SMALL, "--device", "abacus"], "--device is 'abacus'; it must be cpu, cuda or"),
         ([*SMALL, "--dtype", "int8"], "dtype is 'int8'"),
         ([*SMALL, "--target", "./no/such/folder", "--draft", "x"], "give an id, or the path of a local folder"),
@@ -123,6 +132,31 @@ def test_both_ways_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert collect(*SMALL, "--seed", "1", "--out", str(tmp_path / "along")) == 2
     assert "holds traces of another run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_labels_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = ["--task", "arithmetic", "--limit", "60", "--device", "cpu", "--workers", "1", "--budget", "30"]
+    assert collect(*many, "--judge", "outcome", "--out", str(tmp_path / "labels")) == 0
+    captured, labels = capsys.readouterr(), read_labels(tmp_path / "labels")
+    harmful, spent = labels.harmful.sum(), labels.spent.sum()
+    counts = f"{len(labels)} labels of {labels.problem.nunique()} problems, of which {harmful} are harmful"
+    assert captured.out == f"{tmp_path / 'labels'} holds {counts}; {spent} tokens behind them\n"
+    assert re.search(r"of the first \d+ texts \d+ are right, .* labels take about .* continuations, ", captured.err)
+    assert 20 < len(labels) <= 30
+    assert run(traces_app.app, traces_app.NAME, ["verify", str(tmp_path / "labels")]) == 0
+    capsys.readouterr()
+    assert run(traces_app.app, traces_app.NAME, ["describe", str(tmp_path / "labels")]) == 2
+    assert "holds labels, not traces; read them in Python with read_labels" in error_line(capsys)
+
+    own = ["--judge", "self", "--per-problem", "2", "--json", "--out", str(tmp_path / "self")]
+    assert collect(*many, *own) == 0
+    told = json.loads(capsys.readouterr().out)["result"]
+    changes = read_labels(tmp_path / "self")
+    assert told["labels"] == len(changes)
+    assert (changes.change < 0).mean() > 0.5  # a swap makes what follows the other token less likely
+    assert collect(*many, *own, "--per-problem", "3") == 2
+    assert "holds traces of another run: per_problem" in capsys.readouterr().err
 
 
 def test_problems_decoded_under_a_threshold_are_recorded(tmp_path: Path) -> None:

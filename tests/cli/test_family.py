@@ -26,6 +26,7 @@ from fsd_calib.cli.console import reply_json, run
 from fsd_calib.cli.output import LEVELS, OutputOptions
 from fsd_calib.cli.prompting import gathered
 from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.meanings import LEARNED
 from fsd_decoding.rules import RULES
 from fsd_decoding.scores import FAMILIES as SCORES
 from lib.common.forked_programs import environment
@@ -73,7 +74,7 @@ def test_options_of_one_name_mean_the_same_everywhere() -> None:
     """But for those that say what a command does with them, or what a profile decides."""
     own = {"--task", "--out", "--seed", "--target", "--draft", "--head", "--batch-size", "--rule", "--score",
            "--divergence", "--threshold", "--draft-length", "--tree", "--revision", "--draft-revision",
-           "--quantization", "--attn", "--drafter"}  # fmt: skip
+           "--quantization", "--attn", "--drafter", "--judge"}  # fmt: skip
     seen: dict[str, str] = {}
     for name in LONG:
         for option, one in options(name).items():
@@ -87,6 +88,7 @@ def test_words_that_options_take_are_those_of_the_registries() -> None:
     assert set(choices.RULES_WITHOUT_T) == {name for name, rule in RULES.items() if rule.drafts and not rule.fuzzy}
     assert tuple(DIVERGENCES) == choices.DIVERGENCES
     assert tuple(SCORES) == choices.SCORES
+    assert (*SCORES, LEARNED) == choices.CALIBRATED
     assert set(choices.POLICIES) == {*FAMILIES}
 
 

@@ -119,9 +119,7 @@ def test_divergences_may_be_of_processed_logits() -> None:
 def test_positions_do_not_depend_on_each_other(split: int, seed: int) -> None:
     """Measured together with others or alone."""
     at, sampling = some(60, seed), SAMPLINGS["temperature 1"]
-    parts = [
-        Positions(*(getattr(at, name)[chosen] for name in vars(at))) for chosen in (slice(split), slice(split, None))
-    ]
+    parts = [at[:split], at[split:]]
     whole, apart = measured(at, sampling), [measured(part, sampling) for part in parts]
     for name, column in whole.items():
         assert np.array_equal(column, np.concatenate([part[name] for part in apart])), name

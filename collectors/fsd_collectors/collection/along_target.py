@@ -22,6 +22,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
 from fsd_decoding.noise import problem_keys
+from fsd_decoding.sampling import Sampling
 
 Array = NDArray[Any]
 
@@ -108,7 +109,7 @@ def trace_completions(
     measured, kept = HostCopies(), HostCopies()
     for start in range(0, len(by_length), batch_size):
         group = by_length[start : start + batch_size]
-        batch = _Batch(decoder, [completions[i] for i in group], measures)
+        batch = TeacherForced(decoder, [completions[i] for i in group], measures.sampling)
         for rows, position, flat, at in batch.chunks():
             indices.append(np.stack([np.array(group)[rows], position]))
             measured.send(measures.within(context, at))
@@ -118,17 +119,22 @@ def trace_completions(
     order = np.lexsort((position, owner))
     columns = np.concatenate([part.numpy() for part in measured.wait()], 1)[:, order]
     for model in ("target", "draft"):
-        _check_numbers(columns[measures.columns.index(f"{model}_probability")], owner[order], completions)
+        check_numbers(columns[measures.columns.index(f"{model}_probability")], owner[order], completions)
     whole = [part.numpy() for part in kept.wait()]
     return TracedPositions(owner[order], position[order], columns, np.concatenate(whole)[order] if whole else None)
 
 
-class _Batch:
-    """B completions of similar length in KV caches of both models; slots beyond a row's end are padding."""
+class TeacherForced:
+    """B completions of similar length in KV caches of both models; slots beyond a row's end are padding.
 
-    def __init__(self, decoder: SpeculativeDecoder, completions: Sequence[Completion], measures: Measures) -> None:
+    Args:
+        decoder: its models read the completions; its seed must be that of the completions.
+        completions: generated with `sampling`.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, completions: Sequence[Completion], sampling: Sampling) -> None:
         device = decoder.device
-        self._sampling = measures.sampling
+        self._sampling = sampling
         self._prompts = np.array([len(c.prompt) for c in completions])
         self._emitted = np.array([c.emitted for c in completions])
         self._ended = np.array([c.ended for c in completions])
@@ -138,7 +144,7 @@ class _Batch:
         self._keys = problem_keys(decoder.seed, [c.id for c in completions]).to(device)
         models = decoder.target, decoder.draft
         vocabulary = min(vocabulary_size(model) for model in models)
-        self._eos = torch.tensor(sorted(i for i in decoder.eos if i < vocabulary), device=device)
+        self.eos = torch.tensor(sorted(i for i in decoder.eos if i < vocabulary), device=device)
         self._runners = [
             ModelRunner(model, len(completions), self._slots, vocabulary, decoder.lean) for model in models
         ]
@@ -192,8 +198,8 @@ class _Batch:
         y = self._tokens[of_row, places.clamp_max(self._slots - 1)]
         ends = torch.from_numpy(np.flatnonzero(self._ended[rows] & (places_in == self._emitted[rows] - 1)))
         ends = ends.to(places.device)
-        y[ends] = self._draw(p[ends], keys[ends], places[ends], among=self._eos)
-        return Positions(p, q, self._draw(q, keys, places), y, places, keys)
+        y[ends] = self._draw(p[ends], keys[ends], places[ends], among=self.eos)
+        return Positions(p, q, self._draw(q, keys, places), y, places, keys, fed.flatten()[flat])
 
     def _draw(self, logits: Tensor, keys: Tensor, places: Tensor, among: Tensor | None = None) -> Tensor:
         """Draws tokens (N,) from logits (N, V) with the noise at `places` (N,), where given only from `among`."""
@@ -214,8 +220,9 @@ def check_draft(decoder: SpeculativeDecoder) -> None:
         )
 
 
-def _check_numbers(probabilities: Array, owner: Array, completions: Sequence[Completion]) -> None:
-    bad = owner[np.isnan(probabilities)]
+def check_numbers(measured: Array, owner: Array, completions: Sequence[Completion]) -> None:
+    """Raises NumericalError where one of N measured values is NaN; `owner` are the indices of their completions."""
+    bad = owner[np.isnan(measured)]
     if len(bad):
         raise NumericalError(
             f"problem {completions[bad[0]].id} has logits that are NaN or +inf; a wider dtype (bfloat16 rather than "

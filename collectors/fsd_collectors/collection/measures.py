@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -53,12 +53,17 @@ class Positions:
     choice: Tensor  # (N,) y
     positions: Tensor  # (N,) absolute positions of the tokens
     keys: Tensor  # (N, 2) keys of the noise
+    before: Tensor | None = None  # (N,) the tokens before x; None: nobody knows them
+
+    def __getitem__(self, part: Tensor | slice) -> Positions:
+        """Some of the positions."""
+        of_part: Any = (None if values is None else values[part] for values in vars(self).values())
+        return Positions(*of_part)
 
     def chunks(self) -> Iterator[Positions]:
         """Yields the positions in chunks of bounded size."""
         size = max(1, chunk_size(self.target_logits) // self.target_logits.shape[-1])
-        parts = (getattr(self, field.name).split(size) for field in fields(self))
-        return (Positions(*chunk) for chunk in zip(*parts, strict=True))
+        return (self[begin : begin + size] for begin in range(0, max(len(self.drafted), 1), size))
 
 
 class Measures:
@@ -146,7 +151,9 @@ class Measures:
             target, draft = processed
         places = at.positions.unsqueeze(1)
         uniform = partial(noise.uniform, at.keys, places, noise.Stream.ACCEPT, torch.float64)
-        return Seen(target, draft, at.drafted, lambda: uniform().squeeze(1), self.sampling.greedy)
+        before = at.before
+        known = None if before is None else lambda: before
+        return Seen(target, draft, at.drafted, lambda: uniform().squeeze(1), self.sampling.greedy, before=known)
 
     def _processed(self, at: Positions) -> tuple[Tensor, Tensor] | None:
         """Returns the processed logits of both models, or None under greedy decoding, which uses the raw ones."""

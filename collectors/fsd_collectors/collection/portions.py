@@ -16,7 +16,7 @@ from fsd_collectors.collection.along_target import Completion, Finished, TracedP
 from fsd_collectors.collection.measures import HiddenStates, Measures, Width
 from fsd_collectors.collection.on_policy import DraftedTokens, Drafts, OnPolicy, Rounds
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.schema import ROUNDS_BACK, Column, tables_of
+from fsd_collectors.schema import ROUNDS_BACK, Column
 from fsd_common.errors import UnfinishedError
 from fsd_common.progress.base import Advance
 from fsd_decoding.config import DecodingConfig
@@ -171,8 +171,12 @@ class Completions:
     results: Sequence[Finished]
     correct: Sequence[bool | None]
 
-    def table(self) -> pa.Table:
-        """Returns the table of completions."""
+    def table(self, **more: Sequence[int]) -> pa.Table:
+        """Returns the table of completions.
+
+        Args:
+            more: further columns of it.
+        """
         results = self.results
         each = {name: [getattr(r, name) for r in results] for name in ("tokens", "text", "finish_reason", "emitted")}
         counts = {
@@ -181,7 +185,7 @@ class Completions:
             "accepted": [r.accepted for r in results],
             "prompt_tokens": [len(prompt) for prompt in self.prompts],
         }
-        return _table(self._columns["completions"], self._repeat(np.arange(len(results))) | each | counts)
+        return _table(self._columns["completions"], self._repeat(np.arange(len(results))) | each | counts | more)
 
     def along_target(self, owner: Array, position: Array, measured: dict[str, Array], states: Array | None) -> pa.Table:
         """Returns the table of tokens of traces along the target.
@@ -224,7 +228,7 @@ class Completions:
 
     @cached_property
     def _columns(self) -> dict[str, tuple[Column, ...]]:
-        return tables_of(*self.manifest.shape)
+        return self.manifest.tables
 
     def _in_completion(self, rounds: Drafts) -> Array:
         """Returns the positions in their completions where rounds begin."""

@@ -121,7 +121,7 @@ def collect_traces(
         sampling=measures.sampling, on=on, within_support=within_support, progress=progress,
     )  # fmt: skip
     states = None if hidden is None else _states(decoder, hidden, policy)
-    problems = _unique_problems(task)
+    problems = unique_problems(task)
     manifest = manifest_of(decoder, task, problems, policy, kept, states, batch_size, measures.log_probs)
     reading = Reading(measures, policy is not None, task.max_new_tokens, task.stop, batch_size)
     # These two raise for what would otherwise stop the run late: a prompt or the draft.
@@ -133,9 +133,9 @@ def collect_traces(
     steps = progress.step("collecting", len(problems)) if progress else nullcontext(lambda done: None)
     loading = check_loading(target, [draft], device, model_kwargs, draft_model_kwargs)
     sources = Sources(target, (draft,), device, dtype, loading)
-    with TraceWriter(out, manifest) as writer, _opened(workers, ray, sources, len(problems), batch_size) as others:
+    with TraceWriter(out, manifest) as writer, opened(workers, ray, sources, len(problems), batch_size) as others:
         job = None if others is None else PortionJob(
-            others.sources, draft if is_source(draft) else _draft_source(decoder, others.sources),
+            others.sources, draft if is_source(draft) else draft_source(decoder, others.sources),
             texts_identity(decoder), decoder.decoding, reading, hidden, _calls(policy),
         )  # fmt: skip
         size = manifest.portion
@@ -159,12 +159,17 @@ def _telling(writer: TraceWriter) -> Iterator[None]:
     try:
         yield
     except UnfinishedError as error:
-        others = "other settings need another folder" if writer.finished else "other settings may use this folder too"
-        raise type(error)(
-            f"{error} (prompts are counted from the task's {writer.finished * writer.manifest.portion}). Folder "
-            f"{str(writer.folder)!r} keeps its {writer.finished} finished portions; the same settings continue there, "
-            f"{others}"
-        ) from error
+        begin = writer.finished * writer.manifest.portion
+        raise type(error)(f"{error} (prompts are counted from the task's {begin}). {kept_by(writer)}") from error
+
+
+def kept_by(writer: TraceWriter) -> str:
+    """Returns what the folder of an unfinished run keeps, in words."""
+    others = "other settings need another folder" if writer.finished else "other settings may use this folder too"
+    return (
+        f"Folder {str(writer.folder)!r} keeps its {writer.finished} finished portions; the same settings continue "
+        f"there, {others}"
+    )
 
 
 def _read(
@@ -211,13 +216,13 @@ def _tables(
     return {"tokens": tokens, "completions": done.table(), "rounds": done.rounds(rounds)}
 
 
-def _draft_source(decoder: SpeculativeDecoder, sources: Sources) -> ModelSource | None:
+def draft_source(decoder: SpeculativeDecoder, sources: Sources) -> ModelSource | None:
     """The name of a loaded draft, if there are several: it is what the draft is loaded from."""
     return ModelInfo.of(decoder.draft).id if len(sources.drafts) > 1 else None
 
 
 @contextmanager
-def _opened(
+def opened(
     workers: int | ModelWorkers | None, ray: str | None, sources: Sources, problems: int, batch_size: int
 ) -> Iterator[ModelWorkers | None]:
     """Yields workers that are open already, or opens them meanwhile."""
@@ -228,8 +233,8 @@ def _opened(
         workers = 1
     if workers is not None:
         check_count("workers", workers)
-    with open_workers(workers, ray, sources, Capacity(problems, batch_size)) as opened:
-        yield opened
+    with open_workers(workers, ray, sources, Capacity(problems, batch_size)) as others:
+        yield others
 
 
 def _calls(policy: Policy | None) -> int:
@@ -243,7 +248,7 @@ def _states(decoder: SpeculativeDecoder, hidden: Width, policy: Policy | None) -
     return HiddenStates(decoder.draft, hidden, decoder.seed, calls=_calls(policy))
 
 
-def _unique_problems(task: Task) -> list[Identified]:
+def unique_problems(task: Task) -> list[Identified]:
     if not task.problems:
         raise UsageError(f"task {task.name!r} has no problems; it needs at least one")
     check_ids(task.problems)

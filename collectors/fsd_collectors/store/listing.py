@@ -125,13 +125,17 @@ def _shard(line: bytes, number: int, tables: Sequence[str], path: Path) -> Shard
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads the manifest. Raises UsageError where it is missing, is not valid JSON, or has a newer schema."""
-    from fsd_collectors.manifest import Manifest  # which loads torch
+    """Reads the manifest, a `LabelManifest` where the folder holds labels.
+
+    Raises:
+        UsageError: it is missing, is not valid JSON, or has a newer schema.
+    """
+    from fsd_collectors.manifest import LabelManifest, Manifest  # which load torch
 
     path = folder / MANIFEST
     name = f"manifest {str(path)!r}"
     facts = parse_versioned(content_of(path), name, SCHEMA_VERSION, "one of traces")
     try:
-        return Manifest.model_validate(facts)
+        return (LabelManifest if facts.get("way") == "labels" else Manifest).model_validate(facts)
     except ValidationError as error:
         raise UsageError(f"{name} is not valid: {first_problem(error)}") from error

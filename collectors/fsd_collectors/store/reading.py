@@ -70,8 +70,8 @@ class Traces:
         return sum(shard.problems for shard in self.shards) == self.manifest.task.problems
 
     def _repr_html_(self) -> str | None:
-        """Returns what notebooks show."""
-        return html_of("traces", self)
+        """Returns what notebooks show; None: of labels the text alone."""
+        return None if self.manifest.way == "labels" else html_of("traces", self)
 
     @property
     def tokens(self) -> ds.Dataset:

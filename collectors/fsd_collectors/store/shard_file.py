@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.schema import schema_of, tables_of
+from fsd_collectors.schema import schema_of
 from fsd_collectors.store.listing import FileEntry, file_of
 from fsd_common.errors import UsageError
 from fsd_common.files import atomic_write
@@ -24,8 +24,7 @@ _RUN = "fsd_run"
 
 def schemas(manifest: Manifest) -> dict[str, pa.Schema]:
     """Returns the schemas of the run's tables, in the order of the listing; their metadata hold the run's id."""
-    columns = tables_of(*manifest.shape)
-    plain = {table: schema_of(table, of) for table, of in columns.items()}
+    plain = {table: schema_of(table, columns) for table, columns in manifest.tables.items()}
     return {table: schema.with_metadata({**schema.metadata, _RUN: manifest.run}) for table, schema in plain.items()}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsd_collectors.manifest import Manifest
+from fsd_collectors.manifest import LabelManifest, Manifest
 from fsd_collectors.store.listing import FileEntry, Listing, Shard, file_of, read_manifest
 from fsd_collectors.store.shard_file import (
     check_content,
@@ -46,7 +46,7 @@ def row_faults(tables: Mapping[str, pa.Table], manifest: Manifest) -> Iterator[s
         if unknown := _owners(table) - completions:
             problem, split = min(unknown)
             yield f"{name} has rows of problem {problem} in the split {split}, completions has none"
-    if broken := _out_of_place(tables["tokens"], manifest):
+    if "tokens" in tables and (broken := _out_of_place(tables["tokens"], manifest)):
         yield f"tokens has {broken} rows out of order, or rows are missing before them"
 
 
@@ -175,6 +175,8 @@ class _Folder:
             return []
         if self.manifest.way == "serving":
             return [f"{texts} of {wanted} texts are recorded"]
+        if isinstance(self.manifest, LabelManifest):
+            return [f"{texts} of {wanted} problems have been used; all of them only where the budget lasts"]
         return [f"{len(shards)} of {self.manifest.portions} portions are finished"]
 
     def unfinished(self, finished: int) -> list[str]:

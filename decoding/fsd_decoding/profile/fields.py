@@ -11,6 +11,8 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 
 from fsd_common.addons import Addon
 from fsd_common.errors import UsageError
+from fsd_decoding.judging.known import is_judge, register
+from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
@@ -417,6 +419,8 @@ class ProfileContent(Sealed):
     addons: tuple[Addon, ...] = ()
     """Code that is not of fsd-calib and that points of the curve depend on. Decoders of the profile refuse other code
     under these names."""
+    judge: JudgeModel | None = None
+    """The learned score that points of the curve have, if any: its name is judge@ and a number that follows from it."""
     early_stop: EarlyStopInfo | None = None
     """Ends drafts of fuzzy rules early in decoders of the profile. null: they have `draft_length` tokens."""
     stop_policy: str | None = None
@@ -485,6 +489,23 @@ class ProfileContent(Sealed):
                 f"outcome is 'lossless', but the speed, {speed.lossless} {speed.unit}, is below speed.wanted, "
                 f"{speed.wanted}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_is_of_these_models(self) -> Self:
+        """Also makes the judge known, so that its score is found by name."""
+        scores = {self.score, *(point.setting.score for point in self.curve)}
+        wanted = set(filter(is_judge, scores))
+        if wanted - ({self.judge.name} if self.judge else set()):
+            raise ValueError(f"score is {min(wanted)!r}, and judge is {self.judge and self.judge.name!r}; they are one")
+        if self.judge is None:
+            return self
+        drafts = {model.fingerprint for model in (self.draft, *self.other_drafts)}
+        drawn = type(self.sampling).model_validate(self.judge, from_attributes=True)
+        own = (self.judge.target, self.judge.tokenizer, drawn)
+        if own != (self.target.fingerprint, self.tokenizer, self.sampling) or self.judge.draft not in drafts:
+            raise ValueError("judge is of other models, or of another tokenizer or sampling")
+        register(self.judge)
         return self
 
     @property

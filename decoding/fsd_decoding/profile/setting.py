@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from fsd_common.addons import Addon
 from fsd_common.formatting import in_trees
+from fsd_decoding.judging.known import TakesJudge
 from fsd_decoding.profile.parts import Amount, Natural, PolicyInfo, moved
 from fsd_decoding.tree_shape import TreeShape
 
@@ -36,7 +37,7 @@ class Drafting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(TakesJudge):
     """Rule, score, draft length, threshold, and where there are any policy, draft and shape of trees.
 
     Models, sampling, prompt and noise determine a text besides.

@@ -66,7 +66,9 @@ class Ramp:
         return self.knots, self.slopes
 
 
-def fit_weights(columns: Array, accepted: Array, centre: Array, lowest: Array, penalty: float) -> Array:
+def fit_weights(
+    columns: Array, accepted: Array, centre: Array, lowest: Array, penalty: float, counts: Array | None = None
+) -> Array:
     """Fits the weights (k,) of a logistic regression under lower bounds.
 
     Minimises the mean log loss + penalty/2 · |weights − centre|² over weights >= lowest, a convex problem.
@@ -76,13 +78,15 @@ def fit_weights(columns: Array, accepted: Array, centre: Array, lowest: Array, p
         accepted: (n,) bool labels.
         centre: (k,) weights that the penalty pulls towards.
         lowest: (k,) lower bounds; -inf for none.
+        counts: (n,) how much each row counts; None: all alike.
     """
     target = accepted.astype(np.float64)
+    shares = np.full(len(target), 1 / len(target)) if counts is None else counts / counts.sum()
 
     def loss(weights: Array) -> tuple[float, npt.NDArray[np.float64]]:
         logits, off = columns @ weights, weights - centre
-        mean = float(np.mean(np.logaddexp(0, logits) - target * logits))
-        slope = columns.T @ (expit(logits) - target) / len(target)
+        mean = float(shares @ (np.logaddexp(0, logits) - target * logits))
+        slope = columns.T @ (shares * (expit(logits) - target))
         return mean + penalty / 2 * float(off @ off), slope + penalty * off
 
     found = minimize(

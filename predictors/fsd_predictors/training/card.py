@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from sklearn.metrics import log_loss
@@ -50,7 +51,9 @@ def importance(model: AcceptanceModel, count: int, rows: Array, accepted: Array,
     if isinstance(inner, Boosted):
         sizes, meaning = _contributions(inner, rows[chosen]), CONTRIBUTIONS
     else:
-        sizes, meaning = _permuted(model, count, rows[chosen], accepted[chosen], random), PERMUTATION
+        parts = [*(slice(column, column + 1) for column in range(count - 1)), slice(count - 1, None)]
+        loss = partial(_loss, model, accepted[chosen])
+        sizes, meaning = permuted(loss, parts, rows[chosen], random), PERMUTATION
     return sizes / max(sizes.sum(), np.finfo(float).tiny), meaning
 
 
@@ -60,12 +63,13 @@ def _contributions(model: Boosted, rows: Array) -> Array:
     return sizes
 
 
-def _permuted(model: AcceptanceModel, count: int, rows: Array, accepted: Array, random: np.random.Generator) -> Array:
-    def loss(values: Array) -> float:
-        return float(log_loss(accepted, model.predict_proba(values)[:, 1], labels=[False, True]))
+def _loss(model: AcceptanceModel, accepted: Array, rows: Array) -> float:
+    return float(log_loss(accepted, model.predict_proba(rows)[:, 1], labels=[False, True]))
 
+
+def permuted(loss: Callable[[Array], float], parts: Sequence[slice], rows: Array, random: np.random.Generator) -> Array:
+    """Returns by how much the loss of the rows rises where a part of their columns is permuted: (parts,)."""
     before = loss(rows)
-    parts = [*(slice(column, column + 1) for column in range(count - 1)), slice(count - 1, None)]
     return np.array([max(0.0, loss(_shuffled(rows, part, random)) - before) for part in parts])
 
 
@@ -95,7 +99,7 @@ def card(
     ]  # fmt: skip
     text = _TEXT.format(
         kind=facts.kind, rule=facts.rule, scores=", ".join(facts.scores), falling=facts.falling,
-        picture=PICTURE, sheets="\n".join(map(_markdown, sheets)),
+        picture=PICTURE, sheets="\n".join(map(markdown, sheets)),
     )  # fmt: skip
     curves = {_FORECASTS[forecast]: each for forecast, each in evaluation.curves.items()}
     return {"card.md": text.encode(), PICTURE: reliability(curves)}
@@ -190,7 +194,8 @@ def _parameters(facts: PredictorFacts) -> Sheet:
     return Sheet("Parameters found by Optuna", (), tuple(rows))
 
 
-def _markdown(sheet: Sheet) -> str:
+def markdown(sheet: Sheet) -> str:
+    """Returns a table under its title."""
     note = f"\n{sheet.note}\n" if sheet.note else ""
     return f"## {sheet.title}\n\n{table(sheet)}\n{note}"
 

@@ -56,21 +56,23 @@ def auc(accepted: Array, score: Array) -> float:
     return float(roc_auc_score(accepted, score))
 
 
-def bins(accepted: Array, forecast: Array, count: int = BINS) -> tuple[Array, Array]:
+def bins(accepted: Array, forecast: Array, count: int = BINS, weights: Array | None = None) -> tuple[Array, Array]:
     """Returns the mean forecast and the share accepted in up to `count` bins of equally many rows, in rising order.
+
+    Where rows have weights (n,), bins are of equal weight.
 
     Rows with equal forecasts always share a bin, so the result does not depend on the order of the rows.
     """
-    return _binned(accepted, forecast, count)[:2]
+    return _binned(accepted, forecast, count, weights)[:2]
 
 
-def calibration_error(accepted: Array, forecast: Array, count: int = BINS) -> float:
-    """Returns the expected calibration error (Naeini et al. 2015) over bins of equally many rows.
+def calibration_error(accepted: Array, forecast: Array, count: int = BINS, weights: Array | None = None) -> float:
+    """Returns the expected calibration error (Naeini et al. 2015) over bins as in `bins`.
 
     It is the mean |forecast − share accepted| over the bins. Perfect forecasts of n rows still have an error of about
     .8·sqrt(count·p(1−p)/n).
     """
-    forecasts, outcomes, shares = _binned(accepted, forecast, count)
+    forecasts, outcomes, shares = _binned(accepted, forecast, count, weights)
     return float(np.abs(forecasts - outcomes) @ shares)
 
 
@@ -84,15 +86,18 @@ def falls(model: AcceptanceModel, rows: Array, shares: Array) -> int:
     return int((np.diff(probabilities, axis=1) < -_ROUNDING).any(1).sum())
 
 
-def _binned(accepted: Array, forecast: Array, count: int) -> tuple[Array, Array, Array]:
-    """Returns the mean forecast, the share accepted and the share of rows of each bin."""
-    _, place, rows = np.unique(forecast, return_inverse=True, return_counts=True)
-    middle = np.cumsum(rows) - rows / 2
-    bin_of = (middle * count / len(forecast)).astype(int)[place]
-    sizes = np.bincount(bin_of, minlength=count)
-    forecasts, outcomes = (np.bincount(bin_of, weights=each, minlength=count) for each in (forecast, accepted))
+def _binned(accepted: Array, forecast: Array, count: int, weights: Array | None) -> tuple[Array, Array, Array]:
+    """Returns the mean forecast, the share accepted and the share of weight of each bin."""
+    weights = np.ones(len(forecast)) if weights is None else weights
+    _, place = np.unique(forecast, return_inverse=True)
+    rows = np.bincount(place, weights)
+    ends = np.cumsum(rows)
+    bin_of = ((ends - rows / 2) * count / ends[-1]).astype(int)[place]
+    sizes, forecasts, outcomes = (
+        np.bincount(bin_of, weights * each, minlength=count) for each in (1.0, forecast, accepted)
+    )
     full = sizes > 0
-    return forecasts[full] / sizes[full], outcomes[full] / sizes[full], sizes[full] / len(forecast)
+    return forecasts[full] / sizes[full], outcomes[full] / sizes[full], sizes[full] / ends[-1]
 
 
 _SIDE = 220  # pixels of a panel

@@ -53,15 +53,18 @@ def tune(
         model = MODELS[kind](**SPACES[kind](trial), **fixed or {}).fit(rows[~validation], accepted[~validation])
         return float(log_loss(accepted[validation], model.predict_proba(rows[validation]), labels=[False, True]))
 
-    return _best(loss, trials, seed, MODELS[kind]().get_params())
+    return best_settings(loss, trials, seed, MODELS[kind]().get_params())
 
 
-def _best(loss: Callable[[optuna.Trial], float], trials: int, seed: int, defaults: dict[str, Any]) -> dict[str, Any]:
+def best_settings(
+    loss: Callable[[optuna.Trial], float], trials: int, seed: int, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the settings with the least loss, of so many trials by TPE, of which the first takes the defaults."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-        study.enqueue_trial(defaults)
+        study.enqueue_trial(dict(defaults))
         study.optimize(loss, n_trials=trials)
     finally:
         optuna.logging.set_verbosity(verbosity)

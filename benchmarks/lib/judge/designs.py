@@ -1,0 +1,97 @@
+"""Designs of a judge, trained at several budgets and on several samples of the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import roc_auc_score
+
+from fsd_calib import SpeculativeDecoder
+from fsd_common.errors import UsageError
+from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.judging.features import FEATURES, TABLE
+from fsd_decoding.judging.known import register
+from fsd_decoding.judging.token_classes import token_classes
+from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from fsd_decoding.models.runner import vocabulary_size
+from fsd_predictors.judging.training import Origin, Trained, train_judge
+from lib.judge.labels import within
+
+NUMBERS = tuple(name for name in FEATURES if not TABLE[name].classed)
+CLASSES = tuple(name for name in FEATURES if not TABLE[name].context)
+DESIGNS: Mapping[str, Sequence[str]] = {"numbers": NUMBERS, "classes": CLASSES, "context": FEATURES}
+"""What a judge may read: numbers of p and q; also the classes of x and y; also that of the token before them."""
+_SEEDS = 2  # samples of the labels, where they are of different ones
+_TRIALS = 8
+_RANKERS = (*DIVERGENCES, "margin", "relaxed")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A trained judge.
+
+    Args:
+        design, budget, seed: what it was trained with.
+        score: its name.
+        auc: on labels of problems that it was not trained on; None: there are no others.
+        crossed: its AUC by cross-fitting.
+    """
+
+    design: str
+    budget: int
+    seed: int
+    score: str
+    kind: str
+    features: int
+    auc: float | None
+    crossed: float
+
+    def __str__(self) -> str:
+        return f"judge of {self.design}, {self.budget:,} labels, sample {self.seed}"
+
+
+def made(labels: pd.DataFrame, decoder: SpeculativeDecoder, quick: bool, budgets: Sequence[int]) -> Iterator[Made]:
+    """Yields the judges: the last design at every budget and on several samples, the others at the middle budget.
+
+    UsageError: there are fewer labels than a budget.
+    """
+    if max(budgets) > len(labels):
+        raise UsageError(f"there are {len(labels)} labels, and a budget is {max(budgets)}; label more, or give smaller")
+    last = list(DESIGNS)[-1]
+    asked = [(last, budget, seed) for budget in budgets for seed in range(_SEEDS if budget < len(labels) / 2 else 1)]
+    middle = budgets[len(budgets) // 2]
+    asked += [(design, middle, 0) for design in DESIGNS if design != last]
+    origin = _origin(decoder)
+    for design, budget, seed in asked[:1] if quick else asked:
+        chosen = within(labels, budget, seed)
+        trained = train_judge(chosen, origin, DESIGNS[design], trials=0 if quick else _TRIALS, seed=seed)
+        others = labels[~labels["problem"].isin(chosen["problem"].unique())]
+        auc = _auc(others, _forecast(trained, others)) if others["harmful"].nunique() == 2 else None
+        crossed = _auc(chosen, trained.unseen)
+        judge = trained.judge
+        yield Made(design, budget, seed, register(judge), judge.kind, len(judge.features), auc, crossed)
+
+
+def of_scores(labels: pd.DataFrame) -> dict[str, float]:
+    """Returns the AUC of every divergence and margin on all labels."""
+    return {name: _auc(labels, labels[name].to_numpy()) for name in _RANKERS}
+
+
+def _forecast(trained: Trained, labels: pd.DataFrame) -> np.ndarray:
+    return trained.fitted.logits(labels[list(FEATURES)].to_numpy(np.float64))
+
+
+def _auc(labels: pd.DataFrame, scores: np.ndarray) -> float:
+    return float(roc_auc_score(labels["harmful"], scores, sample_weight=1 / labels["probability"]))
+
+
+def _origin(decoder: SpeculativeDecoder) -> Origin:
+    target, draft = (model_fingerprint(model) for model in (decoder.target, decoder.draft))
+    vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
+    return Origin(
+        target, draft, tokenizer_fingerprint(decoder.tokenizer), decoder.sampling, "arithmetic",
+        token_classes(decoder.tokenizer, vocabulary),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A learned score: how likely it is that a mismatch changes the outcome."""

@@ -1,0 +1,98 @@
+"""The score "judge": P(this mismatch changes the outcome), by a learned model; T is the most that is kept.
+
+A judge is known by its number, which follows from the whole model: profiles hold the model itself, and what is pickled
+takes it along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fsd_common.errors import UsageError
+from fsd_decoding.judging.features import TABLE, features_of
+from fsd_decoding.judging.known import model_named, register
+from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.judging.on_device import OnDevice, unpacked_classes
+from fsd_decoding.sampling import SETTINGS, Sampling
+from fsd_decoding.scores import Score, Seen
+from fsd_decoding.tensors import argmax
+
+
+class Judge(Score):
+    """P(putting x for the target's token changes the outcome), of AutoJudge's kind (arXiv 2504.20039).
+
+    Greedily nothing is changed where x is the target's likeliest token, and the score is 0. With sampling y may be
+    another token all the same; labels have such mismatches, so they are judged as any other.
+    """
+
+    on = "raw"
+    reads_draft = True
+    judges_trees = False
+
+    def __init__(self, written: str, values: Sequence[float]) -> None:
+        super().__init__(written, values)
+        self.model = model_named(written)
+        if unknown := [name for name in self.model.features if name not in TABLE]:
+            raise UsageError(f"{written} reads feature {unknown[0]!r:.60}, which is not known here; upgrade fsd-calib")
+        self.reads_context = any(TABLE[name].context for name in self.model.features)
+        self._on: dict[torch.device, OnDevice] = {}
+
+    def __reduce__(self) -> tuple[Callable[..., Score], tuple[object, ...]]:
+        """Pickles the model, which another process may not know."""
+        return judge_of, (self.model,)
+
+    def of(self, seen: Seen) -> Tensor:
+        if self.reads_context and seen.before is None:
+            raise UsageError(
+                f"score {self.written!r} reads the token before a drafted one, which is not shown here; calibrate with "
+                "--judge auto, whose judges do not read it"
+            )
+        device = seen.target_logits.device
+        if device not in self._on:
+            model, classes = self.model, unpacked_classes(self.model, seen.target_logits.shape[-1])
+            self._on[device] = OnDevice.of(model.offset, model.line, model.trees, device, classes)
+        numbers = self._on[device]
+        harmful = numbers.logit(features_of(seen, numbers.classes, self.model.features)).sigmoid()
+        if self.model.temperature > 0:
+            return harmful
+        return harmful.masked_fill(seen.drafted == argmax(seen.target_logits), 0.0)
+
+    def check(self, target: str, draft: str, tokenizer: str, sampling: Sampling) -> None:
+        """Checks that it suits models and their sampling.
+
+        Args:
+            target, draft, tokenizer: fingerprints.
+
+        Raises:
+            UsageError: it was trained for another target, draft or tokenizer, or with other sampling.
+        """
+        own = self.model
+        for role, then, now in (("target", own.target, target), ("draft", own.draft, draft)):
+            if then != now:
+                raise UsageError(
+                    f"score {self.written} was trained for a {role} with fingerprint {then[:12]}, and this {role} has "
+                    f"{now[:12]}; load that model, or train a judge for this one"
+                )
+        if tokenizer != own.tokenizer:
+            raise UsageError(f"score {self.written} was trained with another tokenizer; train a judge for this one")
+        for name in SETTINGS:
+            if (now := getattr(sampling, name)) != (then := getattr(own, name)):
+                raise UsageError(
+                    f"score {self.written} was trained with {name} {then}, and this decodes with {now}; train a judge "
+                    "for that"
+                )
+
+
+def judge_of(model: JudgeModel) -> Judge:
+    """Returns the score of a model, which is known from now on."""
+    return judge_named(register(model))
+
+
+@cache
+def judge_named(name: str) -> Judge:
+    """Returns the score of a name. UsageError: none is known by it."""
+    return Judge(name, ())

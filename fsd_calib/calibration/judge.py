@@ -1,0 +1,148 @@
+"""The judge of a calibration: loads or trains the score that is learned; see docs/judge.md.
+
+Labels are collected in `fsd_collectors.judging`, and a judge is trained in `fsd_predictors.judging`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from shutil import copyfile
+
+from fsd_calib.calibration.session import Session
+from fsd_calib.common_options import AUTO
+from fsd_calib.engines.own import OwnEngine
+from fsd_calib.measuring.evaluator import Evaluator
+from fsd_calib.tasks.base import Problem
+from fsd_calib.vllm_plugin.engine_checks import READS_CONTEXT
+from fsd_collectors.judging.collect import collect_labels
+from fsd_collectors.judging.labels import read_labels
+from fsd_common.argument_checks import named
+from fsd_common.digests import facts_digest
+from fsd_common.errors import UsageError
+from fsd_common.user_folders import default_cache
+from fsd_decoding.judging.known import register
+from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.judging.score import Judge
+from fsd_decoding.judging.token_classes import token_classes
+from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.scores import score_named
+from fsd_predictors.judging.card import card_of
+from fsd_predictors.judging.training import Origin, train_judge
+
+FILE, CARD = "judge.json", "judge.md"
+"""In the folder of a profile: a trained judge, and its card."""
+KEPT, LABELS = "judges-trained", "labels"
+"""In the cache: folders of judges, each named by all that its judge follows from; in each of them its labels."""
+LEAST = 64
+"""Tuning problems that a search needs beside those that were read for a judge."""
+
+
+def check(judge: JudgeModel, session: Session) -> None:
+    """Raises UsageError where a judge is of other models than the session's, or of other sampling."""
+    score = score_named(judge.name)
+    assert isinstance(score, Judge)
+    if session.engine.info is not None and score.reads_context:
+        raise UsageError(f"score {judge.name} {READS_CONTEXT}")
+    for engine in session.engines:
+        pair, sampling = engine.pair, engine.decoding.sampling
+        score.check(pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, sampling)
+
+
+def trained_here(session: Session, budget: int, out: Path | None, train: bool) -> JudgeModel | None:
+    """Returns a judge that was trained on the second half of the tuning part.
+
+    Args:
+        budget: mismatches to label.
+        out: folder of the profile, which has the judge and its card too; labels are in the cache.
+        train: whether one may be trained; else it is that of an earlier run of the same.
+
+    Returns:
+        None: a run will train it.
+
+    Raises:
+        UsageError: it cannot be trained with this engine or draft, too few problems are left for the search, or too few
+            mismatches change an outcome.
+    """
+    if not isinstance(session.engine, OwnEngine) or session.drafts or session.engine.pair.draft.kind != "model":
+        raise UsageError(
+            f"{named('judge')} is {AUTO!r}, and a judge is trained by our own engine with one draft that is a model; "
+            "train it so, and give its file"
+        )
+    problems = _training_problems(session)
+    if (others := len(session.tuning.problems) - len(problems)) < LEAST:
+        raise UsageError(
+            f"there are {len(session.tuning.problems)} tuning problems, of which a judge would leave {others} for the "
+            f"search, and that needs {LEAST}: give more problems ({named('limit')}), or do without a judge"
+        )
+    folder = _folder(session, problems, budget)
+    if train:
+        session.tuned.mark(problems)
+    if not (folder / FILE).exists():
+        if not train:
+            return None
+        _train(session, problems, budget, folder)
+    judge = JudgeModel.load(folder / FILE)
+    if train and out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (FILE, CARD):
+            copyfile(folder / name, out / name)
+    register(judge)
+    return judge
+
+
+def apart(session: Session, judge: JudgeModel) -> Session:
+    """Returns the session whose search goes without the tuning problems that were read for the judge.
+
+    Also without those that have no labels, as the target's answer is wrong: were they alone left in, the search would
+    see too many of them.
+
+    Raises:
+        UsageError: too few are left.
+    """
+    trained, every = judge.trained_ids, session.tuning.problems
+    problems = [problem for problem in every if problem.id not in trained]
+    if len(problems) < LEAST:
+        raise UsageError(
+            f"the judge was trained on {len(every) - len(problems)} of {len(every)} tuning problems, and a search "
+            f"needs {LEAST} others: give more problems"
+        )
+    return replace(session, tuning=Evaluator(session.tuned.before(session.decode), problems, session.tuning.part))
+
+
+def _train(session: Session, problems: Sequence[Problem], budget: int, folder: Path) -> None:
+    decoder, sampling = session.decoder, session.decoder.sampling
+    task = replace(session.task, problems=tuple(problems))
+    traces = collect_labels(
+        task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder / LABELS,
+        budget=budget, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
+        min_p=sampling.min_p, seed=decoder.seed, batch_size=session.batch_size, progress=session.progress,
+        workers=session.workers,
+    )  # fmt: skip
+    read = traces.to_pandas(["problem"], table="completions")["problem"].tolist()
+    with session.progress.step("training the judge", 0):
+        trained = train_judge(read_labels(folder / LABELS), _origin(session), seed=decoder.seed, read=read)
+    (folder / CARD).write_text(card_of(trained), encoding="utf-8")
+    trained.judge.save(folder / FILE)
+
+
+def _training_problems(session: Session) -> Sequence[Problem]:
+    """The second half of the tuning part; the search has the first, so that what it finds is not what was fitted."""
+    problems = session.tuning.problems
+    return problems[len(problems) // 2 :]
+
+
+def _origin(session: Session) -> Origin:
+    decoder, pair = session.decoder, session.engine.pair
+    vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
+    return Origin(
+        pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, decoder.sampling, session.task.name,
+        token_classes(decoder.tokenizer, vocabulary),
+    )  # fmt: skip
+
+
+def _folder(session: Session, problems: Sequence[Problem], budget: int) -> Path:
+    """Where a judge is kept for later runs of the same, and for those that were interrupted."""
+    facts = [session.identity, [problem.id for problem in problems], budget, session.batch_size]
+    return (session.cache or default_cache()) / KEPT / facts_digest(facts)[:16]

@@ -1,0 +1,1 @@
+"""Training of judges: which mismatches change the outcome."""

@@ -1,0 +1,82 @@
+"""Features of mismatches: what they say, and that they are the same in any company."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsd_data import pair_paths
+from fsd_decoding.divergence import DIVERGENCES, divergence
+from fsd_decoding.judging.features import FEATURES, features_of
+from fsd_decoding.judging.token_classes import CLASSES, token_classes
+from fsd_decoding.loading import load_tokenizer
+from fsd_decoding.scores import Seen
+
+P, Q = torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.2, 0.1, 0.6, 0.1])
+KINDS = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)  # digits, letters, signs, space
+
+
+def named(seen: Seen) -> dict[str, float]:
+    return dict(zip(FEATURES, features_of(seen, KINDS)[0].tolist(), strict=True))
+
+
+def test_features_of_a_mismatch_by_hand() -> None:
+    seen = Seen(P.log()[None] + 3.0, Q.log()[None] - 1.0, torch.tensor([2]), before=lambda: torch.tensor([1]))
+    found = named(seen)
+    logs = {"log_p_x": 0.15, "log_p_y": 0.5, "log_q_x": 0.6, "log_q_y": 0.2}
+    wanted = {name: math.log(value) for name, value in logs.items()} | {
+        "relaxed": 0.35, "margin": 0.7, "rank_x": math.log(3), "rank_y": math.log(2),
+        "entropy_p": -(P * P.log()).sum().item(), "entropy_q": -(Q * Q.log()).sum().item(),
+    }  # fmt: skip
+    wanted |= {name: divergence(name, P.log(), Q.log()).item() for name in DIVERGENCES}
+    marked = {"x_signs", "y_digits", "before_letters"}
+    tokens = [f"{token}_{kind}" for token in ("x", "y", "before") for kind in CLASSES if kind != "other"]
+    wanted |= {name: float(name in marked) for name in tokens}
+    assert found == pytest.approx(wanted, abs=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), masked=st.sampled_from(["neither", "target", "draft", "both"]))
+def test_features_are_finite_and_the_same_in_any_company(seed: int, masked: str) -> None:
+    """Where tokens are impossible, too: as divergences may be infinite then."""
+    generator = torch.Generator().manual_seed(seed)
+    p, q = (4 * torch.randn((2, 3, 4), generator=generator) for _ in range(2))
+    for logits, name in ((p, "target"), (q, "draft")):
+        if masked in (name, "both"):
+            logits[..., 1] = -math.inf
+    x, before = (torch.randint(4, (2, 3), generator=generator) for _ in range(2))
+    whole = features_of(Seen(p, q, x, before=lambda: before), KINDS)
+    assert whole.isfinite().all()
+    alone = features_of(Seen(p[1, 2:], q[1, 2:], x[1, 2:], before=lambda: before[1, 2:]), KINDS)
+    torch.testing.assert_close(alone, whole[1, 2:], rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_is_wanted_is_computed() -> None:
+    seen = Seen(P.log()[None], Q.log()[None], torch.tensor([2]))  # nobody knows the token before
+    found = features_of(seen, KINDS, ["margin", "x_signs", "js"])
+    assert found.tolist() == [pytest.approx([0.7, 1.0, divergence("js", P.log(), Q.log()).item()])]
+
+
+def test_classes_of_the_bundled_tokenizer() -> None:
+    tokenizer = load_tokenizer(pair_paths()[0])
+    classes = token_classes(tokenizer, len(tokenizer) + 3)
+    assert len(classes) == len(tokenizer) + 3
+    for text, kind in ((" 7", "digits"), (" pears", "letters"), ("*", "signs"), ("=", "signs"), ("\n", "space")):
+        last = tokenizer(text)["input_ids"][-1]
+        assert CLASSES[classes[last]] == kind, text
+    assert CLASSES[classes[tokenizer.eos_token_id]] == CLASSES[classes[-1]] == "other"
+
+
+@pytest.mark.parametrize(("text", "kind"), [("a1", "other"), ("\ufffd", "other"), ("", "other"), ("é", "letters")])
+def test_classes_of_odd_tokens(text: str, kind: str) -> None:
+    class Tokenizer(SimpleNamespace):
+        def __len__(self) -> int:
+            return 1
+
+    tokenizer = Tokenizer(all_special_ids=[], batch_decode=lambda ids, **_: [text])
+    assert [CLASSES[number] for number in token_classes(tokenizer, 1)] == [kind]
