@@ -25,7 +25,7 @@ from fsd_calib.calibration.guards import check_guards, read_guard
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, context_of, plan_memory, usable
 from fsd_calib.calibration.plan import Plan, check_enough, check_worth
 from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
-from fsd_calib.calibration.prepare import USUAL_LENGTH, Prepared, Request, designed
+from fsd_calib.calibration.prepare import NEW_LENGTH, Prepared, Request, designed
 from fsd_calib.calibration.recertify import other_models, prompts_of, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_facts import forget
@@ -468,7 +468,7 @@ class Calibration:
         space = self._space
         trees = [tree.scratch(max(space.lengths(tree))) for tree in space.trees if tree is not None]
         own = max([*space.draft_lengths, *trees])
-        return max(own, *([USUAL_LENGTH] if self.config.engine == "vllm" else SD_LENGTHS))
+        return max(own, *([NEW_LENGTH] if self.config.engine == "vllm" else SD_LENGTHS))
 
     @property
     def _space(self) -> Space:

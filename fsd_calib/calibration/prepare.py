@@ -81,7 +81,7 @@ _CANDIDATES = 6  # frozen at most
 _LIKELY = 1  # of them, the median in benchmarks/results/regret.json; a front's points are all tested
 USUAL_LENGTH = 5  # tokens drafted when a batch is timed
 WATCHED = 10.0  # seconds of its rounds
-_NEW_LENGTH = 6  # another, which the rule has not had before: its first batch shows what making graphs takes
+NEW_LENGTH = 6  # another, which the rule has not had before: its first batch shows what making graphs takes
 _OTHER_SHAPES = 9  # of rounds, beside one for each L: target, lossless rule; at --serve-batch three costs, four timed
 
 
@@ -395,7 +395,7 @@ def _pace(session: Session, space: Space, baseline: Baseline) -> Pace:
         watched = partial(_watched, session)
         return Pace(watched(baseline.lossless), watched(baseline.alone), session.processes)
     alone = partial(_decode_some, session, session.setting("target"))
-    lossless = partial(_decode_some, session, session.setting(LOSSLESS, _NEW_LENGTH, space.drafts[0]))
+    lossless = partial(_decode_some, session, session.setting(LOSSLESS, NEW_LENGTH, space.drafts[0]))
     with session.as_one_worker():
         first = seconds = seconds_of(lossless)
         if session.engine.compile:  # then that made graphs
