@@ -44,7 +44,8 @@ def test_other_scores_certify(score: str, length: int, tmp_path: Path) -> None:
     found = ThresholdProfile.load(tmp_path / "out")
     assert found.certificate.certified
     assert found.score == score or score == "auto"
-    assert found.tokens_per_round.chosen > found.tokens_per_round.lossless
+    if length > 3:  # else the lossless rule has longer drafts
+        assert found.tokens_per_round.chosen > found.tokens_per_round.lossless
 
 
 def decodings(folder: Path) -> int:

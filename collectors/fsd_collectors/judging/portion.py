@@ -15,7 +15,7 @@ from fsd_collectors.collection.portions import Completions
 from fsd_collectors.judging.chains import Chain, Label, Outcome, Swap, left_to_right, quotas, single
 from fsd_collectors.judging.reading import Mismatches, ReadText
 from fsd_collectors.judging.work import Done, Piece
-from fsd_collectors.judging.writing import Begun, Text
+from fsd_collectors.judging.writing import Begun, Written
 from fsd_collectors.manifest import LabelManifest
 from fsd_collectors.schema import Column
 from fsd_collectors.split import Identified
@@ -28,7 +28,7 @@ class Own:
 
     problem: Identified
     request: Request
-    text: Text
+    text: Written
     read: ReadText
     correct: bool
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fsd_collectors.collection.along_target import Completion
 from fsd_collectors.judging.reading import ReadText, read_texts
-from fsd_collectors.judging.writing import Begun, Finisher, Text
+from fsd_collectors.judging.writing import Begun, Finisher, Written
 from fsd_common.errors import UnfinishedError
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -44,7 +44,7 @@ class Done:
     `read` is of the texts behind their beginnings, or of the given ones.
     """
 
-    texts: list[Text] = field(default_factory=list)
+    texts: list[Written] = field(default_factory=list)
     read: list[ReadText] = field(default_factory=list)
     seconds: float = 0.0  # that it took
 

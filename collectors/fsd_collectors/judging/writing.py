@@ -29,7 +29,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Text:
+class Written:
     """A finished text, as the engine's `Result` has it."""
 
     text: str
@@ -64,7 +64,7 @@ class Finisher:
         self._decoder, self._stop, self._batch_size = decoder, stop, batch_size
         self._stops = StopStrings(decoder.tokenizer, stop) if stop else None
 
-    def finish(self, begun: Sequence[Begun]) -> list[Text]:
+    def finish(self, begun: Sequence[Begun]) -> list[Written]:
         """Returns the finished texts. UnfinishedError: see `SpeculativeDecoder.generate`."""
         ended = [self._ended(each) for each in begun]
         open_ones = [i for i, text in enumerate(ended) if text is None]
@@ -72,7 +72,7 @@ class Finisher:
         by_index = {i: written[place] for place, i in enumerate(open_ones)}
         return [by_index[i] if text is None else text for i, text in enumerate(ended)]
 
-    def _ended(self, begun: Begun) -> Text | None:
+    def _ended(self, begun: Begun) -> Written | None:
         """The text where its beginning is all of it: that ends as the engine ends texts."""
         tokens = list(begun.tokens)
         if not tokens:
@@ -83,7 +83,7 @@ class Finisher:
             return self._text(tokens, "stop")
         return self._text(tokens, "length") if len(tokens) == begun.request.max_new_tokens else None
 
-    def _written(self, begun: Sequence[Begun]) -> Iterator[tuple[int, Text]]:
+    def _written(self, begun: Sequence[Begun]) -> Iterator[tuple[int, Written]]:
         """Yields the index of each with its text, as they are finished."""
         requests = [replace(each.rest, index=place) for place, each in enumerate(begun)]
         settings = self._decoder.settings()
@@ -103,6 +103,6 @@ class Finisher:
         end = self._stops.completed_at([*given, *new], count)
         return None if end is None else end - len(given)
 
-    def _text(self, tokens: Sequence[int], reason: FinishReason, *counts: int) -> Text:
+    def _text(self, tokens: Sequence[int], reason: FinishReason, *counts: int) -> Written:
         text = cut_before(self._decoder.tokenizer, tokens, self._stop if reason == "stop" else ())
-        return Text(text, tokens, reason, *counts)
+        return Written(text, tokens, reason, *counts)

@@ -5,12 +5,14 @@ What is sent to workers takes its judge along (`TakesJudge`); other processes fi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsd_common.errors import UsageError
 from fsd_common.user_folders import keep, kept
-from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.meanings import LEARNED
+
+if TYPE_CHECKING:
+    from fsd_decoding.judging.model import JudgeModel  # which imports pydantic, and decoding does without
 
 _FOLDER = "judges"
 _known: dict[str, JudgeModel] = {}
@@ -33,6 +35,8 @@ def model_named(name: str) -> JudgeModel:
                 f"score {name!r:.60} is not known here: {LEARNED!r} is learned, so give its model (--judge FILE, or "
                 "--judge auto to train one), or a profile that holds it"
             )
+        from fsd_decoding.judging.model import JudgeModel
+
         _known[name] = JudgeModel.parsed(text, f"what is kept of {name!r}")
     return _known[name]
 

@@ -100,7 +100,7 @@ def test_a_rule_with_a_score_of_its_own_has_no_other() -> None:
         space = SearchSpace(rule="ensemble", score=name)
         calibration = Calibration("arithmetic", "target", "draft", Goal(min_acc=0.9), space)
         assert calibration._space.scores == ("ensemble",)
-        assert calibration._always is None
+        assert calibration._always(None) is None
     with pytest.raises(
         UsageError, match="rule 'ensemble' bounds a score of its own, ensemble; search it without other"
     ):
