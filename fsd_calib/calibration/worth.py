@@ -56,7 +56,7 @@ class Expected:
             80 %.
         truth: Its supposed true retention, or accuracy.
         chance: To certify it.
-        between: The least and the greatest chance so.
+        between: The least and the greatest chance of this setting so.
     """
 
     gain: float
@@ -93,8 +93,8 @@ def expected_gain(
     steps = _steps(forecast, space, with_prompts(rival_speed, prefill), fuzzy, prefill)
     few, many = odds.ends
     supposed = ((least, few), (usual, odds), (most, many))
-    high, middle, low = found = [_best(steps, loss, pilot, each, problems) for loss, each in supposed]
-    chances = [each.chance for each in found]
+    high, middle, low = (_best(steps, loss, pilot, each, problems) for loss, each in supposed)
+    chances = [_best(middle.step, loss, pilot, each, problems).chance for loss, each in supposed]
     return Expected(
         middle.gain, min(low.gain, middle.gain), max(high.gain, middle.gain), middle.truth, middle.chance,
         (min(chances), max(chances)),
@@ -112,6 +112,7 @@ class _Outcome(NamedTuple):
     gain: float
     truth: float
     chance: float
+    step: tuple[_Step, ...]  # none: lossless
 
 
 def _steps(forecast: DraftForecasts, space: Space, rival_speed: float, fuzzy: Setting, prefill: float) -> list[_Step]:
@@ -151,12 +152,12 @@ def _best(steps: Sequence[_Step], loss: float, pilot: Pilot, odds: Odds, problem
     assert odds.claim.wanted is not None
     accuracy = pilot.likely_accuracy
     whole = 1.0 if odds.claim.acc == "absolute" else accuracy
-    best, most = _Outcome(1.0, accuracy / whole, 0.0), 0.0
+    best, most = _Outcome(1.0, accuracy / whole, 0.0, ()), 0.0
     for step in sorted(steps, key=lambda step: -step.gain):
         if step.gain - 1 <= most:
             break
         truth = max(accuracy - step.losses * loss, 0.0) / whole
         chance = odds.chance(problems, truth, odds.claim.wanted)
         if chance * (step.gain - 1) > most:
-            best, most = _Outcome(step.gain, truth, chance), chance * (step.gain - 1)
+            best, most = _Outcome(step.gain, truth, chance, (step,)), chance * (step.gain - 1)
     return best

@@ -73,7 +73,7 @@ def test_the_more_a_pilot_lost_the_less_is_expected() -> None:
 def test_the_fewer_problems_tell_of_losses_the_wider_is_the_chance() -> None:
     few, many = expected(1), expected(1, times=64)
     for each in (few, many):
-        assert 0 <= each.between[0] <= each.chance <= each.between[1] <= 1
+        assert 0 <= each.between[0] < each.chance < each.between[1] <= 1  # of the same setting
     assert few.between[1] - few.between[0] > 2 * (many.between[1] - many.between[0])
 
 
