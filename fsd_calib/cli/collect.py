@@ -192,7 +192,7 @@ def command(
     width = _width(hidden)
     device, dtype, data = config.device, config.dtype, config.path("data")
     check_place(device, dtype)
-    check_sources({"model": [target, draft]})
+    check_sources({"--target": [target], "--draft": [draft]})
     check_data(kind, data)
     if config.ray is not None:
         check_answers(config.ray)

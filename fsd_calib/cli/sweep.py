@@ -97,7 +97,7 @@ def command(
     scores = score or (("ensemble",) if rule == "ensemble" else ("js",))
     _check(scores, rule, confidence, format, out, output.as_json)
     run |= {"engine": _one(run["engine"])} if "engine" in run else {}
-    check_sources({"model": [target, draft], "head": [head]})
+    check_sources({"--target": [target], "--draft": [draft], "--head": [head]})
     drafters = Drafters([draft] if draft else [], [head] if head else [], ())
     for task in tasks:
         drafters.check_pair(task, target)
