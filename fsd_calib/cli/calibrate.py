@@ -50,7 +50,7 @@ _EARLIER = ("profile.json", "run.yaml", "study.log")  # files of an earlier run,
 app = Family()
 
 
-@app.command(epilog=_EPILOG, everyday="task data min_acc min_speed target draft engine score temperature plan out")
+@app.command(epilog=_EPILOG, everyday="task data min_acc min_speed target draft engine score temperature plan")
 def command(
     given: Annotated[Given, Options(Job, Goal, SearchSpace, RunConfig)],
     config: Annotated[

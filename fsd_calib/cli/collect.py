@@ -135,9 +135,7 @@ class JudgeOptions(OptionGroup):
         return {"mode" if name == "judge" else name: value for name, value in given.items()}
 
 
-@app.command(
-    epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit batch_size log_probs judge"
-)
+@app.command(epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit log_probs judge")
 def command(
     task: Annotated[str, Option(f"Task whose problems are decoded: {TASK_NAMES}.", PROBLEMS, words=completed_tasks)],
     target: Target = None,

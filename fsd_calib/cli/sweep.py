@@ -38,7 +38,7 @@ _OF_RUN = ("device", "dtype", "batch_size", "limit", "seeds", "engine", "engine_
 app = Family()
 
 
-@app.command(epilog=_EPILOG, everyday="tasks thresholds score draft_length rule target draft limit format out part")
+@app.command(epilog=_EPILOG, everyday="tasks thresholds score draft_length target draft limit format out part")
 def command(
     tasks: Annotated[
         tuple[str, ...],

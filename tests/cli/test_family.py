@@ -112,14 +112,14 @@ def test_help_breaks_no_word_at_80_columns(
 def test_help_shows_the_everyday_options_and_examples_that_can_be_run(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most eleven of them, each with what it takes; the examples' options exist, and a line has each whole.
+    """At most ten of them, each with what it takes; the examples' options exist, and a line has each whole.
 
     There are three, or one for each command of a group.
     """
     monkeypatch.setenv("COLUMNS", "80")
     app = module(name).app
     everyday = getattr(typer.main.get_command(app), "everyday", ())
-    assert len(everyday) <= 11
+    assert len(everyday) <= 10
     assert run(app, module(name).NAME, ["-h"]) == 0
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= 80
