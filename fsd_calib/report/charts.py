@@ -249,7 +249,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     return zoomable(profile, ends_of(rows), _near(rows), draw)
 
 
-_WIDER = 1.7  # times the fastest setting's speed: a chart this wide still leaves room for the settings
+_WIDER = 1.3  # times the fastest setting's speed: a chart this wide still leaves room for the settings
 _INSIDE = 0.04  # of the axis of retention: how far from the edge a mark stands that lies beyond it
 
 
