@@ -47,7 +47,8 @@ def command(
     thresholds: Annotated[
         tuple[float, ...],
         Option(
-            "Values of T of at least 0, such as 0.1,0.3,inf (which accepts everything). The lossless rule has a row in any case.",
+            "Values of T of at least 0, such as 0.1,0.3,inf (which accepts everything). The lossless rule has a row in "
+            "any case.",
             _GRID,
             read=numbers,
         ),
