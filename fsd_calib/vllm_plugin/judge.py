@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -261,7 +262,12 @@ class Judge:
             found = self._scores(target, draft, step.drafted[at])
             if fails is not None:
                 found = found.masked_fill(torch.tensor([fails[token] for token in tokens]), torch.inf)
-            scales = None if self._policy is None else scales_of(self._policy, self._at(step, at, target, draft))
+            if self._policy is None:
+                scores = found.tolist()
+                return scores, [
+                    score <= limit and score < math.inf for score, limit in zip(scores, limits, strict=True)
+                ]
+            scales = scales_of(self._policy, self._at(step, at, target, draft))
             compared, fuzzy = compare(found, torch.tensor(limits, dtype=torch.float64), scales)
             return (compared if self._tells_scaled else found).tolist(), fuzzy.tolist()
 

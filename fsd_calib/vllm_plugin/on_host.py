@@ -127,9 +127,7 @@ def window_fails(accepted: Sequence[bool], counts: Sequence[int], window: int) -
     return [*~kept]
 
 
-def emit(
-    counts: Sequence[int], drafted: Sequence[int], kept: Sequence[bool], chosen: Sequence[int]
-) -> list[list[int]]:
+def emit(counts: Sequence[int], drafted: Sequence[int], kept: Sequence[bool], chosen: Sequence[int]) -> list[list[int]]:
     """Returns what vLLM's rejection sampler does for greedy requests: B rows of L + 1 ids, padded with -1.
 
     These are the tokens before a draft's first one that is not kept, and the target's own at that place.

@@ -288,9 +288,11 @@ def _sample_draft_tokens(
     """
     logits = drafter.model.compute_logits(hidden_states)
     samples = drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy
-    steps = drafter.num_speculative_tokens if drafter.parallel_drafting else 1
-    for step in range(steps):
-        drafts.add(logits[step::steps], changes=samples)
+    if drafter.parallel_drafting:
+        for step in range(drafter.num_speculative_tokens):
+            drafts.add(logits[step :: drafter.num_speculative_tokens], changes=samples)
+    else:
+        drafts.add(logits, changes=samples)
     if not samples:
         return argmax(logits), None
     sampled: tuple[Tensor, Tensor | None] = drafter._sample_from_logits(logits, sampling_metadata)
