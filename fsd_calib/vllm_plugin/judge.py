@@ -254,10 +254,8 @@ class Judge:
         fails = window_fails(accepted, step.counts, window) if window else None
 
         def look(rejected: Sequence[Rejected]) -> tuple[Sequence[float], Sequence[bool]]:
-            tokens = [token for each in rejected for token in each.tokens]
-            at, limits = torch.tensor(tokens), [each.threshold for each in rejected for _ in each.tokens]
-            rows = np.array([each.row for each in rejected for _ in each.tokens])
-            places = np.array([token - each.begin for each in rejected for token in each.tokens])
+            tokens, *of_drafts, limits = map(list, zip(*rejected, strict=True))
+            at, (places, rows) = torch.tensor(tokens), map(np.array, of_drafts)
             target, draft = step.logits[step.rows[at]], self._drafts.at(rows, places)
             found = self._scores(target, draft, step.drafted[at])
             if fails is not None:

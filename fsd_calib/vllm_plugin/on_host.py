@@ -24,19 +24,16 @@ Array = NDArray[Any]
 
 
 class Rejected(NamedTuple):
-    """The drafted tokens of a request that the exact rule rejects and D may accept."""
+    """A drafted token that the exact rule rejects and D may accept."""
 
-    tokens: Sequence[int]  # their places among all N drafted tokens of the step
-    begin: int  # that of the draft's first token
-    row: int  # of the request in `KeptLogits`
+    token: int  # its place among all N drafted tokens of the step
+    place: int  # its place in its draft
+    row: int  # of its request in `KeptLogits`
     threshold: float  # T
-
-    def part(self, tokens: slice) -> Rejected:
-        return self._replace(tokens=self.tokens[tokens])
 
 
 Look = Callable[[Sequence[Rejected]], tuple[Sequence[float], Sequence[bool]]]
-"""Returns D of all tokens of some requests, in order, and whether it is at most T."""
+"""Returns D of tokens, and whether it is at most T."""
 
 
 class JudgedOnHost:
@@ -61,34 +58,38 @@ class JudgedOnHost:
 
         Args:
             thresholds: T of the B requests; below 0: it is decoded exactly.
-            few: number of tokens whose D takes little longer than a call.
+            few: number of tokens whose D takes little longer than a call, and which memory allows at once.
         """
-        rejected = [each for each in self._rejected(thresholds) if each.tokens]
-        if sum(len(each.tokens) for each in rejected) <= few:
-            self._note(rejected, look)
+        rejected = self._rejected(thresholds)
+        every = list(chain.from_iterable(rejected))
+        if len(every) <= few:
+            self._note(every, look, few)
             return
-        self._note([each.part(slice(1)) for each in rejected], look)
+        self._note([first for first, *_ in rejected], look, few)
         passed = set(self.fuzzy)
-        behind = [each.part(slice(1, None)) for each in rejected if each.tokens[0] in passed]
-        self._note([each for each in behind if each.tokens], look)
+        behind = (others for first, *others in rejected if first.token in passed)
+        self._note(list(chain.from_iterable(behind)), look, few)
 
-    def _rejected(self, thresholds: Sequence[float]) -> list[Rejected]:
+    def _rejected(self, thresholds: Sequence[float]) -> list[list[Rejected]]:
+        """Returns the tokens of each request that has some."""
         found, begin = [], 0
         for count, row, threshold in zip(self._counts, self._rows, thresholds, strict=True):
             end = begin + count
-            if row is not None and threshold >= 0:
-                tokens = [token for token in range(begin, end) if not self._accepted[token]]
-                found.append(Rejected(tokens, begin, row, threshold))
+            if row is not None and threshold >= 0 and not all(self._accepted[begin:end]):
+                found.append([
+                    Rejected(token, token - begin, row, threshold)
+                    for token in range(begin, end) if not self._accepted[token]
+                ])  # fmt: skip
             begin = end
         return found
 
-    def _note(self, rejected: Sequence[Rejected], look: Look) -> None:
-        if not rejected:
-            return
-        tokens = list(chain.from_iterable(each.tokens for each in rejected))
-        scores, fuzzy = look(rejected)
-        self._scores.update(zip(tokens, scores, strict=True))
-        self.fuzzy += [token for token, is_fuzzy in zip(tokens, fuzzy, strict=True) if is_fuzzy]
+    def _note(self, tokens: Sequence[Rejected], look: Look, few: int) -> None:
+        for begin in range(0, len(tokens), few):
+            part = tokens[begin : begin + few]
+            for each, score, fuzzy in zip(part, *look(part), strict=True):
+                self._scores[each.token] = score
+                if fuzzy:
+                    self.fuzzy.append(each.token)
 
     def accept(self, logits: Tensor, drafted: Tensor) -> None:
         """As of `Judged`."""

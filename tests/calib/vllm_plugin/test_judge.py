@@ -249,7 +249,7 @@ def test_divergences_are_computed_only_where_they_decide(data: st.DataObject) ->
     counts = data.draw(st.lists(st.integers(1, LENGTH), min_size=len(names), max_size=len(names)))
     likeliest = torch.tensor(data.draw(st.lists(st.booleans(), min_size=sum(counts), max_size=sum(counts))))
     thresholds = data.draw(st.lists(st.sampled_from([-1.0, 0.2, 0.4]), min_size=len(names), max_size=len(names)))
-    few = data.draw(st.integers(0, 6))
+    few = data.draw(st.integers(1, 6))
     step, _ = verification(order, counts)
     judge = Judge(drafts, "js", None)
     with pytest.MonkeyPatch.context() as patch:
