@@ -108,7 +108,8 @@ class TestSampled:
     @classmethod
     def sampled(cls, tmp_path_factory: pytest.TempPathFactory, mended_expansion: None) -> Any:
         path = saved(tmp_path_factory.mktemp("sampled"), {"sampling.temperature": 1.0})
-        return engine(path, speculative_config={"draft_sample_method": "probabilistic"}, max_num_seqs=256)
+        one = {"draft_sample_method": "probabilistic", "num_speculative_tokens": 1}  # no other token is looked at
+        return engine(path, speculative_config=one, max_num_seqs=256)
 
     @pytest.mark.parametrize("share", [-1.0, 0.9, 1.1])
     def test_a_drafted_token_has_the_law_of_the_target_or_of_the_draft(

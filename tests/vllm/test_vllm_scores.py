@@ -152,15 +152,16 @@ class TestSampled:
     """Scores that need the random number of vLLM's exact test."""
 
     @staticmethod
-    def engine(folder: Path, score: str, threshold: float) -> Any:
+    def engine(folder: Path, score: str, threshold: float, length: int = LENGTH) -> Any:
         changes = {"sampling.temperature": 1.0, "rule": "fsd-sd", "score": score, "threshold": threshold}
         path = saved(folder, changes)
-        return engine(path, speculative_config={"draft_sample_method": "probabilistic"}, max_num_seqs=256)
+        sampled = {"draft_sample_method": "probabilistic", "num_speculative_tokens": length}
+        return engine(path, speculative_config=sampled, max_num_seqs=256)
 
     @pytest.fixture(scope="class")
     @classmethod
     def cactus(cls, tmp_path_factory: pytest.TempPathFactory, mended_expansion: None) -> Any:
-        return cls.engine(tmp_path_factory.mktemp("cactus"), "cactus", 0.1)
+        return cls.engine(tmp_path_factory.mktemp("cactus"), "cactus", 0.1, length=1)  # no other token is looked at
 
     @pytest.fixture(scope="class")
     @classmethod
