@@ -9,7 +9,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -330,9 +330,9 @@ class TransformersEngine:
 class VllmEngine:
     """vLLM in this process, with or without the plugin that follows a profile.
 
-    Its ways are "", or these words: "at least" asks for one token, as such requests are not plain, so that on a CPU,
-    too, the plugin computes D of every drafted token; "without" takes the plugin out, so that both are of one process:
-    two with the same work differ by a percent or two.
+    Its ways are "", or these words: "at least" asks for one token, as vLLM changes the logits of such requests; "every"
+    lets the plugin compute D of every drafted token on a CPU, too, as it must for records; "without" takes it out, so
+    that both are of one process: two with the same work differ by a percent or two.
 
     Args:
         models: Paths of the target and the draft.
@@ -368,7 +368,11 @@ class VllmEngine:
         )  # fmt: skip
         engine, waiting = self._engine, deque(enumerate(work.prompts))
         finished: dict[str, Any] = {}
-        with self._without_plugin() if "without" in way else nullcontext():
+        with ExitStack() as changed:
+            if "without" in way:
+                changed.enter_context(self._without_plugin())
+            if "every" in way:
+                changed.enter_context(self._judging_all())
             steps, cpu, wall = 0, time.process_time(), time.perf_counter()
             while waiting or engine.has_unfinished_requests():
                 while waiting and engine.get_num_unfinished_requests() < work.batch:
@@ -380,13 +384,27 @@ class VllmEngine:
         outputs = [finished[str(index)] for index in range(len(work.prompts))]
         return Decoded(tuple(o.text for o in outputs), sum(len(o.token_ids) for o in outputs), steps, cpu, wall)
 
+    @property
+    def _worker(self) -> Any:
+        core: Any = self._engine.engine_core
+        return core.engine_core.model_executor.driver_worker.worker
+
+    @contextmanager
+    def _judging_all(self) -> Iterator[None]:
+        """Lets the plugin compute D of tokens that the exact rule accepts, too."""
+        serving = self._worker.serving
+        serving._looks_first = lambda *_: False
+        try:
+            yield
+        finally:
+            del serving._looks_first
+
     @contextmanager
     def _without_plugin(self) -> Iterator[None]:
         """Leaves the engine as vLLM builds it."""
         from vllm.v1.sample.rejection_sampler import RejectionSampler
 
-        core: Any = self._engine.engine_core
-        worker = core.engine_core.model_executor.driver_worker.worker
+        worker = self._worker
         runner = worker.model_runner
         replaced = [vars(owner) for owner in (runner, runner.drafter)]
         names = ("_sample", "_sample_draft_tokens")  # of the class, but for the plugin

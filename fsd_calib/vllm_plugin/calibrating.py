@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from fsd_calib.vllm_plugin.judge import Judged, Pending, sampled_as
+from fsd_calib.vllm_plugin.judge import Judged, Looking, Pending, sampled_as
 from fsd_calib.vllm_plugin.own_rules import measured_fly, own_rule
 from fsd_calib.vllm_plugin.rejection_sampler import Serving
 from fsd_calib.vllm_plugin.settings import MeasuredSetting
@@ -64,7 +64,7 @@ class CalibratingServing(Serving):
             return drafts
         return type(drafts)(drafts.req_ids, [[] for _ in drafts.req_ids])
 
-    def _judged(self) -> Judged | Pending | None:
+    def _judged(self) -> Judged | Pending | Looking | None:
         if self._by_fly and self._telemetry.measures is None:
             return None
         return super()._judged()

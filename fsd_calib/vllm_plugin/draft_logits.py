@@ -135,10 +135,10 @@ class Layout:
 
     Args:
         counts: n_b, number of tokens drafted for each request.
-        rows: row of each request in `KeptLogits`; of those without tokens any.
+        rows: row of each request in `KeptLogits`; of those without tokens any. Empty: nobody asks for them.
     """
 
-    def __init__(self, counts: Sequence[int], rows: Sequence[int]) -> None:
+    def __init__(self, counts: Sequence[int], rows: Sequence[int] = ()) -> None:
         self.counts = np.asarray(counts, np.int64)
         self.rows = np.asarray(rows, np.int64)
         self.owner, self.place = _owners_and_places(tuple(counts))  # (N,) index of the request, place in its draft

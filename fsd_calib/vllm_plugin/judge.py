@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fsd_calib.vllm_plugin.certain import accept_certainly
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
+from fsd_calib.vllm_plugin.on_host import JudgedOnHost, Rejected, window_fails
 from fsd_calib.vllm_plugin.processed import Bounds, Sight, compare, ids_of
 from fsd_calib.vllm_plugin.settings import Followed
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
@@ -23,7 +25,7 @@ from fsd_decoding.policies.shapes import Constant, EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.parts import SamplingInfo
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.scores import Score, Seen, is_divergence, score_named, window_kept
+from fsd_decoding.scores import Score, Seen, is_divergence, score_named
 from fsd_decoding.tensors import to_device
 
 
@@ -63,80 +65,6 @@ def scales_of(policy: ScalePolicy, tokens: StepTokens) -> Tensor:
         return policy.scales_at(tokens.phases)
     state: Any = tokens  # the other supported policies read nothing else of a round
     return policy.scales(state)
-
-
-_FORCED = 1e8  # vLLM gives tokens that a thinking budget forces a logit of 1e9
-_CERTAIN = 1e30  # a logit beside which all others have probability 0 in fp32, even divided by vLLM's least temperature
-
-
-def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
-    """Makes drafted tokens certain where `fuzzy`, in place, except those of probability 0 or beside a forced one.
-
-    Args:
-        logits: (N, V) the target's, processed.
-        drafted: (N,) ids; negative ones are padding, which vLLM rejects.
-        fuzzy: (N,) bool.
-
-    Returns:
-        Whether the drafted token is a most likely one of the target: (N,) bool.
-    """
-    token = (drafted >= 0).unsqueeze(1)
-    x = drafted.long().clamp_min(0).unsqueeze(1)
-    own, top = logits.gather(1, x), logits.amax(1, keepdim=True)
-    most_likely = token & (own >= top)
-    certain = fuzzy.unsqueeze(1) & token & (own > -torch.inf) & (top < _FORCED)
-    logits.scatter_(1, x, own.masked_fill(certain, _CERTAIN))
-    return most_likely.squeeze(1)
-
-
-def accept_at(logits: Tensor, drafted: Tensor, places: Sequence[int]) -> None:
-    """Makes the drafted tokens at some places certain, in place; see `accept_certainly`."""
-    if places:
-        at = torch.tensor(places)
-        x, own = drafted[at].long(), logits[at]
-        own_logit = own.gather(1, x.clamp_min(0).unsqueeze(1)).squeeze(1)
-        certain = (x >= 0) & (own_logit > -torch.inf)
-        logits[at[certain], x[certain]] = _CERTAIN
-
-
-def look_at_rejected(
-    accepted: Sequence[bool], counts: Sequence[int], thresholds: Sequence[float],
-    scores: Callable[[list[int]], Sequence[float]],
-) -> tuple[list[float], list[int]]:  # fmt: skip
-    """Compares D with T for tokens that the exact rule rejects: each request's first, then those behind it.
-
-    A request whose first one is rejected by D, too, reaches no other. This is plain Python: there are few tokens, and
-    arrays would take longer.
-
-    Args:
-        accepted: whether the exact rule accepts a token, for N tokens of B requests in order.
-        counts: B numbers of tokens.
-        thresholds: T of the B requests; below 0: it is decoded exactly.
-        scores: returns D of some of the N tokens.
-
-    Returns:
-        D of the N tokens, infinity where it was not needed, and the tokens with D <= T.
-    """
-    found, fuzzy = [math.inf] * len(accepted), []
-
-    def look(tokens: list[int], bounds: list[float]) -> None:
-        for token, value, bound in zip(tokens, scores(tokens) if tokens else (), bounds, strict=True):
-            found[token] = value
-            if value <= bound:
-                fuzzy.append(token)
-
-    of_requests, begin = [], 0
-    for count, threshold in zip(counts, thresholds, strict=True):
-        rejected = [token for token in range(begin, begin + count) if threshold >= 0 and not accepted[token]]
-        if rejected:
-            of_requests.append((rejected, threshold))
-        begin += count
-    look([tokens[0] for tokens, _ in of_requests], [threshold for _, threshold in of_requests])
-    if fuzzy:
-        passed = set(fuzzy)
-        behind = [(token, bound) for tokens, bound in of_requests if tokens[0] in passed for token in tokens[1:]]
-        look([token for token, _ in behind], [bound for _, bound in behind])
-    return found, fuzzy
 
 
 Array = NDArray[Any]
@@ -203,29 +131,6 @@ class JudgedTokens:
         assert self._most_likely is not None
         facts = [self.scores, self.fuzzy, self._most_likely]
         return facts if self._measured is None else [*facts, self._measured]
-
-
-class JudgedOnHost:
-    """Tokens of greedy requests, judged on the host.
-
-    Args:
-        scores: N; infinity where D was not needed.
-        fuzzy: the tokens with D <= T.
-        accepted: whether the exact rule accepts a token: N.
-        at: as of `JudgedTokens`.
-    """
-
-    def __init__(
-        self, layout: Layout, scores: Sequence[float], fuzzy: Sequence[int], accepted: Sequence[bool],
-        at: Tensor | None,
-    ) -> None:  # fmt: skip
-        self.layout = layout
-        self.facts = np.array([scores, np.zeros(len(accepted)), accepted], np.float64)
-        self.facts[1, list(fuzzy)] = 1
-        self._fuzzy = fuzzy if at is None else at[fuzzy].tolist()
-
-    def accept(self, logits: Tensor, drafted: Tensor) -> None:
-        accept_at(logits, drafted, self._fuzzy)
 
 
 _MEASURED = 1 << 22  # logits of a model that are measured for records at once, in about ten temporaries of that size
@@ -302,9 +207,9 @@ class Judge:
         return isinstance(self._policy, Schedule)
 
     @property
-    def needs_all(self) -> bool:
-        """Whether tokens that the exact rule accepts are looked at, too: the policies do."""
-        return self._policy is not None
+    def on_raw(self) -> bool:
+        """Whether the score is of raw logits."""
+        return self._score.on != "processed"
 
     def __call__(
         self, step: Verification, thresholds: Sequence[float], measures: Measures | None = None
@@ -322,7 +227,7 @@ class Judge:
         if not drafting or (max(drafting) < 0 and measures is None):
             return None
         found = entropies = measured = None
-        if self._on_raw or measures is not None or isinstance(self._policy, EntropyScaled):
+        if self.on_raw or measures is not None or isinstance(self._policy, EntropyScaled):
             parts = list(self._parts(step, layout, measures))
             found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
         device = step.logits.device
@@ -336,37 +241,37 @@ class Judge:
         compared, fuzzy = compare(found, limits, scales)
         return JudgedTokens(layout, compared if self._tells_scaled else found, fuzzy, measured, at)
 
-    def of_rejected(
-        self, step: Verification, accepted: Sequence[bool], thresholds: Sequence[float]
-    ) -> JudgedOnHost | None:
-        """Judges a step on the host, if it is known which of the N tokens the exact rule accepts: few others are left.
+    def of_rejected(self, step: Verification, accepted: Sequence[bool], thresholds: Sequence[float]) -> JudgedOnHost:
+        """Judges a step of greedy requests on the host, if it is known which tokens the exact rule accepts.
 
-        All requests are greedy, and sampling leaves their logits as they are.
+        Where their logits are processed, the score is of raw ones.
 
-        Args, Returns: as for a call.
+        Args:
+            accepted: N.
+            thresholds: T of each request; below 0, it is decoded exactly.
         """
-        step, layout, at = self._known(step)
-        if at is not None:
-            accepted = [accepted[token] for token in at.tolist()]
-        if not any(count and threshold >= 0 for count, threshold in zip(step.counts, thresholds, strict=True)):
-            return None
+        window = self._score.window
+        fails = window_fails(accepted, step.counts, window) if window else None
 
-        rows, window = step.rows.tolist(), self._score.window
-        confirmed = None
-        if window:
-            confirmed = window_kept(torch.tensor(accepted), window).numpy() & (layout.after >= window)
+        def look(rejected: Sequence[Rejected]) -> tuple[Sequence[float], Sequence[bool]]:
+            tokens, *of_drafts, limits = map(list, zip(*rejected, strict=True))
+            at, (places, rows) = torch.tensor(tokens), map(np.array, of_drafts)
+            target, draft = step.logits[step.rows[at]], self._drafts.at(rows, places)
+            found = self._scores(target, draft, step.drafted[at])
+            if fails is not None:
+                found = found.masked_fill(torch.tensor([fails[token] for token in tokens]), torch.inf)
+            if self._policy is None:
+                scores = found.tolist()
+                return scores, [
+                    score <= limit and score < math.inf for score, limit in zip(scores, limits, strict=True)
+                ]
+            scales = scales_of(self._policy, self._at(step, at, target, draft))
+            compared, fuzzy = compare(found, torch.tensor(limits, dtype=torch.float64), scales)
+            return (compared if self._tells_scaled else found).tolist(), fuzzy.tolist()
 
-        def scores(tokens: list[int]) -> list[float]:
-            size = _chunk_rows(step.logits)
-            parts = (tokens[i : i + size] for i in range(0, len(tokens), size))
-            copies = ((part, self._copy(step.logits, layout, [rows[i] for i in part], part)) for part in parts)
-            found = [each for part, piece in copies for each in self._scores(*piece, step.drafted[part]).tolist()]
-            if confirmed is None:
-                return found
-            return [each if confirmed[token] else math.inf for token, each in zip(tokens, found, strict=True)]
-
-        found, fuzzy = look_at_rejected(accepted, step.counts, thresholds, scores)
-        return JudgedOnHost(layout, found, fuzzy, accepted, at)
+        judged = JudgedOnHost(step.counts, self._drafts.rows_of(step.requests, step.counts), accepted)
+        judged.look(thresholds, look, _chunk_rows(step.logits))
+        return judged
 
     def _known(self, step: Verification) -> tuple[Verification, Layout, Tensor | None]:
         """Returns the step without the drafts whose logits are not known, and the places of the others, if some are."""
@@ -374,11 +279,6 @@ class Judge:
         if any(row is None and count for row, count in zip(rows, step.counts, strict=True)):
             step, at = step.only([row is not None for row in rows])
         return step, Layout(step.counts, [row or 0 for row in rows]), at
-
-    @property
-    def _on_raw(self) -> bool:
-        """Whether the score is of raw logits."""
-        return self._score.on != "processed"
 
     def _scores(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Tensor:
         """The scores of tokens (n,) by their logits (…, V): (n,)."""
@@ -395,7 +295,7 @@ class Judge:
             end = begin + target.shape[:-1].numel()
             drafted = step.drafted[begin:end]
             yield (
-                self._scores(target, draft, drafted) if self._on_raw else None, self._entropy(target, draft),
+                self._scores(target, draft, drafted) if self.on_raw else None, self._entropy(target, draft),
                 None if measures is None else _measured(measures, target, draft, drafted),
             )  # fmt: skip
             begin = end
@@ -404,6 +304,11 @@ class Judge:
         if not isinstance(self._policy, EntropyScaled):
             return None
         return entropy(target if self._policy.signal == "target" else draft).reshape(-1)
+
+    def _at(self, step: Verification, at: Tensor, target: Tensor, draft: Tensor) -> StepTokens:
+        """What policies look at of some tokens (n,) of a step, whose logits are (n, V)."""
+        places, phases = (None if each is None else each[at] for each in (step.places, step.phases))
+        return self._tokens(step._replace(places=places, phases=phases), self._entropy(target, draft))
 
     def _tokens(self, step: Verification, entropies: Tensor | None) -> StepTokens:
         of_target = isinstance(self._policy, EntropyScaled) and self._policy.signal == "target"
@@ -429,9 +334,22 @@ class Judge:
             part = slice(begin, begin + size)
             yield self._copy(step.logits, layout, step.rows[part], part)
 
-    def _copy(self, logits: Tensor, layout: Layout, rows: Tensor | list[int], tokens: slice | list[int]) -> Piece:
+    def _copy(self, logits: Tensor, layout: Layout, rows: Tensor, tokens: slice) -> Piece:
         """Returns the logits of some tokens, whose rows of the target's are `rows`."""
         return logits[rows], self._drafts.at(layout.rows[layout.owner[tokens]], layout.place[tokens])
+
+
+class Looking(NamedTuple):
+    """A step of greedy requests on a CPU, judged as soon as it is known what the exact rule accepts."""
+
+    judge: Judge
+    step: Verification
+    thresholds: Sequence[float]  # T of each request; below 0: it is decoded exactly
+    plain: bool  # whether nothing changes the logits of any request
+
+    def decide(self, accepted: Sequence[bool]) -> JudgedOnHost:
+        """Judges it; accepted: by the exact rule, N."""
+        return self.judge.of_rejected(self.step, accepted, self.thresholds)
 
 
 def _chunk_rows(logits: Tensor) -> int:

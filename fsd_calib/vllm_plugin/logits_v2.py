@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fsd_calib.vllm_plugin.certain import accept_certainly
 from fsd_calib.vllm_plugin.draft_logits import OneTensor
-from fsd_calib.vllm_plugin.judge import JudgedTokens, Pending, accept_certainly
+from fsd_calib.vllm_plugin.judge import JudgedTokens, Pending
 from fsd_calib.vllm_plugin.processed import Sight
 from fsd_decoding.tensors import to_device
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.logger import init_logger
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.rejection_sampler import (
     RejectionSampler,
     apply_sampling_constraints,
@@ -19,10 +20,11 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin import KEY, supported_vllm
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Judged, Pending, Verification, policy_of
+from fsd_calib.vllm_plugin.judge import Judge, Judged, Looking, Pending, Verification, policy_of
+from fsd_calib.vllm_plugin.on_host import emit
 from fsd_calib.vllm_plugin.phases import phases_of
 from fsd_calib.vllm_plugin.processed import Sight
-from fsd_calib.vllm_plugin.running_requests import RunningRequests
+from fsd_calib.vllm_plugin.running_requests import Running, RunningRequests
 from fsd_calib.vllm_plugin.settings import Followed, ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
@@ -40,22 +42,40 @@ class FuzzyRejectionSampler(RejectionSampler):
     Where the score is at most T the target's distribution is replaced by certainty of the drafted token, so vLLM's rule
     accepts it: the argmax is x, and u <= p(x)/q(x) holds for every u. All other positions, the noise and its order stay
     vLLM's. Tokens that the request forbids (a grammar, bad words, allowed tokens) are left to vLLM's rule, which
-    rejects them.
+    rejects them. Where requests are greedy and nothing changes their logits, a CPU knows what vLLM would return, and
+    computes that alone.
 
     Attributes:
         judged: the step's tokens; None: vLLM's rule alone decides.
     """
 
-    judged: Judged | Pending | None = None
+    judged: Judged | Pending | Looking | None = None
     _draft_probs: Tensor | None = None  # q of the step, as vLLM's exact test takes it
 
     def forward(self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any) -> Any:
         self._draft_probs = draft_probs
+        if isinstance(self.judged, Looking) and self.judged.plain and not _tells_logprobs(sampling_metadata):
+            tokens = self._emitted(self.judged, metadata, logits)
+            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
         return super().forward(metadata, draft_probs, logits, sampling_metadata)
+
+    def _emitted(self, looking: Looking, metadata: Any, logits: Tensor) -> Tensor:
+        """Returns the tokens of a step in which nothing changes the logits (rows, V): (B, L + 1), padded with -1."""
+        counts, rows = metadata.num_draft_tokens, metadata.target_logits_indices.tolist()
+        chosen, drafted = argmax(logits).tolist(), metadata.draft_token_ids.tolist()
+        accepted = [chosen[row] == token for row, token in zip(rows, drafted, strict=True)]
+        self.judged = judged = looking.decide(accepted)
+        kept = accepted.copy()
+        for token in judged.fuzzy:
+            if drafted[token] >= 0 and logits[rows[token], drafted[token]] > -torch.inf:
+                kept[token] = True
+        return torch.tensor(emit(counts, drafted, kept, chosen), dtype=torch.int32)
 
     def apply_logits_processors(self, logits: Tensor, sampling_metadata: Any, metadata: Any) -> Tensor:
         """Returns the processed logits (N, V) of the drafted tokens, before temperature, top-k and top-p."""
         processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
+        if isinstance(self.judged, Looking):
+            self.judged = self.judged.decide((argmax(processed) == metadata.draft_token_ids).tolist())
         if isinstance(self.judged, Pending):
             self.judged = self.judged.decide(self._sight(self.judged.score, processed, sampling_metadata, metadata))
         if self.judged is not None:
@@ -111,8 +131,9 @@ class Serving:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Judges the drafts that the step verifies, and keeps the logits of those that it makes."""
-        self._sampler.judged = self._judged()
-        self._drafts.begin()
+        self._sampler.judged = judged = self._judged()
+        if not isinstance(judged, Looking):
+            self._drafts.begin()
         yield
         self._drafts.end(self._runner.input_batch.req_ids)
 
@@ -145,32 +166,35 @@ class Serving:
         """Brings what was seen of the last steps to where it belongs. Nothing follows."""
         self._telemetry.close()
 
-    def _judged(self) -> Judged | Pending | None:
+    def _judged(self) -> Judged | Pending | Looking | None:
         """The drafted tokens that the runner is about to verify, judged; None: vLLM's rule alone decides."""
         state = self._runner.execute_model_state
         metadata = None if state is None else state.spec_decode_metadata
         if metadata is None or not any(metadata.num_draft_tokens):
             return None
         ids = list(self._runner.input_batch.req_ids)  # vLLM changes its own
-        requests, counts = self._requests.of(ids), metadata.num_draft_tokens
-        drafting = [r.threshold for r, count in zip(requests, counts, strict=True) if count]
-        if max(drafting) < 0 and self._telemetry.measures is None:
+        running, counts = self._requests.together(ids), metadata.num_draft_tokens
+        largest = max(t for t, count in zip(running.thresholds, counts, strict=True) if count)
+        if largest < 0 and self._telemetry.measures is None:
             return None
         rows, drafted = metadata.target_logits_indices, metadata.draft_token_ids
         phases = None if self._phases is None else self._phases.before(ids, counts, drafted)
-        greedy = [request.greedy for request in requests]
-        step = Verification(ids, counts, state.logits, rows, drafted, greedy, self._places(metadata), phases)
-        thresholds = [request.threshold for request in requests]
-        if self._looks_first(state.logits) and all(request.plain for request in requests):
-            return self._judge.of_rejected(step, _accepted_exactly(state.logits, rows, drafted), thresholds)
-        return self._judge(step, thresholds, self._telemetry.measures)
+        places = self._places(metadata)
+        looks_first = self._looks_first(state.logits, running)
+        logits = state.logits.clone() if looks_first and running.masked else state.logits  # vLLM masks its own
+        step = Verification(ids, counts, logits, rows, drafted, running.greedy, places, phases)
+        if looks_first:
+            return Looking(self._judge, step, running.thresholds, running.plain)
+        return self._judge(step, running.thresholds, self._telemetry.measures)
 
-    def _looks_first(self, logits: Tensor) -> bool:
+    def _looks_first(self, logits: Tensor, running: Running) -> bool:
         """Whether D is computed only where the exact rule rejects.
 
         That is most of the work saved on a CPU. A GPU would have to wait until it is known which tokens these are.
         """
-        return not logits.is_cuda and not self._judge.needs_all and self._telemetry.measures is None
+        if logits.is_cuda or self._telemetry.measures is not None:
+            return False
+        return running.plain or (self._judge.on_raw and running.all_greedy)
 
     def _places(self, metadata: Any) -> Tensor | None:
         """Positions of the drafted tokens in their completions (N,), if T depends on them."""
@@ -184,10 +208,11 @@ class Serving:
 
     def _sample(self, original: Callable[[Any, Any], Any], logits: Any, metadata: Any) -> Any:
         """vLLM's `_sample`, whose step is logged: every one, so that the tokens of all texts are known."""
-        if not self._telemetry.listens and self._phases is None:
-            return original(logits, metadata)
         output, judged = original(logits, metadata), self._sampler.judged
-        assert not isinstance(judged, Pending)  # the sampler decided
+        self._drafts.begin()
+        if not self._telemetry.listens and self._phases is None:
+            return output
+        assert not isinstance(judged, Pending | Looking)  # the sampler decided
         runner, ids = self._runner, self._runner.input_batch.req_ids
         emits = ~runner.discard_request_mask.np[: len(ids)]
         if self._phases is not None:
@@ -195,7 +220,7 @@ class Serving:
         if self._telemetry.listens:
             drafted = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
             emitted = Emitted(output.sampled_token_ids, runner.seq_lens[: len(ids)], drafted, emits)
-            self._telemetry.log.add(ids, self._requests.of(ids), judged, emitted)
+            self._telemetry.log.add(ids, self._requests.together(ids).requests, judged, emitted)
         return output
 
 
@@ -207,10 +232,8 @@ def follow_profile(runner: Any) -> Serving:
     return Serving(runner, profile, Telemetry(profile, settings, config))
 
 
-def _accepted_exactly(logits: Tensor, rows: Tensor, drafted: Tensor) -> list[bool]:
-    """Whether the exact rule accepts drafted tokens (N,) of greedy requests: the argmax of their `rows` (N,)."""
-    most_likely = argmax(logits).tolist()
-    return [most_likely[row] == token for row, token in zip(rows.tolist(), drafted.tolist(), strict=True)]
+def _tells_logprobs(sampling_metadata: Any) -> bool:
+    return sampling_metadata.max_num_logprobs is not None or bool(sampling_metadata.logprob_token_ids)
 
 
 def _next_uniform(metadata: Any, sampling_metadata: Any, device: torch.device) -> Tensor:
@@ -264,9 +287,13 @@ def _sample_draft_tokens(
     DFlash drafts all tokens of a request at once, whose rows are beside each other.
     """
     logits = drafter.model.compute_logits(hidden_states)
-    changes = drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy
-    steps = drafter.num_speculative_tokens if drafter.parallel_drafting else 1
-    for step in range(steps):
-        drafts.add(logits[step::steps], changes)
+    samples = drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy
+    if drafter.parallel_drafting:
+        for step in range(drafter.num_speculative_tokens):
+            drafts.add(logits[step :: drafter.num_speculative_tokens], changes=samples)
+    else:
+        drafts.add(logits, changes=samples)
+    if not samples:
+        return argmax(logits), None
     sampled: tuple[Tensor, Tensor | None] = drafter._sample_from_logits(logits, sampling_metadata)
     return sampled

@@ -26,12 +26,32 @@ class RunningRequest:
     prompt: Sequence[int] = ()  # token ids
     limit: int | None = None  # the most tokens that it may have
     plain: bool = False  # whether it is greedy and nothing changes its logits: the exact token is their argmax
+    masked: bool = False  # whether a grammar masks its logits
     fault: str | None = None  # why its options cannot be followed, so that it is decoded exactly
 
     @property
     def as_calibrated(self) -> bool:
         """Whether it is decoded as the profile says, so that its certificate and its acceptance rates are for it."""
         return not self.departures
+
+
+class Running:
+    """Requests of a step, in order.
+
+    Attributes:
+        thresholds: T of each.
+        greedy: whether each is.
+        all_greedy: whether all are.
+        plain: whether all are.
+        masked: whether any is.
+    """
+
+    def __init__(self, requests: Sequence[RunningRequest]) -> None:
+        self.requests = requests
+        self.thresholds = [request.threshold for request in requests]
+        self.greedy = [request.greedy for request in requests]
+        self.all_greedy, self.plain = all(self.greedy), all(request.plain for request in requests)
+        self.masked = any(request.masked for request in requests)
 
 
 class RunningRequests:
@@ -53,6 +73,13 @@ class RunningRequests:
         self._noise_is_seen = noise_is_seen
         self._described: dict[str, RunningRequest] = {}
         self._warned = False
+        self._last: tuple[list[str], Running] = ([], Running(()))
+
+    def together(self, ids: Sequence[str]) -> Running:
+        """Returns the requests with these ids, which are those of the last step more often than not."""
+        if self._last[0] != ids:
+            self._last = list(ids), Running(self.of(ids))  # vLLM changes its own
+        return self._last[1]
 
     def of(self, ids: Sequence[str]) -> list[RunningRequest]:
         """Returns the requests with these ids."""
@@ -60,7 +87,8 @@ class RunningRequests:
 
     def forget(self, finished: Iterable[str]) -> None:
         for request in finished:
-            self._described.pop(request, None)
+            if self._described.pop(request, None) is not None:
+                self._last = [], Running(())
 
     def _describe(self, request: str) -> RunningRequest:
         state = self._known[request]
@@ -104,6 +132,7 @@ def describe(parameters: Any, followed: Followed, noise_is_seen: bool = True) ->
         threshold=threshold, plain=greedy and parameters.repetition_penalty == 1 and not constrained, greedy=greedy,
         departures=tuple(_departures(parameters, followed, threshold, own, constrained)), ends=frozenset(ends),
         stops=tuple(parameters.stop or ()), limit=parameters.max_tokens, fault=fault,
+        masked="structured_outputs" in constrained,
     )  # fmt: skip
 
 

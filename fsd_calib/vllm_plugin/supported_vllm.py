@@ -67,8 +67,11 @@ _COMMON: Mapping[str, Sequence[str]] = {
     ],
 }  # fmt: skip
 RUNNER_V1: Mapping[str, Sequence[str]] = {
-    "vllm.v1.outputs": ["SamplerOutput.sampled_token_ids"],
-    "vllm.v1.sample.metadata": ["SamplingMetadata.all_greedy", "SamplingMetadata.generators"],
+    "vllm.v1.outputs": ["SamplerOutput.logprobs_tensors", "SamplerOutput.sampled_token_ids"],
+    "vllm.v1.sample.metadata": [
+        "SamplingMetadata.all_greedy", "SamplingMetadata.generators", "SamplingMetadata.logprob_token_ids",
+        "SamplingMetadata.max_num_logprobs",
+    ],
     "vllm.v1.sample.rejection_sampler": [
         "RejectionSampler.__init__(sampler, spec_config, device)",
         "RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)",
@@ -85,7 +88,8 @@ RUNNER_V1: Mapping[str, Sequence[str]] = {
     "vllm.v1.spec_decode.draft_model": ["DraftModelProposer"],
     "vllm.v1.spec_decode.eagle": ["EagleProposer"],
     "vllm.v1.spec_decode.metadata": [
-        "SpecDecodeMetadata.cu_num_draft_tokens", "SpecDecodeMetadata.draft_token_ids",
+        "SpecDecodeMetadata.bonus_logits_indices", "SpecDecodeMetadata.cu_num_draft_tokens",
+        "SpecDecodeMetadata.draft_token_ids",
         "SpecDecodeMetadata.logits_indices",
         "SpecDecodeMetadata.num_draft_tokens", "SpecDecodeMetadata.target_logits_indices",
     ],

@@ -16,8 +16,9 @@ from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
 
 from fsd_calib.vllm_plugin import KEY
+from fsd_calib.vllm_plugin.certain import accept_certainly
 from fsd_calib.vllm_plugin.draft_logits import Layout
-from fsd_calib.vllm_plugin.judge import Judged, JudgedTokens, StepTokens, accept_certainly, policy_of, scales_of
+from fsd_calib.vllm_plugin.judge import Judged, JudgedTokens, StepTokens, policy_of, scales_of
 from fsd_calib.vllm_plugin.logits_v2 import DraftedSteps, StepRows
 from fsd_calib.vllm_plugin.processed import Bounds, Sight
 from fsd_calib.vllm_plugin.running_requests import describe, sampling_of

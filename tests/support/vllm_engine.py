@@ -107,6 +107,18 @@ def served(llm: LLM, task: Task, parameters: SamplingParams | Sequence[SamplingP
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@cache
+def own_engine() -> LLM:
+    """vLLM without a profile."""
+    return engine()
+
+
+@cache
+def own_texts(count: int) -> list[list[int]]:
+    """What that makes of problems of `arithmetic`, greedily."""
+    return served(own_engine(), arithmetic(count), sampling())
+
+
 def metric(llm: LLM, name: str) -> float:
     """The value of one of vLLM's metrics, summed over its labels; `disable_log_stats` must be false."""
     return float(sum(each.value for each in llm.get_metrics() if each.name == name))

@@ -27,7 +27,8 @@ from support.vllm_mend import fsd_vllm_mend
 _MEND = Path(fsd_vllm_mend.__file__).parent  # without it sampled requests spoil greedy ones of their batch on a CPU
 
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    # The engine has a process of its own in any case. This lets its worker be in that: processes import for seconds.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "INFO",
     # A busy server that closes a connection after 5 idle seconds may do so while the next request is on its way.
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",

@@ -1,13 +1,14 @@
 """An engine of vLLM on a CPU with one of its model runners, V1 or V2: a program.
 
 The Triton kernels of V2 are interpreted. vLLM refuses that runner where it finds no Triton for the device, so it is
-told of one before it is imported. Prints what the engine did as one line of JSON: of each case of `CASES`, the `Served`
-of each prompt, and the `Trouble` of the engine. With a score and a T, the profile has these, and there is one case, as
-with one of `ENGINES`; where that is tight, those of `AGAIN` follow.
+told of one before it is imported. It runs engines in several ways, one after the other, and prints what each did as a
+line of JSON: of each case of `CASES`, the `Served` of each prompt, and the `Trouble` of the engine.
 
-    python vllm_v2.py RUNNER FOLDER [phase | ENGINE | SCORE T]
+    python vllm_v2.py RUNNER FOLDER WAY...
 
-With `phase` T is START inside a phase and END outside.
+In the way `cases` there are all cases, in others one. Where a way is a score, the profile has it, with T = SCORED. With
+`phase` T is START inside a phase and END outside. Others are of `ENGINES`; where that is tight, the cases of `AGAIN`
+follow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any
 PROMPTS, LENGTH, TOKENS, OVER = 6, 4, 24, 20
 BLOCK = 32
 START, END = 0.1, 0.02  # T of the first token, and after OVER tokens
+SCORED = 0.6
 MARKERS = ",", "."
 GRAMMAR = "[0-9]{4,40}"
 CASES: dict[str, dict[str, Any]] = {
@@ -109,7 +112,8 @@ def _know_log1p() -> None:
     rejection_sampler_utils.tldevice = SimpleNamespace(log1p=lambda x: language.log(1.0 + x))
 
 
-def _skip_drafts() -> None:
+@contextmanager
+def _skipping_drafts() -> Iterator[None]:
     """Lets each third step draft nothing, as vLLM 0.33 does where it knows that no request could use the drafts."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -121,9 +125,13 @@ def _skip_drafts() -> None:
         original(self, scheduled)
 
     Scheduler._update_after_schedule = update
+    try:
+        yield
+    finally:
+        Scheduler._update_after_schedule = original
 
 
-def _run(second: bool, folder: Path, *by: str) -> dict[str, Any]:
+def _run(second: bool, folder: Path, way: str) -> dict[str, Any]:
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
     from fsd_decoding.adaptive import Phase, Schedule
@@ -131,27 +139,22 @@ def _run(second: bool, folder: Path, *by: str) -> dict[str, Any]:
     from support.vllm_async import async_engine
     from support.vllm_engine import Recorded, arithmetic, engine, metric, saved
 
-    if second:
-        _know_log1p()
-        _verify_in_chunks()
-    if by == ("skipping",):
-        _skip_drafts()
     prompts = [problem.prompt for problem in arithmetic(PROMPTS + 3).problems[3:]]  # the last has BLOCK + 1 tokens
     changes: dict[str, Any] = {"draft_length": LENGTH}
-    if len(by) == 2:
-        changes |= {"score": by[0], "threshold": float(by[1])}
-    else:
-        moved = Phase(START, END, *MARKERS) if by == ("phase",) else Schedule(start=START, end=END, over=OVER)
+    if way in ("cases", "phase", *ENGINES):
+        moved = Phase(START, END, *MARKERS) if way == "phase" else Schedule(start=START, end=END, over=OVER)
         changes |= {"threshold": START, "policy": PolicyInfo.of(str(moved.identity)).model_dump()}
-    started = async_engine if by == ("asynchronous",) else engine
+    else:
+        changes |= {"score": way, "threshold": SCORED}
+    started = async_engine if way == "asynchronous" else engine
     llm = started(
         saved(folder, changes),
-        max_num_seqs=PROMPTS, disable_log_stats=False, **(ENGINES.get(by[0], {}) if by else {}),
+        max_num_seqs=PROMPTS, disable_log_stats=False, **ENGINES.get(way, {}),
         speculative_config={"num_speculative_tokens": LENGTH, "draft_sample_method": "probabilistic"},
     )  # fmt: skip
     found: dict[str, Any] = {}
     placeholders = 0
-    cases = CASES if not by else {name: {} for name in ("calibrated", *AGAIN * (by == ("tight",)))}
+    cases = CASES if way == "cases" else {name: {} for name in ("calibrated", *AGAIN * (way == "tight"))}
     for name, case in cases.items():
         if "temperature" in case and not second:
             continue  # V1 has uninitialised temperatures on a CPU
@@ -175,7 +178,17 @@ def _served(output: Any, seen: Any) -> Served:
     return Served(prompt, list(one.token_ids), one.text, logprobs, rounds)
 
 
-if __name__ == "__main__":
-    if runs_second := sys.argv[1] == "2":
+def main(second: bool, folder: Path, ways: Sequence[str]) -> None:
+    if second:
         interpret_kernels()
-    print(json.dumps(_run(runs_second, Path(sys.argv[2]), *sys.argv[3:])))
+        _know_log1p()
+        _verify_in_chunks()
+    for way in ways:
+        place = folder / way
+        place.mkdir()
+        with _skipping_drafts() if way == "skipping" else nullcontext():
+            print(json.dumps(_run(second, place, way)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] == "2", Path(sys.argv[2]), sys.argv[3:])

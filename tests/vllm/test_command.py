@@ -29,7 +29,7 @@ from support.vllm_engine import TARGET, arithmetic, bundled_profile, saved
 from support.vllm_server import Server, running
 
 _SHOWN: dict[str, Any] = {}  # names of the page's blocks: an engine that is deleted takes what others share with it
-_SMALL = "--enforce-eager --gpu-memory-utilization 0.3 --max-model-len 400 --host 127.0.0.1"
+_SMALL = f"--enforce-eager --kv-cache-memory-bytes {128 << 20} --max-model-len 400 --host 127.0.0.1"
 
 
 def _program(folder: Path, port: int) -> Path:
@@ -49,7 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     followed.save(folder / "profile.json")
     port = free_port()
     path = f"{_program(folder, port)}{os.pathsep}{os.environ['PATH']}"
-    with running(["sh", "-c", serve_command(followed, folder)], port, folder / "server.log", {"PATH": path}) as started:
+    environment = {"PATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as for users: a worker has its own process
+    with running(["sh", "-c", serve_command(followed, folder)], port, folder / "server.log", environment) as started:
         yield started
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +102,16 @@ class Served:
                 seen.kept.append(serving._drafts.at(layout.rows[layout.owner], layout.place).clone())
             return judged
 
-        recording.needs_places, recording.needs_all = False, True  # type: ignore[attr-defined]
+        recording.needs_places = False  # type: ignore[attr-defined]
         serving._judge, serving._telemetry.log._listeners = recording, [*listeners, seen]
+        serving._looks_first = lambda *_: False  # D of all tokens is computed
         try:
             outputs = generate(self.llm, options)
             serving._telemetry.log.flush()
             return outputs, seen
         finally:
             serving._judge, serving._telemetry.log._listeners = judge, listeners
+            del serving._looks_first
 
 
 def engine(target: Path, speculation: Mapping[str, Any] | None, additional: Mapping[str, Any]) -> LLM:
@@ -126,7 +129,7 @@ def generate(llm: LLM, options: Mapping[str, Any]) -> list[Any]:
 def problems() -> list[list[int]]:
     """Returns texts that heads are trained on."""
     tokenizer = AutoTokenizer.from_pretrained(pair_paths()[0])
-    return [tokenizer(problem.prompt)["input_ids"] for problem in load_task("arithmetic", seed=0, limit=300).problems]
+    return [tokenizer(problem.prompt)["input_ids"] for problem in load_task("arithmetic", seed=0, limit=100).problems]
 
 
 def texts(outputs: Sequence[Any]) -> list[list[int]]:
@@ -149,8 +152,13 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         assert issubclass(kind, DraftHead)
         head = trained_head(kind, bundled_target(), problems(), seed=2, **options)
         target, folder = bundled, save_head(head, place / "head")
-    own = generate(engine(target, None, {}), {})
-    return Served(target, head.method, folder, place), head, own
+    return Served(target, head.method, folder, place), head, own_outputs(target)
+
+
+@cache
+def own_outputs(target: Path) -> list[Any]:
+    """What vLLM's own engine, without drafts and plugin, makes of a target."""
+    return generate(engine(target, None, {}), {})
 
 
 def bundled_target() -> Any:

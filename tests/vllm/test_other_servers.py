@@ -40,5 +40,5 @@ def test_transformers_own_server_is_told_lossless_and_another_model_is_not(
     server = {"url": url, "model": TARGET, "reference": {"request": {"model": reference}}, "at_once": 4}
     file = tmp_path / "server.yaml"
     file.write_text(yaml.safe_dump({"task": "arithmetic", "server": server}))
-    assert run(app, "fsd-check", ["--config", str(file), "--prompts", "8", "--json"]) == code
+    assert run(app, "fsd-check", ["--config", str(file), "--prompts", "4", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["result"]["lossless"] == (code == 0)

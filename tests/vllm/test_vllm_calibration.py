@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -15,32 +11,49 @@ from pathlib import Path
 import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile
+from fsd_calib.cli import calibrate, profile
+from fsd_calib.cli.console import run
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
-from lib.common.forked_programs import environment
+from lib.common import forked_programs
+from lib.common.forked_programs import ForkedProgram
 from support.vllm_engine import DRAFT, TARGET, arithmetic, engine_source
 
 pytestmark = pytest.mark.slow
 
-CALIBRATE = "from fsd_calib.cli.calibrate import main; main()"
-PROFILE = "from fsd_calib.cli.profile import main; main()"
+forked_programs.preload(
+    "vllm.entrypoints.llm", "vllm.model_executor.models.llama", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker",
+)  # fmt: skip
 OPTIONS = ["--task", "arithmetic", "--min-acc", "0.8", "--engine", "vllm", "--limit", "150", "--looks", "1",
            "--draft-length", "6", "--score", "js"]  # fmt: skip
 
 
-def start(folder: Path, *more: str, options: Sequence[str] = OPTIONS) -> subprocess.Popen[str]:
+def start(folder: Path, *more: str, options: Sequence[str] = OPTIONS) -> ForkedProgram:
     own = [f"--{name}={folder / name}" for name in ("out", "cache", "state")]
-    command = [sys.executable, "-c", CALIBRATE, *options, *own, *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
+    return ForkedProgram(calibrate.main, *options, *own, *more, daemon=False)
+
+
+def finished(program: ForkedProgram) -> str:
+    """What a program has written when it has ended well."""
+    output = "".join(program.communicate(timeout=600))
+    assert program.poll() == 0, output
+    return output
+
+
+def certify_by_both(folder: Path) -> str:
+    """Certifies what a calibration found by either engine, in `both`; returns what is printed."""
+    own = [f"--{name}={folder / name}" for name in ("cache", "state")]
+    return finished(ForkedProgram(
+        calibrate.main, "--certify", str(folder / "out"), "--limit", "150", "--min-acc", "0.7", "--engine",
+        "fsd-calib,vllm", "--timing", "none", f"--out={folder / 'both'}", *own, daemon=False,
+    ))  # fmt: skip
 
 
 @pytest.mark.parametrize(("score", "length"), [("fly@1", 6), ("auto", 3)])  # of which the first looks at later tokens
 def test_other_scores_certify(score: str, length: int, tmp_path: Path) -> None:
-    made = start(tmp_path, "--timing", "none", "--draft-length", str(length), options=[*OPTIONS[:-1], score])
-    output, _ = made.communicate(timeout=600)
-    assert made.returncode == 0, output
+    finished(start(tmp_path, "--timing", "none", "--draft-length", str(length), options=[*OPTIONS[:-1], score]))
     found = ThresholdProfile.load(tmp_path / "out")
     assert found.certificate.certified
     assert found.score == score or score == "auto"
@@ -64,16 +77,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     killed = start(made)
     deadline = time.monotonic() + 300
     while decodings(made) < 120:
-        assert killed.poll() is None, killed.communicate()[0]
+        assert killed.poll() is None, killed.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    os.kill(killed.pid, signal.SIGKILL)
+    killed.kill()
     killed.communicate()
     kept = decodings(made)
-    resumed = start(made, "--workers", "2")
-    output, _ = resumed.communicate(timeout=600)
-    assert resumed.returncode == 0, output
-    (made / "output").write_text(output)
+    (made / "output").write_text(finished(start(made, "--workers", "2")))
     assert decodings(made) > kept
     return made
 
@@ -103,17 +113,14 @@ def test_its_numbers_are_those_of_our_engine_but_for_where_rounds_end(folder: Pa
     assert found.tokens_per_round.lossless == pytest.approx(ours, rel=0.25)
 
 
-def test_the_served_command_has_no_doubt_and_our_decoder_has_one(folder: Path) -> None:
+def test_the_served_command_has_no_doubt_and_our_decoder_has_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = folder / "out" / "profile.json"
-    shown = subprocess.run(
-        [sys.executable, "-c", PROFILE, "vllm", str(path)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=True,
-    )
-    assert '"num_speculative_tokens": 6' in shown.stdout
-    assert "warning" not in shown.stderr
+    assert run(profile.app, profile.NAME, ["vllm", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert '"num_speculative_tokens": 6' in shown.out
+    assert "warning" not in shown.err
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         SpeculativeDecoder.from_pretrained(TARGET, DRAFT, profile=path, device="cpu")
@@ -122,35 +129,22 @@ def test_the_served_command_has_no_doubt_and_our_decoder_has_one(folder: Path) -
 
 def test_both_engines_certify_its_setting_in_one_second_attempt(folder: Path) -> None:
     """The ledger counts attempts of a target, whatever decodes it, and a sequence of engines once."""
-    own = [f"--{name}={folder / name}" for name in ("cache", "state")]
-    command = [sys.executable, "-c", CALIBRATE, "--certify", str(folder / "out"), "--limit", "150", "--min-acc", "0.7",
-               "--engine", "fsd-calib,vllm", "--timing", "none", f"--out={folder / 'both'}", *own]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
+    output = certify_by_both(folder)
     searched = ThresholdProfile.load(folder / "out")
     both = [ThresholdProfile.load(folder / "both" / name) for name in ("fsd-calib", "vllm")]
     assert [made.engine_name for made in both] == ["fsd-calib", "vllm"]
     for made in both:
         assert made.threshold == searched.threshold
         assert (made.certificate.attempt, made.certificate.delta) == (2, attempt_level(0.95, 2))
-    assert "Engine 2 of 2 in one frozen sequence, attempt 2: vllm" in done.stdout
+    assert "Engine 2 of 2 in one frozen sequence, attempt 2: vllm" in output
 
 
 def test_a_t_by_phase_is_found_and_certified_by_both_engines(tmp_path: Path) -> None:
     phase = ["--threshold-policy", "phase-outside", "--phase-begin", "=", "--phase-end", " "]
-    found = start(tmp_path, *phase)
-    output, _ = found.communicate(timeout=600)
-    assert found.returncode == 0, output
-    assert "phase from '=' to ' '" in output
-    own = [f"--{name}={tmp_path / name}" for name in ("cache", "state")]
-    command = [sys.executable, "-c", CALIBRATE, "--certify", str(tmp_path / "out"), "--limit", "150", "--min-acc",
-               "0.7", "--engine", "fsd-calib,vllm", "--timing", "none", f"--out={tmp_path / 'both'}", *own]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
+    assert "phase from '=' to ' '" in finished(start(tmp_path, *phase))
+    certify_by_both(tmp_path)
     made = [ThresholdProfile.load(tmp_path / path) for path in ("out", "both/fsd-calib", "both/vllm")]
-    assert {profile.policy and str(profile.policy) for profile in made} == {
-        "phase (begin '=', end ' ', inside 0, outside 1)"
-    }
+    assert {each.policy and str(each.policy) for each in made} == {"phase (begin '=', end ' ', inside 0, outside 1)"}
 
 
 @pytest.mark.usefixtures("mended_expansion")

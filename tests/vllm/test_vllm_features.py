@@ -11,7 +11,18 @@ import torch
 from vllm.sampling_params import SamplingParams
 
 from support.vllm_async import async_engine
-from support.vllm_engine import Recorded, arithmetic, engine, logits, sampling, saved, served, tokenizer, worker
+from support.vllm_engine import (
+    Recorded,
+    arithmetic,
+    engine,
+    logits,
+    own_engine,
+    sampling,
+    saved,
+    served,
+    tokenizer,
+    worker,
+)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +115,7 @@ def _word_of(token: int) -> str | None:
 def test_seeds_of_exact_samples_are_kept(path: str) -> None:
     """Each of the samples has a seed of its own, and what it draws depends on nothing else, as without a profile."""
     exact = {"fsd": "off"}
-    following, own = engine(path), engine()
+    following, own = engine(path), own_engine()
     prompts = [problem.prompt for problem in arithmetic(6).problems]
     wanted = sampling(exact, temperature=1.5, n=4, max_tokens=30, seed=5)
 

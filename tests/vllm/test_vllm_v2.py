@@ -38,25 +38,45 @@ class Ran(NamedTuple):
     trouble: Trouble
 
 
-def run(runner: int, folder: Path, *by: str) -> Ran:
-    """Returns what the engine with a model runner, 1 or 2, did; see `vllm_v2.py`."""
+SCORES = ("fly@1", "typical", "margin", "relaxed@10")
+WAYS = {1: ("cases", "asynchronous", "tight"), 2: ("cases", "asynchronous", "tight", "skipping", "phase", *SCORES)}
+
+
+def run(runner: int, folder: Path) -> dict[str, Ran]:
+    """Returns what engines with a model runner, 1 or 2, did, by way; see `vllm_v2.py`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, vllm_v2.__file__, str(runner), str(folder), *by], env=environment,
-                          capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
+    done = subprocess.run([sys.executable, vllm_v2.__file__, str(runner), str(folder), *WAYS[runner]], env=environment,
+                          capture_output=True, text=True, timeout=600, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"served"')]  # vLLM prints, too
+    return {way: _ran(json.loads(line)) for way, line in zip(WAYS[runner], lines, strict=True)}
+
+
+def _ran(found: dict[str, Any]) -> Ran:
     served = {name: [Served(**each) for each in of_case] for name, of_case in found["served"].items()}
     return Ran(served, Trouble(**found["trouble"]))
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Served]]:
-    return run(2, tmp_path_factory.mktemp("v2")).served
+def second(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """What V2 did, by way."""
+    return run(2, tmp_path_factory.mktemp("v2"))
 
 
 @pytest.fixture(scope="module")
-def ran_in_v1(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Served]]:
-    return run(1, tmp_path_factory.mktemp("v1")).served
+def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """What V1 did."""
+    return run(1, tmp_path_factory.mktemp("v1"))
+
+
+@pytest.fixture(scope="module")
+def ran(second: dict[str, Ran]) -> dict[str, list[Served]]:
+    return second["cases"].served
+
+
+@pytest.fixture(scope="module")
+def ran_in_v1(first: dict[str, Ran]) -> dict[str, list[Served]]:
+    return first["cases"].served
 
 
 def threshold(name: str, place: int) -> float:
@@ -114,25 +134,23 @@ def test_decisions_are_those_of_v1(ran: dict[str, list[Served]], ran_in_v1: dict
     assert [each.logprobs for each in ran[name]] == [pytest.approx(each.logprobs, abs=1e-3) for each in ran_in_v1[name]]
 
 
-@pytest.mark.slow
-def test_decisions_are_those_of_v1_under_asynchronous_scheduling(tmp_path: Path) -> None:
-    first, second = (run(runner, tmp_path, "asynchronous").served["calibrated"] for runner in (1, 2))
-    assert_alike(first, second)
+def test_decisions_are_those_of_v1_under_asynchronous_scheduling(first: dict[str, Ran], second: dict[str, Ran]) -> None:
+    assert_alike(*(ran["asynchronous"].served["calibrated"] for ran in (first, second)))
 
 
-@pytest.mark.slow
-def test_decisions_are_those_of_v1_with_chunks_and_cached_prefixes_and_preempted_requests(tmp_path: Path) -> None:
-    first, second = (run(runner, tmp_path, "tight") for runner in (1, 2))
+def test_decisions_are_those_of_v1_with_chunks_and_cached_prefixes_and_preempted_requests(
+    first: dict[str, Ran], second: dict[str, Ran]
+) -> None:
+    one, other = first["tight"], second["tight"]
     for name in ("calibrated", *AGAIN):
-        assert_alike(first.served[name], second.served[name])
-        check_decisions(second.served[name], "calibrated")
-    assert first.trouble == second.trouble
-    assert second.trouble.preemptions > 0 < second.trouble.placeholders
+        assert_alike(one.served[name], other.served[name])
+        check_decisions(other.served[name], "calibrated")
+    assert one.trouble == other.trouble
+    assert other.trouble.preemptions > 0 < other.trouble.placeholders
 
 
-@pytest.mark.slow
-def test_steps_that_draft_nothing_are_followed(tmp_path: Path) -> None:
-    served = run(2, tmp_path, "skipping").served["calibrated"]
+def test_steps_that_draft_nothing_are_followed(second: dict[str, Ran]) -> None:
+    served = second["skipping"].served["calibrated"]
     assert {(True, False), (False, True)} <= check_decisions(served, "calibrated")
     for each in served:
         places = [(place, place + len(emitted)) for place, _, emitted, _ in each.rounds]
@@ -161,9 +179,9 @@ def test_decisions_equal_those_from_uncached_logits_in_fp64(ran: dict[str, list[
     assert name == "strict" or (True, False) in outcomes
 
 
-def test_each_token_is_judged_by_the_t_of_its_phase(tmp_path: Path) -> None:
+def test_each_token_is_judged_by_the_t_of_its_phase(second: dict[str, Ran]) -> None:
     texts, judged = token_bytes(tokenizer()), set()
-    for served in run(2, tmp_path, "phase").served["calibrated"]:
+    for served in second["phase"].served["calibrated"]:
         every = [*served.prompt, *served.tokens]
         inside = inside_before(every, texts, MARKERS)
         for place, token, accepted, (found, fuzzy, argmax) in decisions(served):
@@ -204,17 +222,16 @@ def test_logprobs_are_the_targets(ran: dict[str, list[Served]]) -> None:
         assert served.logprobs == pytest.approx(own.tolist(), abs=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("score", ["fly@1", "typical", "margin", "relaxed@10"])
-def test_texts_by_scores_of_the_target_are_those_of_our_engine(score: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("score", SCORES)
+def test_texts_by_scores_of_the_target_are_those_of_our_engine(score: str, second: dict[str, Ran]) -> None:
     """Behind the first token of a text, which comes with the prompt."""
-    (served,) = run(2, tmp_path, score, "0.6").served.values()
+    (served,) = second[score].served.values()
     ours = SpeculativeDecoder.from_pretrained(
         TARGET, DRAFT, rule="fsd-coupled", draft_length=vllm_v2.LENGTH, device="cpu", dtype="float32"
     )
     ours.target.generation_config.eos_token_id = []
     prompts = [[*each.prompt, each.tokens[0]] for each in served]
-    expected = ours.generate(prompts, vllm_v2.TOKENS - 1, score=score, threshold=0.6)
+    expected = ours.generate(prompts, vllm_v2.TOKENS - 1, score=score, threshold=vllm_v2.SCORED)
     assert [each.tokens[1:] for each in served] == [result.tokens for result in expected]
     assert any(facts[1][i] and not facts[2][i] for each in served for _, accepted, _, facts in each.rounds
                for i in range(accepted))  # fmt: skip

@@ -25,6 +25,11 @@ _PRELOADED = [
 _context = multiprocessing.get_context("forkserver")
 
 
+def preload(*modules: str) -> None:
+    """Lets further modules be imported before forks. Call it before the first one."""
+    _PRELOADED.extend(modules)
+
+
 def environment() -> dict[str, str]:
     """The environment of a child process that can import what this one can."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import Layout
 from fsd_calib.vllm_plugin.judge import Judged
+from fsd_calib.vllm_plugin.on_host import JudgedOnHost
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_collectors.collection.measures import Measures
 
@@ -164,8 +165,8 @@ class _Sent:
         self, ids: Sequence[str], requests: Sequence[RunningRequest], judged: Judged | None, emitted: Emitted
     ) -> None:
         self._ids, self._requests, self._drafted, self._emits = ids, requests, emitted.drafted, emitted.emits
-        self._layout = Layout([0] * len(ids), [0] * len(ids)) if judged is None else judged.layout
-        self._facts = _NOTHING if judged is None else _on_host(judged.facts)
+        self._judged = judged
+        self._facts = None if judged is None or isinstance(judged, JudgedOnHost) else _on_host(judged.facts)
         self._sampled, self._ends = _to_host(emitted.sampled), _to_host(emitted.ends)
         self._event = None
         if emitted.sampled.is_cuda:
@@ -180,18 +181,16 @@ class _Sent:
         """Returns the step, for which it waits if it has not arrived."""
         if self._event is not None:
             self._event.synchronize()
-        facts, sampled, ends = (np.asarray(each) for each in (self._facts, self._sampled, self._ends))
+        layout = Layout([0] * len(self._ids)) if self._judged is None else self._judged.layout
+        found = self._judged.facts if isinstance(self._judged, JudgedOnHost) else self._facts
+        facts, sampled, ends = map(np.asarray, (_NOTHING if found is None else found, self._sampled, self._ends))
         accepted = (sampled != -1).sum(1) - 1
         drafted = np.asarray(self._drafted, ends.dtype)
-        return Step(
-            self._ids, self._requests, self._layout, accepted, sampled, facts, drafted, ends - drafted, self._emits
-        )
+        return Step(self._ids, self._requests, layout, accepted, sampled, facts, drafted, ends - drafted, self._emits)
 
 
 def _on_host(facts: Array | Sequence[Tensor]) -> Array | Tensor:
     """Returns rows of facts as one array or tensor, nobody else's, on the host or on the way there."""
-    if isinstance(facts, np.ndarray):
-        return facts
     rows = (each if each.is_floating_point() else each.float() for each in facts)
     return _to_host(torch.cat([each.reshape(-1, each.shape[-1]) for each in rows]))
 

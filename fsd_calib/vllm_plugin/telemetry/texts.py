@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
@@ -126,18 +125,18 @@ class Texts:
         self._running: dict[str, ServedText] = {}
 
     def add(self, step: Step) -> None:
-        begins = np.cumsum(step.layout.counts) - step.layout.counts
-        for row, (name, request) in enumerate(zip(step.ids, step.requests, strict=True)):
-            if not request.as_calibrated or not step.emits[row] or step.accepted[row] < 0:
+        counts, end = step.layout.counts.tolist(), 0
+        of_rows = step.emits.tolist(), step.accepted.tolist(), step.begins.tolist(), step.drafted.tolist()
+        rows = zip(step.ids, step.requests, counts, step.sampled.tolist(), *of_rows, strict=True)
+        for name, request, count, sampled, emits, accepted, begin, drafted in rows:
+            end += count
+            if not request.as_calibrated or not emits or accepted < 0:
                 continue
             text = self._running.get(name)
             if text is None or (text.request is not request and text.request != request):  # or a session went on
                 text = self._running[name] = ServedText(request)
-            count, accepted = int(step.layout.counts[row]), int(step.accepted[row])
-            facts = step.facts[:, begins[row] : begins[row] + count].copy()  # not to keep those of the whole batch
-            begin = int(step.begins[row]) - len(request.prompt)
-            emitted = step.sampled[row, : accepted + 1].tolist()
-            text.add(begin, emitted, accepted, facts, int(step.drafted[row]))
+            facts = step.facts[:, end - count : end].copy()  # not to keep those of the whole batch
+            text.add(begin - len(request.prompt), sampled[: accepted + 1], accepted, facts, drafted)
 
     @property
     def running(self) -> Sequence[str]:

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fsd_calib.vllm_plugin import judge as judging
+from fsd_calib.vllm_plugin.certain import accept_certainly
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Verification, accept_at, accept_certainly
+from fsd_calib.vllm_plugin.judge import Judge, Judged, JudgedTokens, Verification
+from fsd_calib.vllm_plugin.on_host import JudgedOnHost, emit
 from fsd_common.errors import UsageError
 from fsd_decoding import tensors
 from fsd_decoding.adaptive import EntropyScaled, Phase, Schedule
@@ -100,11 +103,10 @@ def test_requests_whose_drafts_are_not_known_are_decoded_exactly(data: st.DataOb
         assert len(judged.fuzzy) == sum(count for name, count in zip(order, counts, strict=True) if name in of)
     accepted = torch.zeros(sum(counts), dtype=torch.bool)
     looked = Judge(drafts, "js", None).of_rejected(step, accepted.tolist(), [0.3] * 5)
-    on_host = accepted.clone()
-    if looked is not None:
-        assert looked.layout.count == sum(count for name, count in zip(order, counts, strict=True) if name in of)
-        on_host = certain_where_accepted(looked, sum(counts))
-    assert_same_round(on_host, fuzzy, counts)
+    known = [name in of for name, count in zip(order, counts, strict=True) for _ in range(count)]
+    assert looked.layout.count == looked.facts.shape[1] == sum(known)
+    assert (looked.facts[1] > 0).tolist() == certain_where_accepted(looked, sum(counts))[known].tolist()
+    assert_same_round(certain_where_accepted(looked, sum(counts)), fuzzy, counts)
 
 
 def certain_where_accepted(judged: Judged, total: int) -> Tensor:
@@ -239,55 +241,89 @@ def test_a_draft_over_another_vocabulary_is_refused() -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_divergences_are_computed_only_where_they_decide(data: st.DataObject) -> None:
-    """Rounds end where they would if all were known; tokens behind a rejected first one have none."""
+    """Rounds end where they would if all were known; tokens behind a rejected first one have none, unless few are
+    rejected."""
     names = [f"r{i}" for i in range(data.draw(st.integers(1, 4)))]
     drafts, _ = drafted(names, buffered=data.draw(st.booleans()))
     order = data.draw(st.permutations(names))
     counts = data.draw(st.lists(st.integers(1, LENGTH), min_size=len(names), max_size=len(names)))
     likeliest = torch.tensor(data.draw(st.lists(st.booleans(), min_size=sum(counts), max_size=sum(counts))))
     thresholds = data.draw(st.lists(st.sampled_from([-1.0, 0.2, 0.4]), min_size=len(names), max_size=len(names)))
+    few = data.draw(st.integers(1, 6))
     step, _ = verification(order, counts)
     judge = Judge(drafts, "js", None)
-    whole, looked = judge_raw(judge, step, thresholds), judge.of_rejected(step, likeliest.tolist(), thresholds)
-    if max(thresholds) < 0:
-        assert looked is None
-        return
-    assert whole is not None
-    assert looked is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "_chunk_rows", lambda logits: few)
+        looked = judge.of_rejected(step, likeliest.tolist(), thresholds)
     scores, fuzzy, exact = torch.from_numpy(looked.facts).float()
     assert torch.equal(exact > 0, likeliest)
+    whole = judge_raw(judge, step, thresholds)
+    if whole is None:
+        assert max(thresholds) < 0
+        assert not fuzzy.any()
+        return
     assert_same_round((fuzzy > 0) | likeliest, whole.fuzzy | likeliest, counts)
     computed = scores < torch.inf
     assert torch.allclose(scores[computed], whole.scores[computed], atol=1e-6)
-    needed = [set(first_and_rest(*each)) for each in zip(
-        likeliest.split(counts), whole.fuzzy.split(counts), thresholds, strict=True)]  # fmt: skip
-    assert [set(each.nonzero().flatten().tolist()) for each in computed.split(counts)] == needed
+    parts = list(zip(likeliest.split(counts), whole.fuzzy.split(counts), thresholds, strict=True))
+    rejected = [[] if t < 0 else (~each).nonzero().flatten().tolist() for each, _, t in parts]
+    if sum(map(len, rejected)) > few:  # the first one of each request, and all others if it passes
+        rejected = [
+            own if own and passes[own[0]] else own[:1] for own, (_, passes, _) in zip(rejected, parts, strict=True)
+        ]
+    assert [each.nonzero().flatten().tolist() for each in computed.split(counts)] == rejected
 
 
-def first_and_rest(likeliest: Tensor, fuzzy: Tensor, threshold: float) -> list[int]:
-    """Tokens of a request whose D is computed: the first that is not the likeliest, and all others if it passes."""
-    others = [] if threshold < 0 else (~likeliest).nonzero().flatten().tolist()
-    return others if others and fuzzy[others[0]] else others[:1]
+@settings(max_examples=60)
+@given(data=st.data(), policy=st.sampled_from([Schedule(1.0, 0.0, over=9), EntropyScaled(1.0, 2.0, of="draft"),
+                                               EntropyScaled(1.0, 2.0, of="target")]))  # fmt: skip
+def test_policies_scale_on_the_host_as_elsewhere(data: st.DataObject, policy: ScalePolicy) -> None:
+    drafts, _ = drafted(["a", "b"], data.draw(st.integers(0, 1000)), buffered=data.draw(st.booleans()))
+    step, _ = verification(["b", "a"], [2, 3], data.draw(st.integers(0, 1000)))
+    likeliest = torch.tensor(data.draw(st.lists(st.booleans(), min_size=5, max_size=5)))
+    judge, thresholds = Judge(drafts, "js", policy, data.draw(st.booleans())), [0.1, 0.5]
+    whole, looked = judge_raw(judge, step, thresholds), judge.of_rejected(step, likeliest.tolist(), thresholds)
+    assert whole is not None
+    scores, fuzzy, _ = torch.from_numpy(looked.facts)
+    assert torch.equal(fuzzy > 0, whole.fuzzy & ~likeliest)
+    assert torch.allclose(scores[~likeliest], whole.scores[~likeliest].double(), atol=1e-6)
 
 
 @settings(max_examples=60)
 @given(data=st.data())
 def test_tokens_made_certain_one_by_one_and_all_together_are_the_same(data: st.DataObject) -> None:
-    """Padding, and tokens that a request forbids, are left as they are."""
+    """Padding, and tokens that a request forbids or that vLLM forces others beside, are left as they are."""
     count = data.draw(st.integers(1, 6))
     tokens = torch.tensor(data.draw(st.lists(st.integers(-1, VOCABULARY - 1), min_size=count, max_size=count)))
     fuzzy = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     logits = torch.randn(count, VOCABULARY, generator=torch.Generator().manual_seed(3))
     logits[0] = torch.where(torch.arange(VOCABULARY) < 3, -torch.inf, logits[0])
+    logits[-1, 5] = data.draw(st.sampled_from([0.5, 1e9]))
     together, single = logits.clone(), logits.clone()
     likely = accept_certainly(together, tokens.int(), fuzzy)
-    accept_at(single, tokens.int(), fuzzy.nonzero().flatten().tolist())
+    judged = JudgedOnHost([count], [0], [False] * count)
+    judged.fuzzy = fuzzy.nonzero().flatten().tolist()
+    judged.accept(single, tokens.int())
     assert torch.equal(together, single)
     assert torch.equal(likely, (logits.argmax(1) == tokens))
     for row, token in enumerate(tokens.tolist()):
-        allowed = bool(fuzzy[row]) and token >= 0 and logits[row, max(token, 0)] > -torch.inf
+        forced = bool(logits[row].max() > 1e8)
+        allowed = bool(fuzzy[row]) and token >= 0 and logits[row, max(token, 0)] > -torch.inf and not forced
         assert (int(together[row].argmax()) == token) == (allowed or bool(likely[row]))
         assert bool(together[row].max() > 1e29) == allowed
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_step_emits_what_is_kept_and_the_targets_token_behind_it(data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(0, LENGTH), min_size=1, max_size=5))
+    kept = data.draw(st.lists(st.booleans(), min_size=sum(counts), max_size=sum(counts)))
+    tokens, chosen = range(100, 100 + len(kept)), range(500, 500 + len(kept) + len(counts))
+    found = iter(emit(counts, tokens, kept, chosen))
+    for request, own in enumerate(torch.tensor(kept, dtype=torch.bool).split(counts)):
+        begin, number = sum(counts[:request]), int(own.long().cumprod(0).sum())
+        expected = [*tokens[begin : begin + number], chosen[begin + request + number]]
+        assert next(found) == expected + [-1] * (max(counts) - number)
 
 
 def test_a_token_that_vllm_forces_is_not_replaced() -> None:

@@ -242,6 +242,21 @@ def test_departures_are_told_when_a_request_begins_and_exact_ones_never() -> Non
     assert requests.of(["loose"])[0].as_calibrated
 
 
+def test_requests_of_a_step_are_those_of_now_though_ids_come_again() -> None:
+    states = {"a": state(), "b": state(extra_args={"fsd": "off"}), "c": state(repetition_penalty=1.2)}
+    requests, ids = RunningRequests(states, profile(), lambda _: None), ["a", "b"]
+    for _ in range(2):
+        found = requests.together(ids)
+        assert (found.thresholds, found.greedy, found.plain, found.masked) == ([0.0625, -1.0], [True] * 2, True, False)
+    ids[1] = "c"  # vLLM changes its own list
+    found = requests.together(ids)
+    assert (found.thresholds, found.plain, found.all_greedy) == ([0.0625, 0.0625], False, True)
+    requests.forget(["a"])
+    states["a"] = state(extra_args={"fsd_threshold": 0.5}, temperature=0.7)
+    found = requests.together(ids)
+    assert (found.thresholds, found.greedy, found.all_greedy) == ([0.5, 0.0625], [False, True], False)
+
+
 def test_a_text_may_have_as_many_tokens_as_the_request_and_the_context_allow() -> None:
     states = {"short": state(max_tokens=5), "long": state(max_tokens=30)}
     requests = RunningRequests(states, profile(), lambda departures: None, context=20).of(["short", "long"])
