@@ -396,7 +396,7 @@ class SpeculativeDecoder:
     def generate_beams(
         self,
         prompts: Sequence[Prompt],
-        beams: int,
+        beams: int | None = None,
         max_new_tokens: int = 256,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -415,8 +415,8 @@ class SpeculativeDecoder:
 
         Args:
             prompts, max_new_tokens, temperature, top_k, top_p, ids, stop, on_finish, begin: as for `generate`.
-            beams: W, how many texts.
-            width: pairs of a beam and a token that the draft proposes for a layer; default: 2 W.
+            beams: W, how many texts; default: as the profile says that is followed.
+            width: pairs of a beam and a token that the draft proposes for a layer; default: the profile's, else 2 W.
             depth: layers that are drafted in a round; default: the decoder's draft length.
             batch_size: prompts decoded at once.
             keywords: as for `generate` (`rule`, `threshold`, …), and fields of `BeamSettings` (`replacement`, …).
@@ -428,7 +428,7 @@ class SpeculativeDecoder:
         if depth is not None and given.setdefault("draft_length", depth) is not depth:
             raise UsageError("depth and draft_length mean the same; give one of them")
         own = {name: given.pop(name) for name in SETTINGS_OF_BEAMS if name in given}
-        settings = BeamSettings(beams, 2 * beams if width is None else width, **own)
+        settings = self._beam_settings(beams, width, own)
         call, requests = self._asked("generate_beams", given, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         check_beams(call.setting, settings, self.target, self.draft)
@@ -437,10 +437,7 @@ class SpeculativeDecoder:
         work = BeamWork(
             settings, engine.rule.fuzzy, engine.criterion, engine.sampling, ends, len(self.eos), engine.seed
         )
-        self._announce()
-        lossless = all(asked.lossless for asked in _settings_of(call, requests)) and not settings.narrows
-        if self.coverage is not None and not lossless:
-            _warn(["a profile certifies single texts; nothing certifies these beams"], stacklevel=3)
+        self._say(call, requests, prompts, max_new_tokens, stop, settings)
         models = [self.target, self.draft] if engine.rule.drafts else [self.target]
         self._check_fits(models, settings, requests, batch_size, engine.sampling.greedy)
         finished: dict[int, BeamResult] = {}
@@ -451,7 +448,26 @@ class SpeculativeDecoder:
                 finished[index] = BeamResult.of(row, self.tokenizer, tuple(stop))
                 if on_finish is not None:
                     on_finish(index, finished[index])
-        return [finished[index] for index in sorted(finished)]
+        results = [finished[index] for index in sorted(finished)]
+        if self._own_beams == settings:
+            watch(self.drift, call.setting, [requests[i] for i in sorted(finished)], results, stacklevel=3)
+        return results
+
+    @property
+    def _own_beams(self) -> BeamSettings | None:
+        """The beams of the profile that is followed; None: there is none, or it is of single texts."""
+        own = None if self.coverage is None else self.coverage.beams
+        return None if own is None else BeamSettings(own.number, own.width)
+
+    def _beam_settings(self, beams: int | None, width: int | None, given: Mapping[str, Any]) -> BeamSettings:
+        """How beams are decoded: as given, else as the profile says. UsageError: neither says how many."""
+        own = self._own_beams
+        if beams is None and own is None:
+            raise UsageError("beams is not given, and no profile of beams is followed; say how many, such as beams=4")
+        number = own.beams if beams is None and own is not None else beams
+        assert number is not None
+        usual = own.width if own is not None and own.beams == number else 2 * number
+        return BeamSettings(number, usual if width is None else width, **given)
 
     def _check_fits(
         self, models: Sequence[Any], beams: BeamSettings, requests: Sequence[Request], batch_size: int, greedy: bool
@@ -472,6 +488,8 @@ class SpeculativeDecoder:
         self, function: str, given: dict[str, Any], prompts: Sequence[Prompt], most: int, ids: Sequence[int] | None
     ) -> tuple[SpeculativeDecoder, list[Request]]:
         """This decoder as a call changes it, where the first of several T or L stands for all; and what it decodes."""
+        if self.coverage is not None and function != "generate_beams":
+            self.coverage.require_single_texts(function)
         given["threshold"], thresholds = for_all_and_each(given.get("threshold"))
         given["draft_length"], lengths = for_all_and_each(given.get("draft_length"))
         call = self._changed(function, given)
@@ -515,20 +533,31 @@ class SpeculativeDecoder:
 
     def _say(
         self, call: SpeculativeDecoder, requests: Sequence[Request], prompts: Sequence[Prompt], most: int,
-        stop: Sequence[str],
+        stop: Sequence[str], beams: BeamSettings | None = None,
     ) -> None:  # fmt: skip
         """Says what is followed, and warns where a call differs from what profiles certified.
 
         Args:
             call: this decoder as the call changes it.
+            beams: what prompts are decoded to; None: single texts.
         """
         self._announce()
-        asked = _settings_of(call, requests)
+        asked, coverage, own = _settings_of(call, requests), self.coverage, self._own_beams
+        lossless = all(setting.lossless for setting in asked) and not (beams is not None and beams.narrows)
+        if coverage is not None and beams is not None and own is None:
+            single = "a profile certifies single texts; nothing certifies these beams"
+            _warn([None if lossless else single], stacklevel=4)
+            return
         departures = [self._departure(asked)]
         if call.threshold_policy is not None:
             departures += call.threshold_policy.departures(asked)
-        if self.coverage is not None and not all(setting.lossless for setting in asked):
-            departures.append(self.coverage.asked_otherwise(self.tokenizer, prompts, most, stop))
+        if coverage is not None and not lossless:
+            departures.append(coverage.asked_otherwise(self.tokenizer, prompts, most, stop))
+            if beams is not None and own is not None:
+                then = vars(own)
+                departures.append(coverage.outside(
+                    [f"{name} is {now} instead of {then[name]}" for name, now in vars(beams).items() if now != then[name]]
+                ))  # fmt: skip
         _warn(departures, stacklevel=4)
 
     def _announce(self) -> None:

@@ -11,7 +11,7 @@ from fsd_calib.report.figures import pace_axis, rival_of
 from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
 from fsd_calib.report.rows import DRAFT, LOSSLESS, TARGET, Row, series_name, series_of
 from fsd_calib.report.zoom import Range, ends_of, wanted_retention, zoomable
-from fsd_common.formatting import NONE, bound, in_trees, pace, pace_between, percent, threshold, tokens
+from fsd_common.formatting import NONE, bound, pace, pace_between, percent, threshold, tokens
 from fsd_common.pages.blocks import Zoomed
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_common.pages.themes import SERIES, SHAPES
@@ -36,7 +36,7 @@ def hover(row: Row, speed: str | None = None) -> dict[str, str]:
     return {
         "setting": setting.rule if row.drafts else row.series,
         "T": threshold(setting.threshold),
-        "L": f"{setting.draft_length}{in_trees(setting.tree)}" if row.drafts else NONE,
+        "L": f"{setting.draft_length}{setting.shape}" if row.drafts else NONE,
         "score": setting.score if setting.threshold is not None else NONE,
         "policy": "constant T" if setting.policy is None else str(setting.policy),
         "retention": retention, "accuracy": percent(point.accuracy), "tokens/round": pace(point.tokens_per_round, 2),

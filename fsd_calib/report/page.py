@@ -34,7 +34,7 @@ from fsd_calib.report.tables import details, front
 from fsd_calib.report.verdict import LIKE, by_agreement, guard_setting, is_bounded_front, lost, unbound, verdict
 from fsd_calib.report.zoom import wanted_retention
 from fsd_collectors.report.description import short_name
-from fsd_common.formatting import NONE, answer_seconds, bound, exact, in_trees, interval, pace, percent, threshold
+from fsd_common.formatting import NONE, answer_seconds, bound, exact, interval, pace, percent, threshold
 from fsd_common.pages.blocks import (
     Answer,
     Block,
@@ -366,7 +366,7 @@ def scale_sheet(record: RunRecord) -> Sheet:
         arm = scale.arm
         by = "" if arm.policy is None else f", {arm.policy.name}"
         at = dict(zip(scale.shares, scale.thresholds, strict=True))
-        rows.append((f"{arm.score}{by}{in_trees(arm.tree)}", *(threshold(at.get(share)) for share in shares)))
+        rows.append((f"{arm.score}{by}{arm.shape}", *(threshold(at.get(share)) for share in shares)))
     headings = ("score", *(f"{100 * share:g}%" for share in shares))
     return Sheet("T that accepts a share of the drafted tokens", headings, tuple(rows),
                  "Along the target's own text, on the tuning part, by score ≤ T alone. –: no T does, as the score is "

@@ -74,6 +74,7 @@ class BeamRow:
         forest: their tokens.
         beams: the beams so far.
         lo, hi: every T in [lo, hi) gives the same texts.
+        rejected: see `BeamResult`; empty where no T bounds a score.
     """
 
     request: Request
@@ -87,6 +88,7 @@ class BeamRow:
     accepted: int = 0
     kept: int = 0
     slots: int = 0
+    rejected: list[float] = field(default_factory=list)
     drafts: list[Drafted] = field(default_factory=list)  # of the round under way
 
     @property
@@ -230,10 +232,12 @@ class BeamRounds:
             return judged.layer, judged.goes_on
         kept = kept_from_draft(row.forest, judged, drafted, work.ends, work.settings.beams)
         if kept is None:
+            row.rejected.append(math.inf)
             return judged.layer, False
         processed = work.criterion.on == "processed"
         log_p, log_q = (work.log_probabilities(each, processed) for each in (logits, drafted.logits))
         score = layer_divergence(work.criterion.score, row.beams, log_p, drafted, log_q)
+        row.rejected.append(score)
         if score <= row.request.threshold and math.isfinite(score):
             row.lo, row.kept = max(row.lo, score), row.kept + 1
             return kept, True

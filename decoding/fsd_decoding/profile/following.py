@@ -20,7 +20,7 @@ from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.fields import MET
-from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, brief
+from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, BeamsInfo, brief
 from fsd_decoding.profile.prompt_form import PromptInfo
 from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -88,6 +88,7 @@ class Coverage:
         certified: whether its certificate is for this setting.
         drafts: what the profile sets of drafts, by rule.
         prompt: how its prompts were made; None: it does not say.
+        beams: what prompts are decoded to, as wide as decoders draft; None: single texts.
     """
 
     setting: DecodingSetting
@@ -95,6 +96,16 @@ class Coverage:
     certified: bool
     drafts: DraftsByRule
     prompt: PromptInfo | None = None
+    beams: BeamsInfo | None = None
+
+    def require_single_texts(self, what: str) -> None:
+        """Raises UsageError where the profile is of beams, which `what` does not decode."""
+        if self.beams is not None:
+            raise UsageError(
+                f"the profile of {self.task!r} is of {self.beams.number} beams, which {what} does not decode; use "
+                "SpeculativeDecoder.generate_beams, or generate(num_beams=…) with fsd_generate, or calibrate without "
+                "beams"
+            )
 
     def covers(self, setting: DecodingSetting) -> bool:
         """Whether a setting is the profile's own."""
@@ -111,7 +122,7 @@ class Coverage:
         own = self.setting.values()
         changed = [f"{name} is {_shown(name, now)} instead of {_shown(name, then)}" for name, then in own.items()
                    if (now := next((each[name] for each in lossy if each[name] != then), then)) != then]  # fmt: skip
-        return self._outside(changed)
+        return self.outside(changed)
 
     def asked_otherwise(
         self, tokenizer: Any, prompts: Sequence[str | list[int]], max_new_tokens: int, stop: Sequence[str]
@@ -131,9 +142,10 @@ class Coverage:
             asked = PromptRenderer(self.prompt, tokenizer, "prompts")
             if any(asked.asks(text) is False for text in texts):
                 changed.insert(0, "prompts are not made as in the calibration")
-        return self._outside(changed)
+        return self.outside(changed)
 
-    def _outside(self, changed: Sequence[str]) -> str | None:
+    def outside(self, changed: Sequence[str]) -> str | None:
+        """Returns a warning of what differs from the profile, in words; None where nothing does."""
         if not changed:
             return None
         whose = f"the profile of {self.task!r}"
@@ -280,6 +292,7 @@ def following(profile: ThresholdProfile, decoder: Any = None) -> str:
         decoder: the `SpeculativeDecoder` that follows it, whose setting may be another; None: the profile's is run.
     """
     whose = f"profile {'' if profile.file is None else f'{str(profile.file)!r} '}of task {profile.task!r}"
+    whose += "" if profile.beams is None else f" ({profile.beams})"
     own = decoder is None or decoder.coverage.covers(decoder.setting)
     if (profile.threshold is None) if own else decoder.setting.lossless:
         why = "which has no threshold" if profile.threshold is None else "with another setting than its own"
@@ -384,7 +397,10 @@ def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer
 
 def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
     certified = profile.certificate.certified and profile.bound and profile.threshold is not None
-    return Coverage(DecodingSetting.of(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt)
+    beams, width = profile.beams, profile.followed.width
+    if beams is not None and width is not None:
+        beams = beams.model_copy(update={"width": width})
+    return Coverage(DecodingSetting.of(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt, beams)
 
 
 def warning_of(profile: ThresholdProfile) -> str | None:
