@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import given_or_default
 from fsd_calib.cli.family import Family, Given, OptionGroup, Options, ending
@@ -28,7 +27,7 @@ from fsd_calib.cli.options import (
     with_preset,
 )
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import (
+from fsd_calib.options.common import (
     DECODING,
     DRAFT,
     MODELS,
@@ -40,6 +39,7 @@ from fsd_calib.common_options import (
     Seed,
     Target,
 )
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_count, named

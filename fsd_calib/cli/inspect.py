@@ -22,7 +22,7 @@ from fsd_calib.cli.options import (
 )
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
-from fsd_calib.common_options import DECODING, MODELS, RECURRENT, RULES, SCORES, Device, Dtype, TopK, TopP
+from fsd_calib.options.common import DECODING, MODELS, RECURRENT, RULES, SCORES, Device, Dtype, TopK, TopP
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError

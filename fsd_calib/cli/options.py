@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fsd_calib.cli.family import Given
-from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing, family_of
+from fsd_calib.options.common import DECODING, DTYPES, MODELS, Drawing, family_of
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.rows import QUICK, check_data_file

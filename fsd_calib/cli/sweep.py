@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import Drafters
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import LoadingOptions, PresetOption, check_found, check_sources, with_preset
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import MODELS, RULES_WITH_T, SCORES, Drawing, Target
+from fsd_calib.options.common import MODELS, RULES_WITH_T, SCORES, Drawing, Target
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.errors import UsageError

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import typer
 
-from fsd_calib import common_options as choices
 from fsd_calib.calibration.policy_families import FAMILIES
 from fsd_calib.cli.console import reply_json, run
 from fsd_calib.cli.output import LEVELS, OutputOptions
 from fsd_calib.cli.prompting import gathered
+from fsd_calib.options import common as choices
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.meanings import LEARNED
 from fsd_decoding.rules import RULES
