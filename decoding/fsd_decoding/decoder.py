@@ -18,7 +18,7 @@ from fsd_decoding.batch import Request
 from fsd_decoding.beams.decode import check_beams, decode_beams
 from fsd_decoding.beams.ending import TextEnds
 from fsd_decoding.beams.result import BeamResult
-from fsd_decoding.beams.rounds import BeamWork
+from fsd_decoding.beams.rounds import BeamRow, BeamWork
 from fsd_decoding.beams.settings import KEYWORDS as SETTINGS_OF_BEAMS
 from fsd_decoding.beams.settings import BeamKeywords, BeamSettings
 from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords, configured
@@ -41,7 +41,7 @@ from fsd_decoding.loading import (
     load_model,
     shared_tokenizer,
 )
-from fsd_decoding.memory import ModelSize, UnknownSizeError, Workload, check_fits
+from fsd_decoding.memory import ModelSize, Workload, check_fits
 from fsd_decoding.model_options import ModelKwargs
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.models.lean import LeanModel, choose
@@ -428,61 +428,52 @@ class SpeculativeDecoder:
         if depth is not None and given.setdefault("draft_length", depth) is not depth:
             raise UsageError("depth and draft_length mean the same; give one of them")
         own = {name: given.pop(name) for name in SETTINGS_OF_BEAMS if name in given}
-        settings = self._beam_settings(beams, width, own)
+        settings = BeamSettings.over(self.own_beams, beams, width, **own)
         call, requests = self._asked("generate_beams", given, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
-        check_beams(call.setting, settings, self.target, self.draft)
-        engine = call.settings(stop)
-        ends = TextEnds(self.eos, StopStrings(self.tokenizer, stop) if stop else None)
-        work = BeamWork(
-            settings, engine.rule.fuzzy, engine.criterion, engine.sampling, ends, len(self.eos), engine.seed
-        )
+        begun = requests if begin is None else (request for request in requests if begin(request.index))
+        rows = call.beam_rows(settings, requests, batch_size, stop, iter(begun))
         self._say(call, requests, prompts, max_new_tokens, stop, settings)
-        models = [self.target, self.draft] if engine.rule.drafts else [self.target]
-        self._check_fits(models, settings, requests, batch_size, engine.sampling.greedy)
         finished: dict[int, BeamResult] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
-            begun = requests if begin is None else (request for request in requests if begin(request.index))
-            for row in decode_beams(models, self.lean, self._vocabulary, requests, work, batch_size, iter(begun)):
+            for row in rows:
                 index = row.request.index
                 finished[index] = BeamResult.of(row, self.tokenizer, tuple(stop))
                 if on_finish is not None:
                     on_finish(index, finished[index])
         results = [finished[index] for index in sorted(finished)]
-        if self._own_beams == settings:
+        if self.own_beams == settings:
             watch(self.drift, call.setting, [requests[i] for i in sorted(finished)], results, stacklevel=3)
         return results
 
     @property
-    def _own_beams(self) -> BeamSettings | None:
+    def own_beams(self) -> BeamSettings | None:
         """The beams of the profile that is followed; None: there is none, or it is of single texts."""
-        own = None if self.coverage is None else self.coverage.beams
-        return None if own is None else BeamSettings(own.number, own.width)
+        return None if self.coverage is None else self.coverage.beams
 
-    def _beam_settings(self, beams: int | None, width: int | None, given: Mapping[str, Any]) -> BeamSettings:
-        """How beams are decoded: as given, else as the profile says. UsageError: neither says how many."""
-        own = self._own_beams
-        if beams is None and own is None:
-            raise UsageError("beams is not given, and no profile of beams is followed; say how many, such as beams=4")
-        number = own.beams if beams is None and own is not None else beams
-        assert number is not None
-        usual = own.width if own is not None and own.beams == number else 2 * number
-        return BeamSettings(number, usual if width is None else width, **given)
+    def beam_rows(
+        self, settings: BeamSettings, requests: Sequence[Request], batch_size: int, stop: Sequence[str] = (),
+        begun: Iterator[Request] | None = None,
+    ) -> Iterator[BeamRow]:  # fmt: skip
+        """Returns the rows of requests that are decoded to beams, each as it is done; arguments as of `generate_beams`.
 
-    def _check_fits(
-        self, models: Sequence[Any], beams: BeamSettings, requests: Sequence[Request], batch_size: int, greedy: bool
-    ) -> None:
-        """UsageError: the device has too little memory for these beams, as far as the models' sizes are known."""
-        prompt, depth = max(len(r.prompt) for r in requests), max(r.draft_length for r in requests)
-        work = Workload.of_beams(beams, prompt, max(r.max_new_tokens for r in requests), depth, greedy)
-        for model in models:
-            if (model, model.dtype) not in self._sizes:  # which takes as long as a round or more
-                try:
-                    self._sizes[model, model.dtype] = ModelSize.of(model, None)
-                except UnknownSizeError:
-                    return
-        sizes = [self._sizes[model, model.dtype] for model in models]
-        check_fits(sizes, work, min(batch_size, len(requests)), str(self.device))
+        Args:
+            begun: the requests, each taken when a row is free for it; None: all.
+
+        Raises:
+            UsageError: beams cannot be decoded so, or do not fit; nothing was decoded.
+        """
+        check_beams(self.setting, settings, self.target, self.draft)
+        self.settings(stop)  # raises UsageError
+        ends = TextEnds(self.eos, StopStrings(self.tokenizer, stop) if stop else None)
+        own, fuzzy = self.setting, self.setting.rule.fuzzy
+        decoding = BeamWork(settings, fuzzy, own.criterion, own.sampling, ends, len(self.eos), self.seed)
+        models = [self.target, self.draft] if own.rule.drafts else [self.target]
+        longest = (max(len(r.prompt) for r in requests), max(r.max_new_tokens for r in requests))
+        work = Workload.of_beams(settings, *longest, max(r.draft_length for r in requests), own.sampling.greedy)
+        check_fits(models, self._sizes, work, min(batch_size, len(requests)), str(self.device))
+        begun = iter(requests) if begun is None else begun
+        return decode_beams(models, self.lean, self._vocabulary, requests, decoding, batch_size, begun)
 
     def _asked(
         self, function: str, given: dict[str, Any], prompts: Sequence[Prompt], most: int, ids: Sequence[int] | None
@@ -542,22 +533,17 @@ class SpeculativeDecoder:
             beams: what prompts are decoded to; None: single texts.
         """
         self._announce()
-        asked, coverage, own = _settings_of(call, requests), self.coverage, self._own_beams
+        asked, coverage = _settings_of(call, requests), self.coverage
         lossless = all(setting.lossless for setting in asked) and not (beams is not None and beams.narrows)
-        if coverage is not None and beams is not None and own is None:
-            single = "a profile certifies single texts; nothing certifies these beams"
-            _warn([None if lossless else single], stacklevel=4)
+        if beams is not None and coverage is not None and coverage.beams is None:
+            _warn([None if lossless else coverage.other_beams(beams)], stacklevel=4)
             return
         departures = [self._departure(asked)]
         if call.threshold_policy is not None:
             departures += call.threshold_policy.departures(asked)
         if coverage is not None and not lossless:
             departures.append(coverage.asked_otherwise(self.tokenizer, prompts, most, stop))
-            if beams is not None and own is not None:
-                then = vars(own)
-                departures.append(coverage.outside(
-                    [f"{name} is {now} instead of {then[name]}" for name, now in vars(beams).items() if now != then[name]]
-                ))  # fmt: skip
+            departures.append(None if beams is None else coverage.other_beams(beams))
         _warn(departures, stacklevel=4)
 
     def _announce(self) -> None:

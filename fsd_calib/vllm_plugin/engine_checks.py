@@ -113,7 +113,7 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
             "profiles of draft models and heads; calibrate with one"
         )
     if profile.beams is not None:
-        yield f"the profile is of {profile.beams.number} beams, which vLLM does not decode by it; calibrate without beams"
+        yield f"the profile is of {profile.beams.number} beams, which vLLM decodes without it; calibrate without beams"
     if profile.followed.tree is not None:
         yield "the profile drafts trees, which vLLM does not; calibrate chains"
     if profile.sampling.min_p is not None:

@@ -15,12 +15,13 @@ from weakref import WeakKeyDictionary
 
 from fsd_common.errors import UsageError
 from fsd_decoding.batch import Request
+from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.fields import MET
-from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, BeamsInfo, brief
+from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, brief
 from fsd_decoding.profile.prompt_form import PromptInfo
 from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -88,7 +89,7 @@ class Coverage:
         certified: whether its certificate is for this setting.
         drafts: what the profile sets of drafts, by rule.
         prompt: how its prompts were made; None: it does not say.
-        beams: what prompts are decoded to, as wide as decoders draft; None: single texts.
+        beams: those that prompts are decoded to; None: single texts.
     """
 
     setting: DecodingSetting
@@ -96,13 +97,13 @@ class Coverage:
     certified: bool
     drafts: DraftsByRule
     prompt: PromptInfo | None = None
-    beams: BeamsInfo | None = None
+    beams: BeamSettings | None = None
 
     def require_single_texts(self, what: str) -> None:
         """Raises UsageError where the profile is of beams, which `what` does not decode."""
         if self.beams is not None:
             raise UsageError(
-                f"the profile of {self.task!r} is of {self.beams.number} beams, which {what} does not decode; use "
+                f"the profile of {self.task!r} is of {self.beams.beams} beams, which {what} does not decode; use "
                 "SpeculativeDecoder.generate_beams, or generate(num_beams=…) with fsd_generate, or calibrate without "
                 "beams"
             )
@@ -122,7 +123,16 @@ class Coverage:
         own = self.setting.values()
         changed = [f"{name} is {_shown(name, now)} instead of {_shown(name, then)}" for name, then in own.items()
                    if (now := next((each[name] for each in lossy if each[name] != then), then)) != then]  # fmt: skip
-        return self.outside(changed)
+        return self._outside(changed)
+
+    def other_beams(self, beams: BeamSettings) -> str | None:
+        """Returns a warning where beams are decoded otherwise than the profile says, or where it is of none."""
+        if self.beams is None:
+            return "a profile certifies single texts; nothing certifies these beams"
+        then, now = vars(self.beams), vars(beams)
+        return self._outside(
+            [f"{name} is {now[name]!r} instead of {was!r}" for name, was in then.items() if now[name] != was]
+        )
 
     def asked_otherwise(
         self, tokenizer: Any, prompts: Sequence[str | list[int]], max_new_tokens: int, stop: Sequence[str]
@@ -142,10 +152,9 @@ class Coverage:
             asked = PromptRenderer(self.prompt, tokenizer, "prompts")
             if any(asked.asks(text) is False for text in texts):
                 changed.insert(0, "prompts are not made as in the calibration")
-        return self.outside(changed)
+        return self._outside(changed)
 
-    def outside(self, changed: Sequence[str]) -> str | None:
-        """Returns a warning of what differs from the profile, in words; None where nothing does."""
+    def _outside(self, changed: Sequence[str]) -> str | None:
         if not changed:
             return None
         whose = f"the profile of {self.task!r}"
@@ -397,10 +406,11 @@ def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer
 
 def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
     certified = profile.certificate.certified and profile.bound and profile.threshold is not None
-    beams, width = profile.beams, profile.followed.width
-    if beams is not None and width is not None:
-        beams = beams.model_copy(update={"width": width})
-    return Coverage(DecodingSetting.of(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt, beams)
+    own = profile.beams
+    beams = None if own is None else BeamSettings(own.number, profile.followed.width or own.width)
+    return Coverage(
+        DecodingSetting.of(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt, beams
+    )
 
 
 def warning_of(profile: ThresholdProfile) -> str | None:

@@ -505,11 +505,11 @@ class RatesInfo(Part):
 
 
 BeamAnswer = Literal["best", "majority"]
-"""Which of a prompt's beams answers: the best-scored one, or the best-scored of those with the answer that most have."""
+"""Which of a prompt's beams answers: the best-scored, or the best-scored of those with the answer that most have."""
 
 
 class BeamsInfo(Part):
-    """Beams that each prompt is decoded to. Their texts share layers, which are what speeds, lengths and drafts count."""
+    """Beams that each prompt is decoded to. Speeds, lengths and drafts count layers, a token of each beam."""
 
     number: Annotated[int, Field(ge=2, le=LARGEST)]
     """Number of beams, W."""
