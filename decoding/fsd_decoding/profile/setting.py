@@ -40,6 +40,9 @@ class Drafting(NamedTuple):
         return f"{'chains' if self.tree is None else f'trees of {self.tree}'}{by}"
 
 
+CHAINS = Drafting()
+
+
 @dataclass(frozen=True)
 class Setting(TakesJudge):
     """Rule, score, draft length, threshold, and where there are any policy, draft, shape of trees and width of beams.
