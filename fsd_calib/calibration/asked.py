@@ -115,8 +115,8 @@ class Asked:
         }  # fmt: skip
         for name in (name for name, is_given in given.items() if is_given):
             raise UsageError(
-                f"{beams} and {argument(name)} {getattr(config, name)} are given, and beams are decoded by our own "
-                "engine alone, without graphs, and for one task; leave one of the two out"
+                f"{beams} and {argument(name)} are given, and beams are decoded by our own engine alone, without "
+                "graphs, and for one task; leave one of the two out"
             )
         if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
             raise UsageError(
