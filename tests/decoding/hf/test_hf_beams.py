@@ -46,7 +46,8 @@ def test_fuzzy_ones_are_those_of_generate_beams() -> None:
     found = fsd(batch(), num_beams=3, num_return_sequences=3, fsd_beam_width=4, return_dict_in_generate=True, **FUZZY)
     decoder = SpeculativeDecoder(TARGET, DRAFT, word_tokenizer())
     results = decoder.generate_beams(prompts(), 3, NEW, width=4, depth=3, threshold=0.05, batch_size=6)
-    own = [beam.tokens + [beam.eos] * (beam.eos is not None) for result in results for beam in result.beams]
+    beams = [beam for result in results for beam in result.beams]
+    own = [beam.tokens if beam.eos is None else [*beam.tokens, beam.eos] for beam in beams]
     assert new_tokens(found.sequences, batch()["input_ids"].shape[1]) == own
     assert isinstance(found, FsdGenerateOutput)
     assert found.rounds is not None
@@ -69,7 +70,7 @@ def test_drawn_ones_depend_on_the_seed_of_torch() -> None:
 def test_stop_strings_end_them() -> None:
     tokenizer, given = CHARACTERS, {"num_beams": 2, "num_return_sequences": 2}
     whole = new_tokens(fsd(one(), **given), 4)
-    word = tokenizer.decode([whole[0][3]])
+    word = str(tokenizer.decode([whole[0][3]]))
     stops = StoppingCriteriaList([StopStringCriteria(tokenizer, [word])])
     cut = fsd(one(), **given, stopping_criteria=stops, fsd_tokenizer=tokenizer)
     assert same(cut, plain(one(), **given, stopping_criteria=stops))
