@@ -50,7 +50,7 @@ _EARLIER = ("profile.json", "run.yaml", "study.log")  # files of an earlier run,
 app = Family()
 
 
-@app.command(epilog=_EPILOG, everyday="task min_acc min_speed target draft engine score temperature limit plan out")
+@app.command(epilog=_EPILOG, everyday="task data min_acc min_speed target draft engine score temperature plan")
 def command(
     given: Annotated[Given, Options(Job, Goal, SearchSpace, RunConfig)],
     config: Annotated[
@@ -89,7 +89,7 @@ def command(
         asked.check()
         check_writable(asked.run.path("out") or asked.usual_folder, _EARLIER)
     else:
-        check_sources({"tokenizer": [asked.target]} if asked.server is None else {})
+        check_sources({"--target": [asked.target]} if asked.server is None else {}, configured=False)
         check_data(asked.kind, asked.run.path("data"))
     if asked.engines == (SERVER,):
         _server(asked, progress, plan=plan, show_prompt=show_prompt, output=output)

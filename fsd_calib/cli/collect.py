@@ -135,9 +135,7 @@ class JudgeOptions(OptionGroup):
         return {"mode" if name == "judge" else name: value for name, value in given.items()}
 
 
-@app.command(
-    epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit batch_size log_probs judge"
-)
+@app.command(epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit log_probs judge")
 def command(
     task: Annotated[str, Option(f"Task whose problems are decoded: {TASK_NAMES}.", PROBLEMS, words=completed_tasks)],
     target: Target = None,
@@ -192,7 +190,7 @@ def command(
     width = _width(hidden)
     device, dtype, data = config.device, config.dtype, config.path("data")
     check_place(device, dtype)
-    check_sources({"model": [target, draft]})
+    check_sources({"--target": [target], "--draft": [draft]})
     check_data(kind, data)
     if config.ray is not None:
         check_answers(config.ray)

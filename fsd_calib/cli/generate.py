@@ -97,7 +97,7 @@ def command(
     check_place(device, dtype)
     check_settings([], [] if threshold is None else [threshold])
     shape = None if tree is None else read_shape(tree)
-    check_sources({"model": [target, draft], "head": [head]})
+    check_sources({"--target": [target], "--draft": [draft], "--head": [head]})
 
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

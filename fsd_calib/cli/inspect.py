@@ -149,7 +149,7 @@ def command(
     kind = None if task is None else task_kind(task)
     shape = _checked_shape(setting)
     check_place(device, dtype)
-    check_sources({"model": [target, draft], "head": [head]})
+    check_sources({"--target": [target], "--draft": [draft], "--head": [head]})
 
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

@@ -225,7 +225,7 @@ class Request:
         if self.certified is None:
             self._check_searched(drafters)
         check_place(run.device, run.dtype)
-        check_sources({"model": [self.target, *drafters.models], "head": drafters.heads})
+        check_sources({"--target": [self.target], "--draft": drafters.models, "--head": drafters.heads})
         if run.ray is not None:
             check_answers(run.ray)
 

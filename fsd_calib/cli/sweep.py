@@ -38,7 +38,7 @@ _OF_RUN = ("device", "dtype", "batch_size", "limit", "seeds", "engine", "engine_
 app = Family()
 
 
-@app.command(epilog=_EPILOG, everyday="tasks thresholds score draft_length rule target draft limit format out part")
+@app.command(epilog=_EPILOG, everyday="tasks thresholds score draft_length target draft limit format out part")
 def command(
     tasks: Annotated[
         tuple[str, ...],
@@ -97,7 +97,7 @@ def command(
     scores = score or (("ensemble",) if rule == "ensemble" else ("js",))
     _check(scores, rule, confidence, format, out, output.as_json)
     run |= {"engine": _one(run["engine"])} if "engine" in run else {}
-    check_sources({"model": [target, draft], "head": [head]})
+    check_sources({"--target": [target], "--draft": [draft], "--head": [head]})
     drafters = Drafters([draft] if draft else [], [head] if head else [], ())
     for task in tasks:
         drafters.check_pair(task, target)

@@ -81,7 +81,7 @@ def command(
     read = None if layers is None else _numbers(layers)
     recipe = HeadRecipe(epochs, steps, read, vocabulary, batch_size, learning_rate, seed)
     check_place(device, dtype)
-    check_sources({"model": [target]})
+    check_sources({"--target": [target]})
     check_data(kind, data)
     check_writable(out, ())
     load_libraries(progress)

@@ -74,7 +74,7 @@ def command(
             check_count(option, number)
     check_words(("--kind", [kind], _KINDS), ("--rule", [rule], RULES_OVER_SCORES))
     check_found("score", "--score", score, SCORES)
-    check_sources({"tokenizer": [tokenizer]})
+    check_sources({"--tokenizer": [tokenizer]}, configured=False)
     from fsd_collectors.store.listing import MANIFEST, content_of
 
     content_of(traces / MANIFEST)  # which loads nothing

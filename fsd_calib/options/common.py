@@ -41,7 +41,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 GOAL, MODELS, DECODING = "Goal", "Models", "Decoding"
 """Panels of `--help`, beside `PROBLEMS`."""
 
-TASK_NAMES = f"{', '.join(TASKS)}, or a file in YAML that describes your own (see fsd-tasks list)"
+_MEANT = {
+    "agreement": "agreement (your own prompts by --data, without keys: right is the target's own text)",
+    "lm-eval": "lm-eval:NAME (a task of lm-evaluation-harness)",
+}  # what a name alone does not tell
+TASK_NAMES = (
+    f"{', '.join(_MEANT.get(name, name) for name in TASKS)}, or a file in YAML that describes your own (see fsd-tasks "
+    "list)"
+)
 LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
 """The target and the draft of tasks that no pair is bundled for."""
 
