@@ -355,7 +355,7 @@ class SpeculativeDecoder:
                 if on_finish is not None:
                     on_finish(index, finished[index])
         results = [finished[i] for i in sorted(finished)]
-        _warn(_doubts(settings.threshold_policy), stacklevel=3)
+        _warn(() if settings.threshold_policy is None else settings.threshold_policy.doubts(), stacklevel=3)
         watch(self.drift, call.setting, [requests[i] for i in sorted(finished)], results, stacklevel=3)
         return results
 
@@ -390,7 +390,7 @@ class SpeculativeDecoder:
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
-        _warn(_doubts(self.threshold_policy), stacklevel=3)
+        _warn(() if self.threshold_policy is None else self.threshold_policy.doubts(), stacklevel=3)
         watch(self.drift, self.setting, asked, [row], stacklevel=3)
 
     def generate_beams(
@@ -452,16 +452,13 @@ class SpeculativeDecoder:
         return None if self.coverage is None else self.coverage.beams
 
     def beam_rows(
-        self, settings: BeamSettings, requests: Sequence[Request], batch_size: int, stop: Sequence[str] = (),
-        begun: Iterator[Request] | None = None,
+        self, settings: BeamSettings, requests: Sequence[Request], batch_size: int, stop: Sequence[str],
+        begun: Iterator[Request],
     ) -> Iterator[BeamRow]:  # fmt: skip
-        """Returns the rows of requests that are decoded to beams, each as it is done; arguments as of `generate_beams`.
+        """Returns the rows of requests that are decoded to beams, each as it is done; see `generate_beams`.
 
         Args:
-            begun: the requests, each taken when a row is free for it; None: all.
-
-        Raises:
-            UsageError: beams cannot be decoded so, or do not fit; nothing was decoded.
+            begun: those of the requests that are decoded, each taken when a row is free for it.
         """
         check_beams(self.setting, settings, self.target, self.draft)
         self.settings(stop)  # raises UsageError
@@ -472,7 +469,6 @@ class SpeculativeDecoder:
         longest = (max(len(r.prompt) for r in requests), max(r.max_new_tokens for r in requests))
         work = Workload.of_beams(settings, *longest, max(r.draft_length for r in requests), own.sampling.greedy)
         check_fits(models, self._sizes, work, min(batch_size, len(requests)), str(self.device))
-        begun = iter(requests) if begun is None else begun
         return decode_beams(models, self.lean, self._vocabulary, requests, decoding, batch_size, begun)
 
     def _asked(
@@ -594,11 +590,6 @@ def _settings_of(call: SpeculativeDecoder, requests: Sequence[Request]) -> list[
     """The settings of a decoder's requests, each once."""
     pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
     return [replace(call.setting, threshold=threshold, draft_length=length) for threshold, length in pairs]
-
-
-def _doubts(policy: ThresholdPolicy | None) -> Sequence[str]:
-    """Warnings about targets that a policy could not hold."""
-    return policy.doubts() if policy is not None else ()
 
 
 def _warn(messages: Sequence[str | None], stacklevel: int) -> None:

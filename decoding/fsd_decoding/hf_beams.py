@@ -62,7 +62,7 @@ class BeamsOfGenerate:
     def decode(self, prompts: Sequence[list[int]], most: int) -> list[BeamRow]:
         """Returns the rows of the prompts, each with at most so many new tokens, in their order."""
         requests = self.decoder.requests(prompts, most)
-        rows = self.decoder.beam_rows(self.settings, requests, len(requests), self.stop)
+        rows = self.decoder.beam_rows(self.settings, requests, len(requests), self.stop, iter(requests))
         return sorted(rows, key=lambda row: row.request.index)
 
 

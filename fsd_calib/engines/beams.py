@@ -81,27 +81,29 @@ class BeamText(Result):
 
 
 class Layers(NamedTuple):
-    """What lossless decoding made of drafted layers, whatever their depth.
+    """What lossless decoding made of drafted layers.
 
     Attributes:
         emitted: layers of texts, those that the target added included.
-        accepted: drafted layers that rounds went on from.
-        rejected: (n,) D of each that ended a round; infinite where no T keeps it.
+        rounds: in which they were.
+        places: (n,) in its round, of each drafted layer that ended one.
+        scores: (n,) D of each; infinite where no T keeps it.
     """
 
     emitted: int
-    accepted: int
-    rejected: NDArray[np.float64]
+    rounds: int
+    places: NDArray[np.int64]
+    scores: NDArray[np.float64]
 
-    @property
-    def exactly(self) -> float:
-        """The share of layers that the lossless rule accepts, of those it reaches."""
-        return self.accepted / max(self.accepted + len(self.rejected), 1)
+    def per_round(self, depth: int, threshold: float | None) -> float:
+        """Returns the layers of a round of so many drafted ones at a T; None: losslessly.
 
-    def accepted_at(self, threshold: float | None) -> float:
-        """Returns the share that is accepted at a T; None: by the lossless rule."""
-        kept = 0.0 if threshold is None or not len(self.rejected) else float(np.mean(self.rejected <= threshold))
-        return self.exactly + (1 - self.exactly) * kept
+        A layer ends its round as often as it did in its place, unless T keeps it, which it does in all places alike.
+        """
+        kept = 0.0 if threshold is None or not len(self.scores) else float(np.mean(self.scores <= threshold))
+        ended = np.bincount(self.places, minlength=depth)[:depth]
+        reached = np.maximum(self.rounds - np.cumsum(ended) + ended, 1)
+        return 1 + float(np.cumprod(1 - (1 - kept) * ended / reached).sum())
 
 
 class BeamEngine(OwnEngine):
@@ -143,8 +145,10 @@ class BeamEngine(OwnEngine):
         """
         fuzzy = replace(request.setting, rule=rule, threshold=_LOSSLESS)
         found = self._found(request._replace(setting=fuzzy))
-        rejected = np.array([score for result in found for score in result.rejected])
-        return Layers(sum(result.layers for result in found), sum(result.accepted for result in found), rejected)
+        rejected = [each for result in found for each in result.rejected]
+        places = np.array([place for place, _ in rejected], np.int64)
+        scores = np.array([score for _, score in rejected], np.float64)
+        return Layers(sum(result.layers for result in found), sum(result.rounds for result in found), places, scores)
 
     def costs(
         self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, drafting: Drafting = CHAINS

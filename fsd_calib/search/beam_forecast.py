@@ -15,10 +15,10 @@ from fsd_decoding.profile.setting import Setting
 
 
 class BeamForecast:
-    """Takes each layer to be accepted with the same chance, independently of those before it in its round.
+    """Takes layers to end a round as often as they do losslessly in the same place, but for those that T keeps.
 
-    A T is known by the share of the layers rejected losslessly that it keeps. Implements `CountingForecast`. What a
-    fuzzy rule goes on from differs from lossless layers, which the search corrects by its trials.
+    A T is known by the share of such layers that it keeps. Implements `CountingForecast`. What a fuzzy rule goes on
+    from differs from lossless layers, which the search corrects by its trials.
 
     Args:
         layers: by score.
@@ -31,7 +31,7 @@ class BeamForecast:
         self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
         shares = 1 / (1 + np.exp(-self._grid))
         self._quantiles = {
-            score: np.quantile(found.rejected, shares, method="inverted_cdf") if len(found.rejected) else shares
+            score: np.quantile(found.scores, shares, method="inverted_cdf") if len(found.scores) else shares
             for score, found in layers.items()
         }
         self._scales = {score: finite(thresholds) for score, thresholds in self._quantiles.items()}
@@ -50,8 +50,7 @@ class BeamForecast:
     def counts(self, setting: Setting) -> Counts:
         """Returns layers, rounds and drafted layers at a setting."""
         found, depth = self._layers[setting.score], setting.draft_length
-        share = found.accepted_at(setting.threshold)
-        rounds = found.emitted / float(np.sum(share ** np.arange(depth + 1)))
+        rounds = found.emitted / found.per_round(depth, setting.threshold)
         return Counts(found.emitted, rounds, rounds * depth)
 
     def measured(self, measurement: Measurement) -> float:

@@ -45,7 +45,7 @@ class BeamResult:
     drafted: int  # layers
     accepted: int  # of them those that a round went on from
     kept: int  # of these those whose samples are the draft's by D <= T
-    rejected: tuple[float, ...]  # D of each layer that the exact rule did not go on from; inf: no T makes up for it
+    rejected: tuple[tuple[int, float], ...]  # layers that the exact rule did not go on from, see `BeamRow`
     slots: int  # the most KV slots behind the prompt that were in use
     interval: tuple[float, float]  # every threshold in [lo, hi) gives these same texts
 
