@@ -157,6 +157,11 @@ def draft_length_label(profile: ThresholdProfile) -> str:
     return f"L {'=' if whole else '≤'} {profile.draft_length}{profile.chosen.shape}"
 
 
+def decided_by(profile: ThresholdProfile) -> str:
+    """Returns what T accepts a share of."""
+    return "drafted tokens" if profile.beams is None else "layers that end lossless rounds"
+
+
 def draft_label(profile: ThresholdProfile, other: str | None) -> str:
     """Returns ", draft NAME" where several were tried. `other`: the id of one that is not the profile's own."""
     return f", draft {PurePath(other or profile.draft.id).name}" if profile.other_drafts else ""

@@ -15,7 +15,7 @@ from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import decoding_of, setting_of
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.beams import BeamEngine, Beams
-from fsd_calib.exports.engines import ENGINES
+from fsd_calib.exports.engines import ENGINES, export_profile
 from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import RunConfig
 from fsd_calib.options.search_space import SearchSpace
@@ -164,7 +164,7 @@ def test_the_engine_answers_as_it_is_told_and_counts_layers() -> None:
     )  # fmt: skip
     assert (layers.emitted, layers.rounds) == (sum(r.layers for r in exact), sum(r.rounds for r in exact))
     assert 0 < len(layers.scores) <= layers.rounds
-    assert layers.per_round(3, None) == pytest.approx(layers.emitted / layers.rounds, rel=0.1)  # ends are cut short
+    assert 1 <= layers.per_round(3, None) * layers.rounds / layers.emitted < 1.3  # the last rounds draft less
 
 
 def test_its_keys_tell_beams_widths_and_answers_apart() -> None:
@@ -250,12 +250,15 @@ def test_a_profile_of_beams_is_read_back_shown_and_certified_as_such() -> None:
         profile({"beams": BEAMS | {"number": 4}})
 
 
-def test_what_decodes_single_texts_refuses_it_by_name() -> None:
+def test_what_decodes_single_texts_refuses_it_by_name(tmp_path: Path) -> None:
     found = profile({"beams": BEAMS}).sealed()
     with pytest.raises(UsageError, match="the profile is of 2 beams, which vLLM decodes without it"):
         check_profile(found)
     assert "is of 2 beams, and this policy sets T for single texts alone" in usage_error(
         lambda: PerDomain({"a": found}, ["a"])
     )
-    for name in ("vllm", "sglang", "tensorrt-llm", "max"):
-        assert any("is of 2 beams, and" in reason for reason in ENGINES[name].obstacles(found))
+    found.save(tmp_path / "profile.json")
+    assert "is of 2 beams, which vLLM decodes without it" in usage_error(partial(export_profile, found, "vllm"))
+    for name in ("sglang", "tensorrt-llm", "max"):
+        assert next(ENGINES[name].obstacles(found)).startswith("the profile is of 2 beams, and")
+    assert "num_beams=2" in export_profile(found, "transformers")
