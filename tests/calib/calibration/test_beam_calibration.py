@@ -127,6 +127,7 @@ def test_workers_decode_beams_and_vote(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.effort.total.decoded > 0
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_memory_beams_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_speeds(monkeypatch, 2.0)
     config = RunConfig(cache=tmp_path, state=tmp_path, workers=1, batch_size=8)
