@@ -18,7 +18,7 @@ from fsd_decoding.batch import Request
 from fsd_decoding.beams.decode import check_beams, decode_beams
 from fsd_decoding.beams.ending import TextEnds
 from fsd_decoding.beams.result import BeamResult
-from fsd_decoding.beams.rounds import BeamWork
+from fsd_decoding.beams.rounds import BeamRow, BeamWork
 from fsd_decoding.beams.settings import KEYWORDS as SETTINGS_OF_BEAMS
 from fsd_decoding.beams.settings import BeamKeywords, BeamSettings
 from fsd_decoding.config import CallKeywords, DecodingConfig, DecodingKeywords, configured
@@ -41,7 +41,7 @@ from fsd_decoding.loading import (
     load_model,
     shared_tokenizer,
 )
-from fsd_decoding.memory import ModelSize, UnknownSizeError, Workload, check_fits
+from fsd_decoding.memory import ModelSize, Workload, check_fits
 from fsd_decoding.model_options import ModelKwargs
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.models.lean import LeanModel, choose
@@ -355,7 +355,7 @@ class SpeculativeDecoder:
                 if on_finish is not None:
                     on_finish(index, finished[index])
         results = [finished[i] for i in sorted(finished)]
-        _warn(_doubts(settings.threshold_policy), stacklevel=3)
+        _warn(() if settings.threshold_policy is None else settings.threshold_policy.doubts(), stacklevel=3)
         watch(self.drift, call.setting, [requests[i] for i in sorted(finished)], results, stacklevel=3)
         return results
 
@@ -390,13 +390,13 @@ class SpeculativeDecoder:
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
-        _warn(_doubts(self.threshold_policy), stacklevel=3)
+        _warn(() if self.threshold_policy is None else self.threshold_policy.doubts(), stacklevel=3)
         watch(self.drift, self.setting, asked, [row], stacklevel=3)
 
     def generate_beams(
         self,
         prompts: Sequence[Prompt],
-        beams: int,
+        beams: int | None = None,
         max_new_tokens: int = 256,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -415,8 +415,8 @@ class SpeculativeDecoder:
 
         Args:
             prompts, max_new_tokens, temperature, top_k, top_p, ids, stop, on_finish, begin: as for `generate`.
-            beams: W, how many texts.
-            width: pairs of a beam and a token that the draft proposes for a layer; default: 2 W.
+            beams: W, how many texts; default: as the profile says that is followed.
+            width: pairs of a beam and a token that the draft proposes for a layer; default: the profile's, else 2 W.
             depth: layers that are drafted in a round; default: the decoder's draft length.
             batch_size: prompts decoded at once.
             keywords: as for `generate` (`rule`, `threshold`, …), and fields of `BeamSettings` (`replacement`, …).
@@ -428,50 +428,55 @@ class SpeculativeDecoder:
         if depth is not None and given.setdefault("draft_length", depth) is not depth:
             raise UsageError("depth and draft_length mean the same; give one of them")
         own = {name: given.pop(name) for name in SETTINGS_OF_BEAMS if name in given}
-        settings = BeamSettings(beams, 2 * beams if width is None else width, **own)
+        settings = BeamSettings.over(self.own_beams, beams, width, **own)
         call, requests = self._asked("generate_beams", given, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
-        check_beams(call.setting, settings, self.target, self.draft)
-        engine = call.settings(stop)
-        ends = TextEnds(self.eos, StopStrings(self.tokenizer, stop) if stop else None)
-        work = BeamWork(
-            settings, engine.rule.fuzzy, engine.criterion, engine.sampling, ends, len(self.eos), engine.seed
-        )
-        self._announce()
-        lossless = all(asked.lossless for asked in _settings_of(call, requests)) and not settings.narrows
-        if self.coverage is not None and not lossless:
-            _warn(["a profile certifies single texts; nothing certifies these beams"], stacklevel=3)
-        models = [self.target, self.draft] if engine.rule.drafts else [self.target]
-        self._check_fits(models, settings, requests, batch_size, engine.sampling.greedy)
+        begun = requests if begin is None else (request for request in requests if begin(request.index))
+        rows = call.beam_rows(settings, requests, batch_size, stop, iter(begun))
+        self._say(call, requests, prompts, max_new_tokens, stop, settings)
         finished: dict[int, BeamResult] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
-            begun = requests if begin is None else (request for request in requests if begin(request.index))
-            for row in decode_beams(models, self.lean, self._vocabulary, requests, work, batch_size, iter(begun)):
+            for row in rows:
                 index = row.request.index
                 finished[index] = BeamResult.of(row, self.tokenizer, tuple(stop))
                 if on_finish is not None:
                     on_finish(index, finished[index])
-        return [finished[index] for index in sorted(finished)]
+        results = [finished[index] for index in sorted(finished)]
+        if self.own_beams == settings:
+            watch(self.drift, call.setting, [requests[i] for i in sorted(finished)], results, stacklevel=3)
+        return results
 
-    def _check_fits(
-        self, models: Sequence[Any], beams: BeamSettings, requests: Sequence[Request], batch_size: int, greedy: bool
-    ) -> None:
-        """UsageError: the device has too little memory for these beams, as far as the models' sizes are known."""
-        prompt, depth = max(len(r.prompt) for r in requests), max(r.draft_length for r in requests)
-        work = Workload.of_beams(beams, prompt, max(r.max_new_tokens for r in requests), depth, greedy)
-        for model in models:
-            if (model, model.dtype) not in self._sizes:  # which takes as long as a round or more
-                try:
-                    self._sizes[model, model.dtype] = ModelSize.of(model, None)
-                except UnknownSizeError:
-                    return
-        sizes = [self._sizes[model, model.dtype] for model in models]
-        check_fits(sizes, work, min(batch_size, len(requests)), str(self.device))
+    @property
+    def own_beams(self) -> BeamSettings | None:
+        """The beams of the profile that is followed; None: there is none, or it is of single texts."""
+        return None if self.coverage is None else self.coverage.beams
+
+    def beam_rows(
+        self, settings: BeamSettings, requests: Sequence[Request], batch_size: int, stop: Sequence[str],
+        begun: Iterator[Request],
+    ) -> Iterator[BeamRow]:  # fmt: skip
+        """Returns the rows of requests that are decoded to beams, each as it is done; see `generate_beams`.
+
+        Args:
+            begun: those of the requests that are decoded, each taken when a row is free for it.
+        """
+        check_beams(self.setting, settings, self.target, self.draft)
+        self.settings(stop)  # raises UsageError
+        ends = TextEnds(self.eos, StopStrings(self.tokenizer, stop) if stop else None)
+        own, fuzzy = self.setting, self.setting.rule.fuzzy
+        decoding = BeamWork(settings, fuzzy, own.criterion, own.sampling, ends, len(self.eos), self.seed)
+        models = [self.target, self.draft] if own.rule.drafts else [self.target]
+        longest = (max(len(r.prompt) for r in requests), max(r.max_new_tokens for r in requests))
+        work = Workload.of_beams(settings, *longest, max(r.draft_length for r in requests), own.sampling.greedy)
+        check_fits(models, self._sizes, work, min(batch_size, len(requests)), str(self.device))
+        return decode_beams(models, self.lean, self._vocabulary, requests, decoding, batch_size, begun)
 
     def _asked(
         self, function: str, given: dict[str, Any], prompts: Sequence[Prompt], most: int, ids: Sequence[int] | None
     ) -> tuple[SpeculativeDecoder, list[Request]]:
         """This decoder as a call changes it, where the first of several T or L stands for all; and what it decodes."""
+        if self.coverage is not None and function != "generate_beams":
+            self.coverage.require_single_texts(function)
         given["threshold"], thresholds = for_all_and_each(given.get("threshold"))
         given["draft_length"], lengths = for_all_and_each(given.get("draft_length"))
         call = self._changed(function, given)
@@ -515,20 +520,26 @@ class SpeculativeDecoder:
 
     def _say(
         self, call: SpeculativeDecoder, requests: Sequence[Request], prompts: Sequence[Prompt], most: int,
-        stop: Sequence[str],
+        stop: Sequence[str], beams: BeamSettings | None = None,
     ) -> None:  # fmt: skip
         """Says what is followed, and warns where a call differs from what profiles certified.
 
         Args:
             call: this decoder as the call changes it.
+            beams: what prompts are decoded to; None: single texts.
         """
         self._announce()
-        asked = _settings_of(call, requests)
+        asked, coverage = _settings_of(call, requests), self.coverage
+        lossless = all(setting.lossless for setting in asked) and not (beams is not None and beams.narrows)
+        if beams is not None and coverage is not None and coverage.beams is None:
+            _warn([None if lossless else coverage.other_beams(beams)], stacklevel=4)
+            return
         departures = [self._departure(asked)]
         if call.threshold_policy is not None:
             departures += call.threshold_policy.departures(asked)
-        if self.coverage is not None and not all(setting.lossless for setting in asked):
-            departures.append(self.coverage.asked_otherwise(self.tokenizer, prompts, most, stop))
+        if coverage is not None and not lossless:
+            departures.append(coverage.asked_otherwise(self.tokenizer, prompts, most, stop))
+            departures.append(None if beams is None else coverage.other_beams(beams))
         _warn(departures, stacklevel=4)
 
     def _announce(self) -> None:
@@ -579,11 +590,6 @@ def _settings_of(call: SpeculativeDecoder, requests: Sequence[Request]) -> list[
     """The settings of a decoder's requests, each once."""
     pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
     return [replace(call.setting, threshold=threshold, draft_length=length) for threshold, length in pairs]
-
-
-def _doubts(policy: ThresholdPolicy | None) -> Sequence[str]:
-    """Warnings about targets that a policy could not hold."""
-    return policy.doubts() if policy is not None else ()
 
 
 def _warn(messages: Sequence[str | None], stacklevel: int) -> None:

@@ -43,12 +43,14 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fsd_common.errors import UsageError
 from fsd_decoding.batch import Request, Row
+from fsd_decoding.beams.rounds import BeamRow
 from fsd_decoding.config import configured
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.engine.result import attach_finished
 from fsd_decoding.engine.rounds import EngineSettings
+from fsd_decoding.hf_beams import BeamsOfGenerate
 from fsd_decoding.models.forward import CACHE_ARGUMENTS
 from fsd_decoding.profile.following import following, profile_config, watch
 from fsd_decoding.sampling import Sampling
@@ -80,7 +82,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-_MODES = ("greedy_search", "sample")
+_MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _HANDLED = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_ARGUMENTS)
 
@@ -103,9 +105,8 @@ def check_supported(model: Any, config: GenerationConfig, synced_gpus: bool) -> 
         raise UsageError(f"{type(model).__name__} is an encoder-decoder; fsd_generate supports causal LMs only")
     if (mode := config.get_generation_mode().value) not in _MODES:
         raise UsageError(
-            f"generate is set to {mode.replace('_', ' ')} (num_beams is {config.num_beams}); "
-            "fsd_generate supports greedy search and sampling, num_beams=1; beams are decoded by "
-            "SpeculativeDecoder.generate_beams"
+            f"generate is set to {mode.replace('_', ' ')} (num_beams is {config.num_beams}); fsd_generate supports "
+            "greedy search, sampling and beams"
         )
     outputs = [name for name in _OUTPUTS if getattr(config, name)]
     if config.return_dict_in_generate and outputs:
@@ -378,7 +379,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class FsdGenerateOutput(GenerateDecoderOnlyOutput):
-    """`sequences` as returned by `generate`, and statistics of each row."""
+    """`sequences` as returned by `generate`, and statistics of each row, of beams of each prompt."""
 
     rounds: Tensor | None = None  # (B,)
     drafted: Tensor | None = None  # (B,)
@@ -401,6 +402,7 @@ def fsd_generate(
     fsd_tokenizer: Any = None,
     fsd_allow_edited: bool = False,
     fsd_tree: TreeShape | Chain | None = None,
+    fsd_beam_width: int | None = None,
     streamer: Any = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
@@ -428,13 +430,16 @@ def fsd_generate(
         fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
         fsd_allow_edited: follow a profile that was changed after its calibration, without a certificate.
         fsd_tree: draft trees of this shape; "chain": chains, whatever the profile drafts.
+        fsd_beam_width: with `num_beams`, as `width` of `SpeculativeDecoder.generate_beams`, which decodes them: with
+            `do_sample` they are drawn without replacement, which is not transformers' own beam sampling. They end with
+            the model's EOS and with stop strings, for which `fsd_tokenizer` is needed.
 
     Returns:
         (B, prompt + new) token ids, including EOS, padded on the right; with `return_dict_in_generate`, an
         `FsdGenerateOutput`, which adds each row's statistics.
 
     Raises:
-        UsageError: a feature of `generate` that is not supported here, such as beams, scores or a user-supplied cache.
+        UsageError: a feature of `generate` that is not supported here, such as scores or a user-supplied cache.
         NumericalError: a model gave NaN or +inf logits.
     """
     streamer = streamer or argument_of_generate("streamer")
@@ -445,6 +450,13 @@ def fsd_generate(
     given = {"rule": fsd_rule, "score": fsd_score, "threshold": fsd_threshold,
              "draft_length": fsd_draft_length, "tree": fsd_tree}  # fmt: skip
     decoder = _decoder(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling, fsd_allow_edited)
+    if generation_config.num_beams > 1:
+        mask = model_kwargs.get("attention_mask")
+        return _beams(decoder, input_ids, mask, stopping_criteria, generation_config, fsd_beam_width)
+    if fsd_beam_width is not None:
+        raise UsageError("fsd_beam_width is of beams, and num_beams is 1; set num_beams, or leave it out")
+    if decoder.coverage is not None:
+        decoder.coverage.require_single_texts("generate(num_beams=1)")
     prompts = strip_padding(input_ids, model_kwargs.get("attention_mask"))
     requests = decoder.requests(prompts, (stopping_criteria.max_length or 0) - input_ids.shape[1])
     pad = generation_config._pad_token_tensor
@@ -457,6 +469,28 @@ def fsd_generate(
     new = torch.tensor([text + [stops.pad] * (longest - len(text)) for text in texts])
     sequences = torch.cat([input_ids, new.to(input_ids)], 1)  # (B, P + N)
     return _output(sequences, rows, stops.joint) if generation_config.return_dict_in_generate else sequences
+
+
+def _beams(
+    decoder: SpeculativeDecoder, input_ids: Tensor, mask: Tensor | None, criteria: StoppingCriteriaList,
+    config: GenerationConfig, width: int | None,
+) -> Tensor | FsdGenerateOutput:  # fmt: skip
+    """Decodes to beams; returns the best `num_return_sequences` of each prompt. Arguments as in `fsd_generate`."""
+    each = slice(None, None, config.num_beams)  # `generate` repeats prompts
+    prompts, once = strip_padding(input_ids[each], None if mask is None else mask[each]), input_ids[each]
+    asked = BeamsOfGenerate.of(decoder, config, criteria, width)
+    if (doubt := asked.doubt) is not None:
+        warnings.warn(doubt, stacklevel=level_of_user())
+    rows = asked.decode(prompts, (criteria.max_length or 0) - input_ids.shape[1])
+    texts = [text for row in rows for text in row.texts()[: config.num_return_sequences]]
+    new = [text.tokens if text.eos is None else [*text.tokens, text.eos] for text in texts]
+    longest, pad = max(map(len, new)), config._pad_token_tensor
+    if pad is None and any(len(tokens) < longest for tokens in new):
+        raise UsageError(f"{len(new)} sequences differ in length and there is no pad token; give pad_token_id=")
+    padded = torch.tensor([tokens + [0 if pad is None else int(pad)] * (longest - len(tokens)) for tokens in new])
+    begun = once.repeat_interleave(len(new) // len(once), 0)
+    sequences = torch.cat([begun, padded.to(begun)], 1)  # (B R, P + N)
+    return _output(sequences, rows, joint=False) if config.return_dict_in_generate else sequences
 
 
 def _decoder(
@@ -517,7 +551,7 @@ def _decoded(
     return [finished[i] for i in range(len(finished))]
 
 
-def _output(sequences: Tensor, rows: list[Row], joint: bool) -> FsdGenerateOutput:
+def _output(sequences: Tensor, rows: Sequence[Row | BeamRow], joint: bool) -> FsdGenerateOutput:
     """The sequences with statistics. `joint`: a row's text may depend on the others', so all must stay the same."""
     own = [(row.lo, row.hi) for row in rows]
     shared = max(lo for lo, _ in own), min(hi for _, hi in own)

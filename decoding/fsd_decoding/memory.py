@@ -306,15 +306,25 @@ def _logits(size: ModelSize, work: Workload) -> int:
     return size.logits * (positions * computed + fp32 * _FP32)
 
 
-def check_fits(sizes: Sequence[ModelSize], work: Workload, rows: int, device: str) -> None:
-    """Checks that loaded models can decode so many rows of beams.
+def check_fits(
+    models: Sequence[Any], known: dict[tuple[Any, torch.dtype], ModelSize], work: Workload, rows: int, device: str
+) -> None:
+    """Checks that loaded models can decode so many rows of beams, as far as their sizes can be known.
 
     Args:
-        sizes: of the target, and of the draft if there is one.
+        models: the target, and the draft if there is one.
+        known: sizes that were found before, to which others are added: that takes as long as a round or more.
 
     Raises:
         UsageError: the device has too little memory.
     """
+    try:
+        for model in models:
+            if (model, model.dtype) not in known:
+                known[model, model.dtype] = ModelSize.of(model, None)
+    except UnknownSizeError:
+        return
+    sizes = [known[model, model.dtype] for model in models]
     needed = need(sizes[0], sizes[1:] or [NO_MODEL], work, rows, device)
     total, free = sum(size for name, size in needed.items() if name not in LOADED), available(device)
     if free is not None and total > free:

@@ -28,6 +28,7 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import check_enough_to_time
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.to_record import save_pages
+from fsd_calib.engines.beams import BeamEngine, Beams
 from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.options.search_space import SearchSpace
@@ -45,6 +46,7 @@ from fsd_common.option import other_names
 from fsd_common.progress.base import ProgressEstimate, Silent, showing_whole
 from fsd_common.settings import Settings, listed
 from fsd_common.user_folders import default_cache, default_state
+from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.config import check_type, refuse_rest
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.loading import check_loading, shared_tokenizer
@@ -196,6 +198,8 @@ class Calibration(Asked):
             first = None if look is None else look.estimate()
             with session.threads_for(session.batch_size):
                 ready = designed(session, request, look)
+            if memory is not None and isinstance(session.engine, BeamEngine):
+                memory = replace(memory, slots=session.engine.most_slots)
             plan = replace(
                 ready.plan, memory=memory, compile=ready.facts.timings.compile, devices=engines.devices,
                 on_cpu=engines.on_cpu, engine=session.engine.info,
@@ -232,7 +236,7 @@ class Calibration(Asked):
         read = self._read(config)
         request = EngineRequest(
             self.sources, self._first, read.config, read.divided, read.guards, read.tokenizer, self._fly_alone,
-            self._longest, self.goal.serve_batch, read.capacity, self.decoding.stop_policy,
+            self._longest, self.goal.serve_batch, read.capacity, self.decoding.stop_policy, read.beams,
         )  # fmt: skip
         with open_engines(request) as opened:
             engines = named(opened.engines)
@@ -270,11 +274,12 @@ class Calibration(Asked):
             guards = self._guards(task, tokenizer, context)
             for line in _code_of_others((task, *guards), loading, self._addons):
                 config.reporter.note(line)
+            beams = self._beams(task)
             parts, memory = self._checked(task, guards, tokenizer)
             divided = _divided(task, parts)
             capacity = capacity_of(divided.problems, memory, config.batch_size or MOST_AT_ONCE)
             config = config.changed(batch_size=memory.batch_size if memory else config.batch_size)
-        return _Read(config, task, guards, tokenizer, divided, parts, memory, capacity)
+        return _Read(config, task, guards, tokenizer, divided, parts, memory, capacity, beams)
 
     def _checked(self, task: Task, guards: Sequence[Task], tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
         """The parts and the memory plan.
@@ -296,8 +301,14 @@ class Calibration(Asked):
         memory = plan_memory(
             self.target, drafts_of(self.draft), tokenizer, [_divided(task, parts), *guards],
             self.decoding.sampling, self._longest, goal.serve_batch, self.config,
+            None if asked.beams is None else BeamSettings(asked.beams, max(asked.widths)),
         )  # fmt: skip
         return parts, memory
+
+    def _beams(self, task: Task) -> Beams | None:
+        """UsageError: the task has no answers to vote by."""
+        number, answer = self.decoding.beams, self.decoding.beam_answer
+        return None if number is None else Beams(number, None if answer == "best" else task)
 
     def _task(self, tokenizer: Any) -> Task:
         if isinstance(self.task, Task):
@@ -361,6 +372,7 @@ class _Read(NamedTuple):
         config: With the batch size that memory allows.
         divided: The task with the problems that may be decoded.
         capacity: What limits the number of workers.
+        beams: What each prompt is decoded to; None: a single text.
     """
 
     config: RunConfig
@@ -371,6 +383,7 @@ class _Read(NamedTuple):
     parts: Parts
     memory: MemoryPlan | None
     capacity: Capacity
+    beams: Beams | None
 
 
 def _divided(task: Task, parts: Parts) -> Task:

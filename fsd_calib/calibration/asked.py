@@ -29,12 +29,14 @@ from fsd_common.argument_checks import named as argument
 from fsd_common.errors import UsageError
 from fsd_common.settings import listed
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.divergence import check_name
 from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.judging.known import is_judge, model_named, register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.meanings import LEARNED, family_of
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
+from fsd_decoding.profile.parts import OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.rules import rule_named
 from fsd_decoding.scores import Fly, score_named
@@ -43,6 +45,7 @@ from fsd_decoding.workers.model_workers import Sources
 DRAFT_LENGTHS = tuple(range(1, 13))
 TREE_DEPTHS = (2, 3, 4, 5, 6, 8)
 LONGEST_DRAFT = 16  # where a predictor ends drafts early
+BEAM_SCORES = ("js",)  # "auto", for beams
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Asked:
         check_timing(self.config.timing, self.goal, self.sources)
         check_design(self.goal, self.config, self.sequence is not None)
         check_extends(self.goal, self.decoding, self.config)
+        if self.decoding.beams is not None:
+            self._check_beams(drafts_of(self.draft))
         self._check_engine()
 
     def _check_drafts(self, drafts: Sequence[Any]) -> None:
@@ -100,6 +105,25 @@ class Asked:
                 f"the draft is vLLM's own, {of_vllm!r}, and {argument('engine')} is {self.config.engine!r}; give "
                 f"{argument('engine')} vllm"
             )
+
+    def _check_beams(self, drafts: Sequence[Any]) -> None:
+        """UsageError: something is asked for that cannot be done with beams."""
+        config, beams = self.config, argument("beams")
+        given = {
+            "engine": config.engine != OWN_ENGINE, "compile": config.compile not in ("auto", "off"),
+            "guard": config.guard is not None,
+        }  # fmt: skip
+        for name in (name for name, is_given in given.items() if is_given):
+            raise UsageError(
+                f"{beams} and {argument(name)} are given, and beams are decoded by our own engine alone, without "
+                "graphs, and for one task; leave one of the two out"
+            )
+        if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
+            raise UsageError(
+                f"{beams} is given, and the draft is {other!r:.60}; beams are drafted by a model, give one"
+            )
+        for score in self._scores:
+            check_name(score)
 
     def _check_engine(self) -> None:
         for name in ("rate", "slo"):
@@ -164,12 +188,15 @@ class Asked:
             longest = max(listed(asked.draft_length or DRAFT_LENGTHS))
             of_vllm = rules if self.config.engine == "vllm" else ()
             found = possible(asked.sampling.greedy, longest, any(asked.trees), of_vllm)
+        if asked.beams is not None:
+            found = BEAM_SCORES
         return tuple(dict.fromkeys([*found, *(name for name in given if name != AUTO)]))
 
     def _always(self, judge: JudgeModel | None) -> tuple[str, ...] | None:
         """The scores that are given beside "auto", and the judge; None: all that are searched are tried."""
         given, rules = self._given_scores, map(rule_named, listed(self.decoding.rule))
-        if AUTO not in given or self.decoding.predictor is not None or any(rule.score for rule in rules):
+        asked = self.decoding
+        if AUTO not in given or asked.predictor or asked.beams or any(rule.score for rule in rules):
             return None
         own = () if judge is None else (judge.name,)
         return tuple(dict.fromkeys([*own, *(name for name in given if name != AUTO)]))
@@ -179,10 +206,11 @@ class Asked:
         """The search space; the policies' shapes are added once the task's texts are known."""
         asked = self.decoding
         lengths = DRAFT_LENGTHS if asked.predictor is None else (LONGEST_DRAFT,)
+        lengths = lengths if asked.beams is None else TREE_DEPTHS
         depths = TREE_DEPTHS if asked.draft_length is None else ()
         return Space(
             listed(asked.rule), self._scores, listed(asked.draft_length or lengths), trees=asked.trees,
-            depths=depths,
+            depths=depths, widths=asked.widths or (None,),
         )  # fmt: skip
 
     @property
@@ -200,7 +228,8 @@ class Asked:
         space = self._space
         trees = [tree.scratch(max(space.lengths(tree))) for tree in space.trees if tree is not None]
         own = max([*space.draft_lengths, *trees])
-        return max(own, *([NEW_LENGTH] if self.config.engine == "vllm" else SD_LENGTHS))
+        others = self.config.engine == "vllm" or self.decoding.beams is not None
+        return max(own, *([NEW_LENGTH] if others else SD_LENGTHS))
 
     @property
     def _fly_alone(self) -> bool:

@@ -19,6 +19,8 @@ from fsd_calib.calibration.policy_families import Shaped
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.worth import Ceiling, with_prompts
 from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt
+from fsd_calib.engines.beams import BeamEngine, Layers
+from fsd_calib.search.beam_forecast import BeamForecast
 from fsd_calib.search.forecast import DraftForecasts, ReplayForecast, WalkedForecast
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import CostModel, sweep
@@ -33,6 +35,7 @@ SD_LENGTHS = range(1, 13)
 """Draft lengths of lossless rules, whatever is searched."""
 
 _FREE = "fsd-coupled"  # with T infinite it accepts everything, as all fuzzy rules do
+_LAYERED = 32  # problems whose beams are drafted: some hundred layers that the exact rule rejects
 _WALKED = 64  # problems that are drafted for: enough for tokens per round to within about 1.5 per cent
 
 
@@ -62,7 +65,8 @@ class TracedDrafts:
             )
             for draft, seen in self.traces.items()
         }
-        return DraftForecasts({**chains, **{drafting: self._walked(drafting) for drafting in self._untraced}})
+        others = {each: self._beams(each) if each.width else self._walked(each) for each in self._untraced}
+        return DraftForecasts({**chains, **others})
 
     def rival_speeds(self, forecast: DraftForecasts) -> dict[Setting, float]:
         """Returns the forecast tokens/s of lossless rules with all drafts, shapes and lengths, the fastest first."""
@@ -75,7 +79,7 @@ class TracedDrafts:
             for rule, length, speed in zip(*columns, strict=True):
                 speeds[self.session.setting(rule, int(length), draft)] = float(speed)
         for drafting in self._untraced:
-            for length in self.space.lengths(drafting.tree) if drafting.tree else lengths:
+            for length in self.space.lengths(drafting.tree) if drafting.tree or drafting.width else lengths:
                 for rule in self._rules:
                     setting = self._lossless(drafting, length).under(rule)
                     speeds[setting] = forecast.tokens_per_second(setting)
@@ -105,12 +109,15 @@ class TracedDrafts:
 
     @property
     def _rules(self) -> tuple[str, ...]:
-        """Lossless rules that differ. Greedily all accept alike; with sampling `sd` has trees of its own too."""
+        """Lossless rules that differ. Greedily all accept alike; with sampling `sd` has trees of its own too, and beams
+        drawn without replacement have no other than `coupled`."""
+        if self.space.widths != (None,):
+            return (LOSSLESS,)
         return ("sd",) if self.session.engine.decoding.sampling.greedy else ("sd", LOSSLESS)
 
     @property
     def _untraced(self) -> list[Drafting]:
-        """Trees, and the chains of drafts that are no models, also where trees alone are searched: lossless
+        """Beams, trees, and the chains of drafts that are no models, also where trees alone are searched: lossless
         ones are compared."""
         return [each for each in self.space.compared if each.tree is not None or each.draft not in self.traces]
 
@@ -130,8 +137,24 @@ class TracedDrafts:
                 advance(1)
         return WalkedForecast(walked, self.space.scores, self.costs[drafting])
 
+    def _beams(self, drafting: Drafting) -> BeamForecast:
+        """The forecast from layers of the first tuning problems, drafted as deep as any."""
+        engine, problems = self.session.with_draft(drafting.draft).engine, self.session.tuning.problems[:_LAYERED]
+        prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
+        assert isinstance(engine, BeamEngine)
+        found: dict[str, Layers] = {}
+        with self.session.progress.step(f"drafting {drafting}", len(self.space.scores)) as advance:
+            for score in self.space.scores:
+                setting = replace(self._lossless(drafting, max(self.space.draft_lengths)), score=score)
+                found[score] = engine.layers(
+                    DecodingRequest(setting, engine.decoding.seed, prompts, self.session.batch_size),
+                    self.space.rules[0],
+                )
+                advance(1)
+        return BeamForecast(found, self.costs[drafting])
+
     def _lossless(self, drafting: Drafting, length: int) -> Setting:
-        return replace(self.session.setting(LOSSLESS, length, drafting.draft), tree=drafting.tree)
+        return replace(self.session.setting(LOSSLESS, length, drafting.draft), tree=drafting.tree, width=drafting.width)
 
 
 def rivals_of(speeds: Mapping[Setting, float], timed: bool, blocks: bool) -> tuple[Setting, ...]:

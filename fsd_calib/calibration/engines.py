@@ -13,7 +13,8 @@ import torch
 from torch.nn import Module
 
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits, short_name
-from fsd_calib.engines.own import OwnEngine, source_of
+from fsd_calib.engines.beams import BeamEngine, Beams
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.options.common import AUTO
 from fsd_calib.options.run_config import MOST_AT_ONCE, RunConfig
@@ -53,6 +54,7 @@ class EngineRequest:
         serve_batch: Streams that are timed at once.
         capacity: Of this machine for workers.
         stop_policy: Name of the policy that ends drafts early; None: there is none.
+        beams: What each prompt is decoded to; None: a single text.
     """
 
     sources: Sources
@@ -66,6 +68,7 @@ class EngineRequest:
     serve_batch: int
     capacity: Capacity
     stop_policy: str | None = None
+    beams: Beams | None = None
 
 
 @dataclass(frozen=True)
@@ -100,15 +103,19 @@ def _own(request: EngineRequest) -> Iterator[OpenEngines]:
         decoders = [_decoder(request, target, draft) for draft in drafts]
         for model in (target, *drafts):
             _read(model, config.reporter)
-        over, policy = None, request.stop_policy
-        if workers is not None:
-            over = EngineWorkers(workers, source_of(decoders[0], request.task, workers.sources, stop_policy=policy))
-        ending = None if policy is None else stop_policy_named(policy)
-        devices = _devices(decoders)
+        engines, devices = [_engine(request, decoder) for decoder in decoders], _devices(decoders)
+        over = None if workers is None else EngineWorkers(workers, engines[0].source(workers.sources))
         yield OpenEngines(
-            [OwnEngine(decoder, request.task, ending=ending) for decoder in decoders], over,
+            engines, over,
             max(len(devices), workers.gpus if workers else 0), {device.type for device in devices} == {"cpu"},
         )  # fmt: skip
+
+
+def _engine(request: EngineRequest, decoder: SpeculativeDecoder) -> OwnEngine:
+    if request.beams is not None:
+        return BeamEngine(decoder, request.task, request.beams)
+    ending = None if request.stop_policy is None else stop_policy_named(request.stop_policy)
+    return OwnEngine(decoder, request.task, ending=ending)
 
 
 def _loaded(request: EngineRequest) -> list[Any]:

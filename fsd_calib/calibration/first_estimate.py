@@ -155,7 +155,7 @@ def in_words(estimate: FirstEstimate, load: MachineLoad | None) -> str:
 def _look(session: Session, request: Request) -> Seen | None:
     """Watches rounds with one row, then with as many as there is time for."""
     engine, setting = session.engine, session.setting(LOSSLESS, USUAL_LENGTH, request.space.drafts[0])
-    if not isinstance(engine, OwnEngine):
+    if not (isinstance(engine, OwnEngine) and engine.watched):
         return None
     problems, began = session.tuning.problems[:PILOT], time.perf_counter()
     for number, problem in enumerate(problems, 1):  # the first whose text is not there from an earlier run

@@ -11,6 +11,7 @@ from fsd_calib.tasks.base import Problem, Task
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import gigabytes
+from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.loading import check_device, default_device, is_source, load_config
 from fsd_decoding.memory import LOADED, ModelSize, UnknownSizeError, Workload, available, need
 from fsd_decoding.model_options import ModelOptions
@@ -32,6 +33,8 @@ class MemoryPlan:
         need: bytes by what takes them, in words.
         rows: problems decoded at once at most: the batch size, or --serve-batch where that is larger.
         free: bytes that the device has; None: unknown.
+        beams: how many a problem is decoded to; None: to a single text.
+        reserved, slots: KV slots behind a prompt that its beams have, and the most that were in use so far.
     """
 
     need: dict[str, int]
@@ -39,6 +42,9 @@ class MemoryPlan:
     rows: int
     device: str
     free: int | None
+    beams: int | None = None
+    reserved: int = 0
+    slots: int = 0
 
     @property
     def total(self) -> int:
@@ -54,7 +60,7 @@ class MemoryPlan:
 
 def plan_memory(
     target: Any, drafts: Sequence[Any], tokenizer: Any, tasks: Sequence[Task], sampling: Sampling,
-    draft_length: int, serve_batch: int, config: RunConfig,
+    draft_length: int, serve_batch: int, config: RunConfig, beams: BeamSettings | None = None,
 ) -> MemoryPlan | None:  # fmt: skip
     """Returns the memory plan with its batch size: `config`'s, else the largest of `SIZES` that fits.
 
@@ -62,6 +68,7 @@ def plan_memory(
         target, drafts: hub ids, paths or loaded models.
         tasks: with the problems that may be decoded.
         draft_length: the longest, or what trees take behind a text.
+        beams: the widest; None: single texts are decoded.
 
     Returns:
         None: the models' memory cannot be estimated, which the progress report says.
@@ -76,7 +83,9 @@ def plan_memory(
     except UnknownSizeError as error:
         config.reporter.note(f"memory is not estimated: {error}")
         return None
-    work = replace(_work(sizes, tokenizer, tasks, draft_length, sampling.greedy), graphs=config.compile != "off")
+    work = _work(sizes, tokenizer, tasks, draft_length, sampling.greedy, beams)
+    work = replace(work, graphs=config.compile != "off" and beams is None)
+    of_beams = {} if beams is None else {"beams": beams.beams, "reserved": work.longest - work.prompt}
     problems = sum(len(task.problems) for task in tasks)
     free = available(device)
 
@@ -85,7 +94,7 @@ def plan_memory(
         needed = need(sizes[0], sizes[1:], work, rows, device)
         if config.timing == "careful":  # its processes load the models again
             needed |= {name: 2 * needed[name] for name in LOADED}
-        return MemoryPlan(needed, batch_size, rows, device, free)
+        return MemoryPlan(needed, batch_size, rows, device, free, **of_beams)
 
     return _fitting(at, config.batch_size)
 
@@ -107,7 +116,10 @@ def _device(models: Sequence[Any], config: RunConfig) -> str:
     return places.pop()
 
 
-def _work(sizes: Sequence[ModelSize], tokenizer: Any, tasks: Sequence[Task], length: int, greedy: bool) -> Workload:
+def _work(
+    sizes: Sequence[ModelSize], tokenizer: Any, tasks: Sequence[Task], length: int, greedy: bool,
+    beams: BeamSettings | None,
+) -> Workload:  # fmt: skip
     """UsageError: a prompt is too long for the models, or holds a token that they do not have."""
     context = sizes[0].context  # the target's; a draft ends drafting where its own does
     vocabulary = min(size.logits for size in sizes if size.logits)
@@ -118,8 +130,12 @@ def _work(sizes: Sequence[ModelSize], tokenizer: Any, tasks: Sequence[Task], len
             tokenizer, context, vocabulary, [p.prompt for p in task.problems], None, 0.0, 1, task.max_new_tokens
         )
     ]
+    prompt = max(len(request.prompt) for request in requests)
+    if beams is not None:
+        new_tokens = max(request.max_new_tokens for request in requests)
+        return Workload.of_beams(beams, prompt, new_tokens, length, greedy)
     longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
-    return Workload(longest + length + 1, max(len(request.prompt) for request in requests), length, greedy)
+    return Workload(longest + length + 1, prompt, length, greedy)
 
 
 def _fitting(at: Callable[[int], MemoryPlan], given: int | None) -> MemoryPlan:

@@ -66,7 +66,6 @@ from fsd_common.progress.base import Progress, ProgressEstimate
 from fsd_decoding.profile.fields import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.profile.setting import Drafting, Setting
-from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import Sources
 
 if TYPE_CHECKING:
@@ -254,7 +253,7 @@ def prepare(
         claim, level = test_of(session, goal, facts.attempt)
         check_problems(goal, session, session.holdout.problems, level)
         costs = dict(zip(space.compared, facts.timings.costs, strict=True))
-        chain = costs[Drafting(first)]
+        chain = costs[space.compared[0]]
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
         drafts = TracedDrafts(session, space, traces, costs)
         forecast = drafts.forecast(early.replayed if early else _replayed(session, space), shaped)
@@ -363,6 +362,8 @@ def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[di
     """Yields the traces of the first tuning problems, by draft, of those that are models."""
     problems = session.tuning.problems[:TRACED]
     models = [draft for draft in space.drafts if session.with_draft(draft).engine.pair.draft.kind == "model"]
+    if space.widths != (None,):  # beams are along no single text
+        models = []
     with ExitStack() as opened:
         yield {
             draft: opened.enter_context(traces_along_target(session.with_draft(draft), space.scores, problems, hidden))
@@ -385,21 +386,22 @@ def _timings(
             session.call_rounds(way)
             pace = _pace(session, space, baseline)
     with session.threads_for(goal.serve_batch):
-        costs = tuple(_costs(session.with_draft(each.draft), goal, each.tree) for each in space.compared)
+        costs = tuple(_costs(session, goal, each) for each in space.compared)
         prefill = session.engine.prefill(_costed(session), goal.serve_batch, costs[0])
     return Timings(costs, pace, way, prefill)
 
 
 def _pace(session: Session, space: Space, baseline: Baseline) -> Pace:
     """The pace of decoding, measured in this process, with rounds called as the session calls them."""
-    if isinstance(session.engine, OwnEngine) and not session.engine.compile:
+    engine = session.engine
+    if isinstance(engine, OwnEngine) and engine.watched and not engine.compile:
         watched = partial(_watched, session)
         return Pace(watched(baseline.lossless), watched(baseline.alone), session.processes)
     alone = partial(_decode_some, session, session.setting("target"))
-    lossless = partial(_decode_some, session, session.setting(LOSSLESS, NEW_LENGTH, space.drafts[0]))
+    lossless = partial(_decode_some, session, _usual(session, space, NEW_LENGTH))
     with session.as_one_worker():
         first = seconds = seconds_of(lossless)
-        if session.engine.compile:  # then that made graphs
+        if engine.compile:  # then that made graphs
             alone()
             seconds = seconds_of(lossless)
         of_target = seconds_of(alone)
@@ -426,7 +428,7 @@ def _what_pays(
     """See `what_pays`, for a calibration whose decodings take `each` seconds, in so many rounds."""
     usual = _usual(session, space)
     engine = session.engine_of(usual)
-    if not isinstance(engine, OwnEngine):
+    if not (isinstance(engine, OwnEngine) and engine.watched):
         return "off"
     share = expected_share(*test_of(session, goal, session.holdout.next_attempt))
     steps = efforts(session, Paces(each, each, each), goal, fixed, share)
@@ -444,8 +446,8 @@ def _shapes(space: Space, config: RunConfig) -> int:
     return len(space.compared) * (_OTHER_SHAPES + min(len(space.draft_lengths), config.trials))
 
 
-def _usual(session: Session, space: Space) -> Setting:
-    return session.setting(LOSSLESS, USUAL_LENGTH, space.drafts[0])
+def _usual(session: Session, space: Space, length: int = USUAL_LENGTH) -> Setting:
+    return replace(session.setting(LOSSLESS, length, space.drafts[0]), width=space.widths[0])
 
 
 def _some(session: Session) -> Sequence[Problem]:
@@ -457,8 +459,9 @@ def _decode_some(session: Session, setting: Setting) -> None:
     session.decode.emitted(setting, _some(session), session.batch_size)
 
 
-def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
-    return session.engine.costs(_costed(session), goal.serve_batch, session.progress, tree)
+def _costs(session: Session, goal: Goal, drafting: Drafting) -> CostModel:
+    engine = session.with_draft(drafting.draft).engine
+    return engine.costs(_costed(session), goal.serve_batch, session.progress, drafting)
 
 
 def _costed(session: Session) -> list[KeyedPrompt]:

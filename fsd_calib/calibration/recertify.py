@@ -50,10 +50,12 @@ def setting_of(profile: ThresholdProfile) -> Setting:
 def decoding_of(profile: ThresholdProfile) -> SearchSpace:
     """Returns a search space of a profile's setting alone, with its sampling."""
     setting = setting_of(profile)
+    of = profile.beams
+    beams: dict[str, Any] = {} if of is None else {"beams": of.number, "beam_width": of.width, "beam_answer": of.answer}
     moved: Any = CONSTANT if setting.policy is None else setting.moved
     return SearchSpace(
         rule=setting.rule, score=setting.score, draft_length=setting.draft_length, seed=profile.seed,
-        threshold_policy=moved, tree=setting.tree, stop_policy=profile.stop_policy,
+        threshold_policy=moved, tree=setting.tree, stop_policy=profile.stop_policy, **beams,
         **profile.sampling.model_dump(include={*Drawing.model_fields}),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from torch.nn import Module
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.engines.own import OwnEngine, source_of
+from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.interleaved import (
     LOOKS,
@@ -288,9 +288,10 @@ class Timer:
         )  # fmt: skip
 
     def _job(self, settings: Sequence[Setting], problems: Sequence[Problem], streams: int, share: float) -> TimingJob:
-        session, decoder = self.session, self.session.decoder
+        session, decoder, engine = self.session, self.session.decoder, self.session.engine
+        assert isinstance(engine, OwnEngine)
         return TimingJob(
-            source=source_of(decoder, session.task, self.sources, self.early_stop, session.engine.stop_policy),
+            source=engine.source(self.sources, self.early_stop),
             problems=problems, settings=settings, keys=[session.decode.key(c).json for c in settings],
             seed=decoder.seed, streams=streams, confidence=self.goal.confidence, threads=torch.get_num_threads(),
             compile=decoder.compile, seconds=share * self.seconds / _PROCESSES,

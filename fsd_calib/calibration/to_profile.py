@@ -15,6 +15,8 @@ from fsd_calib.calibration.ready import Ready
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.harm import difference_of, harm_of, retention_interval
 from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.engines.base import Engine
+from fsd_calib.engines.beams import BeamEngine
 from fsd_calib.measuring.measurement import Measurement, ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_common.addons import Addon, addon
@@ -25,6 +27,7 @@ from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Wor
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
+    BeamsInfo,
     Certificate,
     DataInfo,
     Estimate,
@@ -67,6 +70,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         policy=chosen.policy,
         draft_length=chosen.draft_length,
         tree=chosen.tree,
+        beams=_beams(engine, chosen),
         lossless=findings.exported(findings.rival),
         sampling=SamplingInfo.model_validate(decoding.sampling, from_attributes=True),
         seed=decoding.seed,
@@ -101,6 +105,13 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         dtype=engine.dtype,
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     ).sealed()  # fmt: skip
+
+
+def _beams(engine: Engine, chosen: Setting) -> BeamsInfo | None:
+    if not isinstance(engine, BeamEngine):
+        return None
+    assert chosen.width is not None
+    return BeamsInfo(number=engine.beams.number, width=chosen.width, answer=engine.beams.answer)
 
 
 def _addons(findings: Findings) -> tuple[Addon, ...]:
@@ -304,7 +315,7 @@ def _curve(findings: Findings) -> Iterator[CurvePoint]:
             yield curve_point(findings, measured, findings.ready.timer.forecast_of(measured.setting))
 
 
-def _order(s: Setting) -> tuple[str, str, str, str, str, int, float]:
+def _order(s: Setting) -> tuple[str, str, str, str, str, int, int, float]:
     tree, policy = "" if s.tree is None else s.tree.text, "" if s.policy is None else s.policy.identity
     return (
         s.draft or "",
@@ -312,6 +323,7 @@ def _order(s: Setting) -> tuple[str, str, str, str, str, int, float]:
         s.rule,
         s.score,
         policy,
+        s.width or 0,
         s.draft_length,
         -1.0 if s.threshold is None else s.threshold,
     )

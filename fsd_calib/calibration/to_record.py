@@ -171,7 +171,7 @@ def _token_attribution(
     engine = session.engine_of(chosen)
     if not texts:
         return {}, None
-    if not isinstance(engine, OwnEngine):
+    if not (isinstance(engine, OwnEngine) and engine.watched):
         return {}, f"{engine.info or engine.name} does not tell which decision emitted a token"
     observer = TokenSources(engine.tokenizer)
     prompts = [KeyedPrompt(problem.id, problem.prompt) for problem, _ in texts]

@@ -26,8 +26,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo
-from fsd_decoding.profile.setting import Setting
-from fsd_decoding.tree_shape import TreeShape
+from fsd_decoding.profile.setting import CHAINS, Drafting, Setting
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 
@@ -216,16 +215,15 @@ class Engine(TextEngine):
 
     @abstractmethod
     def costs(
-        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
+        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, drafting: Drafting = CHAINS
     ) -> CostModel:
         """Measures what a round costs, in seconds, with `batch_size` rows.
 
         Args:
-            tree: shape of the trees that are drafted; their costs count levels in place of drafted tokens. None:
-                chains.
+            drafting: what is drafted; the costs of trees and beams count levels in place of drafted tokens.
 
         Raises:
-            UsageError: The engine drafts no trees.
+            UsageError: The engine does not draft so.
         """
 
     def prefill(self, prompts: Sequence[KeyedPrompt], batch_size: int, costs: CostModel) -> float:

@@ -147,7 +147,7 @@ def key_of(
     if not (rule.fuzzy and rule.bounds_score):
         kept = replace(kept, score="", policy=None)
     if not rule.drafts:
-        kept = replace(kept, draft_length=1, tree=None)
+        kept = replace(kept, draft_length=1, tree=None, width=None)
     criterion: dict[str, Any] = {"within_support": decoding.within_support}
     if rule.bounds_score:
         criterion |= {"on": decoding.on, "version": SCORES_VERSION}

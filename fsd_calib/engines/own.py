@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -47,12 +47,11 @@ from fsd_decoding.observers.round_record import Observer, RoundRecord
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import OWN_ENGINE, EarlyStopInfo, ModelInfo
-from fsd_decoding.profile.setting import DRAFT_ALONE, Setting
+from fsd_decoding.profile.setting import CHAINS, DRAFT_ALONE, Drafting, Setting
 from fsd_decoding.proposal import Criterion
 from fsd_decoding.requests import Prompt
 from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers, Sources
 from fsd_decoding.workers.models import decoder_of
 
@@ -221,6 +220,8 @@ class OwnEngine(Engine):
     """
 
     name = OWN_ENGINE
+    watched: ClassVar[bool] = True
+    """Whether rounds have observers."""
 
     def __init__(
         self, decoder: SpeculativeDecoder, limits: GenerationLimits, policies: Mapping[str, StopPolicy] | None = None,
@@ -270,11 +271,11 @@ class OwnEngine(Engine):
         return Walked(nodes.walks(), sum(each.emitted for each in results), sum(each.rounds for each in results))
 
     def costs(
-        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
+        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, drafting: Drafting = CHAINS
     ) -> CostModel:
-        drafting = self.decoder.reconfigured(replace(self.decoding, tree=tree))
+        decoder = self.decoder.reconfigured(replace(self.decoding, tree=drafting.tree))
         return measure_costs(
-            drafting, [prompt.prompt for prompt in prompts], [prompt.id for prompt in prompts],
+            decoder, [prompt.prompt for prompt in prompts], [prompt.id for prompt in prompts],
             self.limits.max_new_tokens, self.limits.stop, batch_size=batch_size, progress=progress,
         ).model  # fmt: skip
 
@@ -346,6 +347,10 @@ class OwnEngine(Engine):
 
     def with_limits(self, limits: GenerationLimits) -> OwnEngine:
         return OwnEngine(self.decoder, limits, self._policies, self.ending)
+
+    def source(self, sources: Sources, early_stop: tuple[Path, EarlyStopInfo] | None = None) -> OwnEngineSource:
+        """Returns what another process makes an equal engine of; arguments as of `OwnEngineSource`."""
+        return source_of(self.decoder, self.limits, sources, early_stop, self.stop_policy)
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> OwnEngine:
         copied = copy.copy(self)

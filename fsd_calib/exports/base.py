@@ -95,6 +95,11 @@ class Engine:
 
         if profile.threshold is not None:
             yield from self._of_threshold(profile)
+        if profile.beams is not None:
+            yield (
+                f"the profile is of {profile.beams.number} beams, and {self.title} is told of single texts alone; "
+                "calibrate without --beams"
+            )
         if profile.followed.tree is not None:
             yield (
                 f"the profile drafts trees of {profile.followed.tree}, and {self.title} is told of chains alone; "

@@ -61,6 +61,7 @@ class Transformers(Engine):
         if profile.file is None:
             raise UsageError("the profile has no file, which fsd_generate reads; save it first")
         ours = {"fsd_profile": str(profile.file.absolute()), **({"fsd_allow_edited": True} if profile.edited else {})}
+        ours |= {} if profile.beams is None else {"num_beams": profile.beams.number}
         hook = "custom_generate=fsd_generate, draft_model=draft, fsd_tokenizer=tokenizer"
         note = "transformers has no such rule: its generate calls fsd-calib's own decoding, which follows the profile."
         lines = ["from fsd_calib import fsd_generate", *_loading(profile, "draft")]

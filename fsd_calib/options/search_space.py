@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from fsd_calib.options.common import (
     AUTO,
@@ -27,12 +27,16 @@ from fsd_calib.options.common import (
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, several, several_each, whole_numbers
-from fsd_common.settings import Count, Several, listed
+from fsd_common.settings import Count, Rule, Several, listed
 from fsd_decoding.meanings import LEARNED, family_of
+from fsd_decoding.profile.parts import BeamAnswer
 from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape, read_shape, without_chain
 
 if TYPE_CHECKING:
     from fsd_decoding.sampling import Sampling
+
+BEAM_RULES = ("fsd-coupled",)
+"""The rule of beams."""
 
 
 def _one_of(name: str, known: tuple[str, ...]) -> str:
@@ -123,7 +127,7 @@ class SearchSpace(Drawing):
         Several[Count] | None,
         Option(
             "Tokens drafted per round: a number such as 5, or several to search over, such as 2-8 or 4,6,8. By default "
-            "1-12, or at most 16 with --predictor; trees are 2 to 6 or 8 deep.",
+            "1-12, or at most 16 with --predictor; trees and beams are 2 to 6 or 8 deep.",
             DECODING,
             read=whole_numbers,
         ),
@@ -169,6 +173,31 @@ class SearchSpace(Drawing):
     judge_budget: Annotated[
         Count, Option("With --judge auto: mismatches to label, for each of which the target writes on once.", DECODING)
     ] = 2000
+    beams: Annotated[
+        Annotated[int, Field(ge=2), Rule("it must be a whole number of 2 or more")] | None,
+        Option(
+            "Decode each problem to so many beams: by beam search at temperature 0, else by stochastic beam search. "
+            "T, the width and the depth (--draft-length) of what is drafted are searched (docs/beams.md).",
+            DECODING,
+        ),
+    ] = None
+    beam_width: Annotated[
+        Several[Count] | None,
+        Option(
+            "With --beams: pairs of a beam and a token that are drafted for each layer, such as 4,6,8. By default as "
+            "many as there are beams, half as many again, and twice as many.",
+            DECODING,
+            read=whole_numbers,
+        ),
+    ] = None
+    beam_answer: Annotated[
+        BeamAnswer,
+        Option(
+            "With --beams: what is graded. best: the best-scored text. majority: the best-scored of those with the "
+            "answer that most texts have.",
+            DECODING,
+        ),
+    ] = "best"
     stop_policy: Annotated[
         Annotated[str, AfterValidator(lambda name: known_name("stop policy", name, ()))] | None,
         Option("A stop policy of your own that ends drafts early: mine:Name (docs/extending.md).", DECODING),
@@ -179,6 +208,7 @@ class SearchSpace(Drawing):
     def _check_together(self) -> SearchSpace:
         check_phase(self.phase_begin, self.phase_end, self.phases)
         self._check_judge()
+        self._check_beams()
         if any(self.trees):
             self.check_walked(f"{named('tree')} is given", "trees")
         if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
@@ -211,6 +241,34 @@ class SearchSpace(Drawing):
                 f"{named('score')} {judges[0]} and {named('predictor')} are given, and a predictor is trained for "
                 "scores that are known before; leave one of the two out"
             )
+
+    def _check_beams(self) -> None:
+        if self.beams is None:
+            for name in ("beam_width", "beam_answer"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise UsageError(f"{named(name)} is given without {named('beams')}; give both, or none")
+            return
+        others = {
+            "tree": any(self.trees), "predictor": self.predictor is not None, "judge": self.judge is not None,
+            "stop_policy": self.stop_policy is not None, "threshold_policy": bool(self.moving),
+            "rule": listed(self.rule) != BEAM_RULES,
+        }  # fmt: skip
+        for name in (name for name, given in others.items() if given):
+            way_out = f"leave one of the two out (the rule of beams is {BEAM_RULES[0]}, with a constant T)"
+            raise UsageError(f"{named('beams')} and {named(name)} are given, and do not go together; {way_out}")
+        if (narrow := min(self.widths)) < self.beams:
+            raise UsageError(
+                f"{named('beam_width')} is {narrow}, and {named('beams')} {self.beams}; a layer is at least as wide as "
+                "there are beams"
+            )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of layers of beams; empty: there are no beams."""
+        if self.beams is None:
+            return ()
+        usual = (self.beams, self.beams + self.beams // 2, 2 * self.beams)
+        return tuple(listed(usual if self.beam_width is None else self.beam_width))
 
     def check_walked(self, given: str, what: str) -> None:
         """Raises UsageError where something is given that needs traces, which only chains of models have.

@@ -7,11 +7,11 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from fsd_calib.options.common import RULES_WITHOUT_T
-from fsd_calib.report.figures import pace_axis, rival_of
+from fsd_calib.report.figures import decided_by, pace_axis, rival_of
 from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
 from fsd_calib.report.rows import DRAFT, LOSSLESS, TARGET, Row, series_name, series_of
 from fsd_calib.report.zoom import Range, ends_of, wanted_retention, zoomable
-from fsd_common.formatting import NONE, bound, in_trees, pace, pace_between, percent, threshold, tokens
+from fsd_common.formatting import NONE, bound, pace, pace_between, percent, threshold, tokens
 from fsd_common.pages.blocks import Zoomed
 from fsd_common.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_common.pages.themes import SERIES, SHAPES
@@ -36,7 +36,7 @@ def hover(row: Row, speed: str | None = None) -> dict[str, str]:
     return {
         "setting": setting.rule if row.drafts else row.series,
         "T": threshold(setting.threshold),
-        "L": f"{setting.draft_length}{in_trees(setting.tree)}" if row.drafts else NONE,
+        "L": f"{setting.draft_length}{setting.shape}" if row.drafts else NONE,
         "score": setting.score if setting.threshold is not None else NONE,
         "policy": "constant T" if setting.policy is None else str(setting.policy),
         "retention": retention, "accuracy": percent(point.accuracy), "tokens/round": pace(point.tokens_per_round, 2),
@@ -228,7 +228,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     rejected = [1 - trial.share for trial, _ in shown]
     axis = {"values": _TICKS, "labelExpr": _LABEL}
     x = quantitative(
-        "rejected", "drafted tokens with score ≤ T", axis=axis,
+        "rejected", f"{decided_by(profile)} with score ≤ T", axis=axis,
         scale={"type": "log", "reverse": True, "nice": False, "domain": [min(rejected) / 1.2, max(rejected) * 1.2]},
     )  # fmt: skip
     looks = series(series_of(rows), found)
@@ -243,7 +243,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
         layers = [*levels(profile), intervals(x, y, looks["color"]), ring(x, y), points]
         return Chart("share", alt, layered(values, layers))
 
-    alt = "Retention against the share of drafted tokens that T accepts: " + "; ".join(
+    alt = f"Retention against the share of {decided_by(profile)} that T accepts: " + "; ".join(
         f"{trial.setting.score} {trial.share:.1%}: {percent(row.point.retention)}" for trial, row in shown
     )
     return zoomable(profile, ends_of(rows), _near(rows), draw)

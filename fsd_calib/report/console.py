@@ -68,15 +68,17 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
     own = f"PYTHONPATH={shlex.quote(os.pathsep.join(added_to_path()))} " if profile.addons and added_to_path() else ""
     command = f"{own}fsd-generate --profile {shlex.quote(str(path))} 'your question'\n\n"
     by_question = profile.prompt is not None and profile.prompt.form is not None
+    decode = "generate" if profile.beams is None else "generate_beams"
     asked = (
         f"prompts = ThresholdProfile.load({str(path)!r}).prompts(decoder.tokenizer)  # as the calibration made them\n"
-        "results = decoder.generate([prompts.prompt('your question')], prompts.max_new_tokens, stop=prompts.stop)"
+        f"results = decoder.{decode}([prompts.prompt('your question')], "
+        "max_new_tokens=prompts.max_new_tokens, stop=prompts.stop)"
         if by_question
         else "# prompts as the task writes them, see fsd_calib.load_task: the profile is of no others\n"
-        "results = decoder.generate(['your prompt'])"
+        f"results = decoder.{decode}(['your prompt'])"
     )
     return (
-        f"{command if draft != _CORPUS and by_question else ''}"
+        f"{command if draft != _CORPUS and by_question and profile.beams is None else ''}"
         f"from fsd_calib import {imported}SpeculativeDecoder{', ThresholdProfile' if by_question else ''}\n"
         f"decoder = SpeculativeDecoder.from_pretrained({models}, profile={str(path)!r}{graphs})\n"
         f"{asked}"

@@ -18,7 +18,6 @@ from fsd_common.formatting import (
     bound,
     confidence,
     exact,
-    in_trees,
     interval,
     pace,
     percent,
@@ -155,7 +154,12 @@ def main_figures(profile: ThresholdProfile) -> list[Figures]:
 def draft_length_label(profile: ThresholdProfile) -> str:
     """Returns "L = 5" for drafts of the fuzzy rule, "L ≤ 5" where they end early, and the shape of its trees."""
     whole = profile.early_stop is None and profile.stop_policy is None
-    return f"L {'=' if whole else '≤'} {profile.draft_length}{in_trees(profile.tree)}"
+    return f"L {'=' if whole else '≤'} {profile.draft_length}{profile.chosen.shape}"
+
+
+def decided_by(profile: ThresholdProfile) -> str:
+    """Returns what T accepts a share of."""
+    return "drafted tokens" if profile.beams is None else "layers that end lossless rounds"
 
 
 def draft_label(profile: ThresholdProfile, other: str | None) -> str:
@@ -218,7 +222,7 @@ def _of_rival(profile: ThresholdProfile) -> Figures:
         point = None
     return Figures(
         "lossless",
-        f"{rival.rule} (lossless)\nL = {rival.draft_length}{in_trees(rival.tree)}{draft_label(profile, rival.draft)}",
+        f"{rival.rule} (lossless)\nL = {rival.draft_length}{rival.shape}{draft_label(profile, rival.draft)}",
         accuracy=point.accuracy if point else None, retention=point.retention if point else None,
         tokens_per_round=profile.tokens_per_round.lossless,
     )  # fmt: skip
@@ -252,7 +256,7 @@ def _configuration(profile: ThresholdProfile) -> str:
         draft = draft_label(profile, profile.estimate.draft)
         return f"{label}\nT = {profile.estimate.threshold:.4g}, {draft_length_label(profile)}{draft}"
     followed = profile.followed
-    return f"lossless\n({followed.rule}), L = {followed.draft_length}{in_trees(followed.tree)}"
+    return f"lossless\n({followed.rule}), L = {followed.draft_length}{followed.shape}"
 
 
 _PART, _TIMED = "¹", "²"

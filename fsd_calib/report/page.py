@@ -19,6 +19,7 @@ from fsd_calib.report.charts import (
 )
 from fsd_calib.report.figures import (
     busy_note,
+    decided_by,
     draft_length_label,
     main_figures,
     meanings,
@@ -34,7 +35,7 @@ from fsd_calib.report.tables import details, front
 from fsd_calib.report.verdict import LIKE, by_agreement, guard_setting, is_bounded_front, lost, unbound, verdict
 from fsd_calib.report.zoom import wanted_retention
 from fsd_collectors.report.description import short_name
-from fsd_common.formatting import NONE, answer_seconds, bound, exact, in_trees, interval, pace, percent, threshold
+from fsd_common.formatting import NONE, answer_seconds, bound, exact, interval, pace, percent, threshold
 from fsd_common.pages.blocks import (
     Answer,
     Block,
@@ -160,11 +161,11 @@ def _shares(run: Run, found: list[Row]) -> Section:
         blocks: tuple[Block, ...] = (lacking(run, "What T means in shares of tokens is"),)
     else:
         chart = retention_by_share(run.profile, run.record, found)
-        blocks = (*((chart,) if chart else ()), scale_sheet(run.record))
+        blocks = (*((chart,) if chart else ()), scale_sheet(run.record, decided_by(run.profile)))
     return Section(
         "shares", "Scores on one scale",
-        "Thresholds of different scores have no common unit, but the share of drafted tokens that they accept "
-        "has: at the same share, the higher mark lost less accuracy.",
+        f"Thresholds of different scores have no common unit, but the share of {decided_by(run.profile)} that they "
+        "accept has: at the same share, the higher mark lost less accuracy.",
         blocks,
     )  # fmt: skip
 
@@ -359,17 +360,17 @@ def _rung(number: int, rung: Rung, claim: float | None) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def scale_sheet(record: RunRecord) -> Sheet:
-    """Returns the T that accepts a share of the drafted tokens, by score."""
+def scale_sheet(record: RunRecord, decided: str) -> Sheet:
+    """Returns the T that accepts a share of what it decides on, by score. `decided`: see `decided_by`."""
     shares = [share for share in _SHARES if any(share in scale.shares for scale in record.scales)]
     rows = []
     for scale in record.scales:
         arm = scale.arm
         by = "" if arm.policy is None else f", {arm.policy.name}"
         at = dict(zip(scale.shares, scale.thresholds, strict=True))
-        rows.append((f"{arm.score}{by}{in_trees(arm.tree)}", *(threshold(at.get(share)) for share in shares)))
+        rows.append((f"{arm.score}{by}{arm.shape}", *(threshold(at.get(share)) for share in shares)))
     headings = ("score", *(f"{100 * share:g}%" for share in shares))
-    return Sheet("T that accepts a share of the drafted tokens", headings, tuple(rows),
+    return Sheet(f"T that accepts a share of the {decided}", headings, tuple(rows),
                  "Along the target's own text, on the tuning part, by score ≤ T alone. –: no T does, as the score is "
                  "infinite too often.")  # fmt: skip
 

@@ -60,6 +60,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if plan.memory is not None:
         console.print()
         console.print(memory_table(plan.memory))
+        if plan.memory.beams is not None:
+            console.print(literal(slots_line(plan.memory)))
 
 
 def pilot_summary(plan: Plan) -> str:
@@ -244,7 +246,8 @@ def rounds_line(plan: Plan) -> str:
 
 def memory_table(memory: MemoryPlan) -> Table:
     """Returns what takes how much memory, and what the device has."""
-    title = f"Estimated memory, {memory.rows} problems at a time on {memory.device}"
+    of_beams = "" if memory.beams is None else f" of {memory.beams} beams"
+    title = f"Estimated memory, {memory.rows} problems{of_beams} at a time on {memory.device}"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_footer=True)
     free = "" if memory.free is None else f"of {gigabytes(memory.free)} free"
     table.add_column("", "total")
@@ -254,6 +257,14 @@ def memory_table(memory: MemoryPlan) -> Table:
         if size:
             table.add_row(name, gigabytes(size), "")
     return table
+
+
+def slots_line(memory: MemoryPlan) -> str:
+    """Returns how many KV slots beams have, and how many they used."""
+    return (
+        f"Beams share the KV slots of what their texts have in common: of {memory.reserved:,} slots behind a prompt, "
+        f"which {memory.beams} texts that share nothing would fill, {memory.slots:,} were in use at most so far."
+    )
 
 
 def outlook(plan: Plan) -> str:

@@ -9,7 +9,6 @@ from fsd_calib.options.common import RULES_WITHOUT_T
 from fsd_calib.report.figures import bound_of, is_chosen, was_timed
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import nondominated
-from fsd_common.formatting import in_trees
 from fsd_decoding.profile.fields import CurvePoint
 from fsd_decoding.profile.setting import DRAFT_ALONE, Setting
 
@@ -68,7 +67,7 @@ def series_name(setting: Setting) -> str:
     if setting.threshold is None:
         return f"{setting.rule} (lossless)"
     by = "" if setting.policy is None else f" by {setting.policy.name}"
-    return f"{setting.score}{by}{in_trees(setting.tree)}"
+    return f"{setting.score}{by}{setting.shape}"
 
 
 def series_of(found: Sequence[Row]) -> list[str]:

@@ -69,6 +69,7 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
     return {
         "outcome": f"{p.outcome}{_unless_bound(p)}",
         "rule": f"{p.rule}, T = {threshold(p.threshold)}, {draft_length_label(p)}",
+        **({} if p.beams is None else {"beams": str(p.beams)}),
         "policy": "none: T is constant" if p.policy is None else f"T is moved by {p.policy}",
         "early stop": _early_stop(p),
         "score": f"{p.score} on {p.logits} logits, definitions version {p.scores_version}",
@@ -290,8 +291,8 @@ def _arm(setting: Setting, width: int) -> Iterator[str]:
         yield setting.score
     if setting.policy is not None:
         yield str(setting.policy)
-    if setting.tree is not None:
-        yield f"trees of {setting.tree}"
+    if setting.tree is not None or setting.width is not None:
+        yield setting.shape.removeprefix(", ")
     if setting.draft is not None:
         yield f"with {breakable(PurePath(setting.draft).name, width)}"
 

@@ -19,7 +19,6 @@ from fsd_common.formatting import (
     bound,
     confidence,
     exact,
-    in_trees,
     interval,
     level,
     percent,
@@ -284,7 +283,7 @@ def _untried(profile: ThresholdProfile) -> str:
 def _lossless(profile: ThresholdProfile) -> str:
     speed, c = profile.speed, profile.certificate
     rival = rival_of(profile)
-    pace = f"{speed.lossless:.1f} {speed.unit} (L = {rival.draft_length}{in_trees(rival.tree)})"
+    pace = f"{speed.lossless:.1f} {speed.unit} (L = {rival.draft_length}{rival.shape})"
     than = f"plain {rival.rule}, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
     outcome = f"No fuzzy setting that keeps the requested accuracy is expected to be faster than {than}"
     if speed.wanted is not None:

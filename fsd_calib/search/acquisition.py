@@ -192,7 +192,7 @@ class Prospects:
 
     def _variant(self, arm: Setting) -> Hashable:
         """Returns what tells the settings of a group apart, beside their draft length."""
-        return (arm.policy, arm.score, arm.tree) if self._pooled else arm.policy
+        return (arm.policy, arm.score, arm.tree, arm.width) if self._pooled else arm.policy
 
 
 def _interpolate_flips(observations: Sequence[Observation], at: Floats) -> Floats:

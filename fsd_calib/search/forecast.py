@@ -113,7 +113,7 @@ class ReplayForecast:
 
     def reaches(self, arm: Setting, logit_share: float) -> bool:
         """Whether a finite T accepts this share."""
-        return _reached(self._grid, self._quantiles[arm.policy, arm.score], logit_share)
+        return reached(self._grid, self._quantiles[arm.policy, arm.score], logit_share)
 
     def tokens_per_second(self, setting: Setting) -> float:
         return float(self._costs.tokens_per_second(*self.counts(setting)))
@@ -199,7 +199,7 @@ def finite(thresholds: Array) -> Array:
     return np.where(np.isfinite(thresholds), thresholds, finite[-1] if len(finite) else np.finfo(np.float32).max)
 
 
-def _reached(grid: Array, thresholds: Array, logit_share: float) -> bool:
+def reached(grid: Array, thresholds: Array, logit_share: float) -> bool:
     return bool(np.isfinite(thresholds[np.searchsorted(grid, logit_share)]))
 
 
@@ -260,7 +260,7 @@ class WalkedForecast:
 
     def reaches(self, arm: Setting, logit_share: float) -> bool:
         """Whether a finite T accepts this share."""
-        return _reached(self._grid, self._quantiles[arm.score], logit_share)
+        return reached(self._grid, self._quantiles[arm.score], logit_share)
 
     def tokens_per_second(self, setting: Setting) -> float:
         return float(self._costs.tokens_per_second(*self.counts(setting)))

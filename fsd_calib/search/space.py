@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 from fsd_common.errors import UsageError
@@ -23,7 +24,7 @@ def logit(share: float) -> float:
 
 @dataclass(frozen=True)
 class Space:
-    """All combinations of rule, score, draft length, policy, draft and shape of trees.
+    """All combinations of rule, score, draft length, policy, draft, shape of trees and width of beams.
 
     Each combination is an arm. Arms that differ in their draft length alone form a family: at the same threshold they
     accept the same tokens.
@@ -34,6 +35,7 @@ class Space:
         drafts: Names of the drafts; (None,) where there is only one.
         trees: Shapes of the trees that are drafted; None: chains.
         depths: The draft lengths of trees; empty: those of chains.
+        widths: Of the layers of beams; None: single texts are decoded.
 
     Raises:
         UsageError: One of them is empty, but for the last.
@@ -46,6 +48,7 @@ class Space:
     drafts: tuple[str | None, ...] = (None,)
     trees: tuple[TreeShape | None, ...] = (None,)
     depths: tuple[int, ...] = ()
+    widths: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
@@ -66,7 +69,7 @@ class Space:
             "rule": self.rules, "score": self.scores,
             "draft_length": tuple(dict.fromkeys(length for tree in self.trees for length in self.lengths(tree))),
             "policy": self.policies, "draft": self.drafts,
-            "tree": tuple(None if tree is None else tree.text for tree in self.trees),
+            "tree": tuple(None if tree is None else tree.text for tree in self.trees), "width": self.widths,
         }  # fmt: skip
 
     def lengths(self, tree: TreeShape | None) -> tuple[int, ...]:
@@ -75,24 +78,26 @@ class Space:
 
     @property
     def draftings(self) -> list[Drafting]:
-        """All drafts, as chains and trees of each shape."""
-        return [Drafting(draft, tree) for draft in dict.fromkeys(self.drafts) for tree in dict.fromkeys(self.trees)]
+        """All drafts, as chains and trees of each shape, or as beams of each width."""
+        return self._draftings(self.trees)
 
     @property
     def compared(self) -> list[Drafting]:
         """`draftings`, and the chains of every draft, which lossless decoding is timed with too."""
-        trees = dict.fromkeys((None, *self.trees))
-        return [Drafting(draft, tree) for draft in dict.fromkeys(self.drafts) for tree in trees]
+        return self._draftings((None, *self.trees))
+
+    def _draftings(self, trees: tuple[TreeShape | None, ...]) -> list[Drafting]:
+        return [Drafting(*each) for each in dict.fromkeys(product(self.drafts, trees, self.widths))]
 
     @property
     def families(self) -> list[list[Setting]]:
         """All arms, grouped into families."""
         return [
             [
-                Setting(rule, score, length, policy=_policy(policy), draft=draft, tree=tree)
+                Setting(rule, score, length, policy=_policy(policy), draft=draft, tree=tree, width=width)
                 for length in dict.fromkeys(self.lengths(tree))
             ]
-            for draft, tree in self.draftings
+            for draft, tree, width in self.draftings
             for rule in dict.fromkeys(self.rules)
             for score in dict.fromkeys(self.scores)
             for policy in dict.fromkeys(self.policies)

@@ -87,8 +87,8 @@ class TrialRunner:
 
 
 def setting_attributes(setting: Setting) -> dict[str, Any]:
-    """Returns the study's attributes of a setting; policy, draft and tree only where there is one."""
-    policy, draft, tree = setting.policy, setting.draft, setting.tree
+    """Returns the study's attributes of a setting; policy, draft, tree and width only where there is one."""
+    policy, draft, tree, width = setting.policy, setting.draft, setting.tree, setting.width
     return {
         "rule": setting.rule,
         "score": setting.score,
@@ -97,6 +97,7 @@ def setting_attributes(setting: Setting) -> dict[str, Any]:
         **({} if policy is None else {"policy": str(policy)}),
         **({} if draft is None else {"draft": draft}),
         **({} if tree is None else {"tree": tree.text}),
+        **({} if width is None else {"width": width}),
     }
 
 

@@ -137,6 +137,11 @@ class Task:
         wanted = answer if target_text is None else self._answer(target_text)
         return wanted is not None and self.grader(replace(problem, reference=wanted), answer)
 
+    def agree(self, problem: Problem, one: str, other: str) -> bool:
+        """Returns whether two texts of a problem have one answer, by a grader that compares answers."""
+        wanted, given = self._answer(one), self._answer(other)
+        return wanted is not None and given is not None and self.grader(replace(problem, reference=wanted), given)
+
     def _answer(self, text: str) -> str | None:
         """The part of a text that is graded; None: the text ended before it."""
         if self.answer_after is None:

@@ -112,6 +112,8 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
             f"the profile's draft is the {IN_WORDS[profile.draft.kind]} {profile.draft.id!r}, and vLLM follows "
             "profiles of draft models and heads; calibrate with one"
         )
+    if profile.beams is not None:
+        yield f"the profile is of {profile.beams.number} beams, which vLLM decodes without it; calibrate without beams"
     if profile.followed.tree is not None:
         yield "the profile drafts trees, which vLLM does not; calibrate chains"
     if profile.sampling.min_p is not None:

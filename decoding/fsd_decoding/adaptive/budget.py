@@ -79,8 +79,13 @@ def check_criterion(name: str, profile: ThresholdProfile, criterion: Criterion) 
 
 
 def check_chains(name: str, profile: ThresholdProfile) -> None:
-    """Raises UsageError if the profile's T is for trees, which policies with profiles do not go with. `name` is how to
-    call the profile in the message."""
+    """Raises UsageError if the profile's T is for trees or beams, which policies with profiles do not go with. `name`
+    is how to call the profile in the message."""
+    if profile.beams is not None:
+        raise UsageError(
+            f"the profile of {name} is of {profile.beams.number} beams, and this policy sets T for single texts alone; "
+            "use a profile that was calibrated without beams"
+        )
     if profile.tree is not None:
         raise UsageError(
             f"the profile of {name} is for trees of {profile.tree}, and this policy sets T for chains alone; use a "

@@ -58,8 +58,9 @@ class BeamSearch:
         first = found.pairs[: settings.beams]
         for (node, token), reason, score in zip(first, found.ends, found.scores.tolist(), strict=False):
             if reason is not None or length == self._most:
-                tokens = forest.path(node) + [token] * (reason != "eos")
-                texts.append(Done(tokens, settings.penalised(score, length), score, reason or "length"))
+                tokens, eos = forest.path(node), token if reason == "eos" else None
+                tokens += [token] * (eos is None)
+                texts.append(Done(tokens, settings.penalised(score, length), score, reason or "length", eos))
         return tuple(sorted(texts, key=lambda text: -text.score)[: settings.beams])
 
     def is_over(self, beams: Beams) -> bool:

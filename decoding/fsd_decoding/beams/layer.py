@@ -31,6 +31,7 @@ class Done:
     score: float  # penalised
     log_probability: float
     reason: Ending
+    eos: int | None = None  # the token that ended it; None: another reason
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ class BeamRow:
         forest: their tokens.
         beams: the beams so far.
         lo, hi: every T in [lo, hi) gives the same texts.
+        rejected: of each layer that the exact rule did not go on from, its place in its round and D, which is infinite
+            where no T makes up for it; empty where T bounds no score.
     """
 
     request: Request
@@ -87,6 +89,7 @@ class BeamRow:
     accepted: int = 0
     kept: int = 0
     slots: int = 0
+    rejected: list[tuple[int, float]] = field(default_factory=list)
     drafts: list[Drafted] = field(default_factory=list)  # of the round under way
 
     @property
@@ -210,8 +213,8 @@ class BeamRounds:
         """
         row.rounds += 1
         row.drafted += len(row.drafts)
-        for drafted in row.drafts:
-            layer, goes_on = self._judged(row, logits[[places[node] for node in row.beams.live_nodes]], drafted)
+        for depth, drafted in enumerate(row.drafts):
+            layer, goes_on = self._judged(row, logits[[places[node] for node in row.beams.live_nodes]], drafted, depth)
             row.take(layer)
             row.accepted += goes_on
             if row.is_over or not goes_on:
@@ -222,18 +225,20 @@ class BeamRounds:
         row.slots = max(row.slots, row.forest.used - 1)
         row.forest.prune(row.beams.nodes)
 
-    def _judged(self, row: BeamRow, logits: Tensor, drafted: Drafted) -> tuple[Layer, bool]:
-        """The next layer, and whether the round goes on from it."""
+    def _judged(self, row: BeamRow, logits: Tensor, drafted: Drafted, depth: int) -> tuple[Layer, bool]:
+        """The next layer, and whether the round goes on from it. `depth`: its place in the round."""
         work = self._work
         judged = row.search.judge(row.forest, row.beams, work.log_probabilities(logits), drafted)
         if judged.goes_on or not work.fuzzy:
             return judged.layer, judged.goes_on
         kept = kept_from_draft(row.forest, judged, drafted, work.ends, work.settings.beams)
         if kept is None:
+            row.rejected.append((depth, math.inf))
             return judged.layer, False
         processed = work.criterion.on == "processed"
         log_p, log_q = (work.log_probabilities(each, processed) for each in (logits, drafted.logits))
         score = layer_divergence(work.criterion.score, row.beams, log_p, drafted, log_q)
+        row.rejected.append((depth, score))
         if score <= row.request.threshold and math.isfinite(score):
             row.lo, row.kept = max(row.lo, score), row.kept + 1
             return kept, True

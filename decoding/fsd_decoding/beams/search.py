@@ -70,7 +70,8 @@ class UntilAllEnd:
         for node, score, reason in zip(beams.nodes, beams.scores.tolist(), beams.ended, strict=True):
             tokens = forest.path(node)
             penalised = self._settings.penalised(score, len(tokens))
-            found.append(Done(tokens[:-1] if reason == "eos" else tokens, penalised, score, reason or "length"))
+            eos = tokens.pop() if reason == "eos" else None
+            found.append(Done(tokens, penalised, score, reason or "length", eos))
         return sorted(found, key=lambda text: -text.score)
 
 

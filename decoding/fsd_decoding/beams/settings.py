@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from fsd_common.argument_checks import check_count, check_flag, number
 from fsd_common.errors import UsageError
@@ -64,6 +64,19 @@ class BeamSettings:
             raise UsageError(f"length_penalty is {self.length_penalty}; {rule}")
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise UsageError(f"early_stopping is {self.early_stopping!r:.40}; it must be False, True or 'never'")
+
+    @classmethod
+    def over(cls, usual: BeamSettings | None, beams: int | None, width: int | None, **given: Any) -> BeamSettings:
+        """Returns settings with the number of beams and the width of `usual` where they are not given.
+
+        Raises:
+            UsageError: the number is nowhere given, or a value is out of range.
+        """
+        number = usual.beams if beams is None and usual is not None else beams
+        if number is None:
+            raise UsageError("beams is not given, and no profile of beams is followed; say how many, such as beams=4")
+        own = usual.width if usual is not None and usual.beams == number else 2 * number
+        return cls(number, own if width is None else width, **given)
 
     @property
     def narrows(self) -> bool:

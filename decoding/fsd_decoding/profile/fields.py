@@ -17,6 +17,7 @@ from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
     Amount,
+    BeamsInfo,
     Certificate,
     Confidence,
     Count,
@@ -374,9 +375,12 @@ class ProfileContent(Sealed):
     policy: PolicyInfo | None = None
     """Scales `threshold` from round to round in decoders of the profile. null: the threshold is constant."""
     draft_length: Natural
-    """Number of tokens drafted in a round, one after the other: with trees, their depth."""
+    """Number of tokens drafted in a round, one after the other: with trees, their depth; with
+    beams, layers."""
     tree: TreeShape | None = None
     """The shape of the trees that are drafted. null: chains are."""
+    beams: BeamsInfo | None = None
+    """The beams that prompts are decoded to. null: they are decoded to single texts."""
     lossless: Setting | None = None
     """The fastest lossless rule, with what it was timed with, its own best. null: not measured."""
     sampling: SamplingInfo
@@ -514,7 +518,8 @@ class ProfileContent(Sealed):
         threshold, draft = self.threshold, None
         if self.estimate is not None:
             threshold, draft = self.estimate.threshold, self.estimate.draft
-        return Setting(self.rule, self.score, self.draft_length, threshold, self.policy, draft, self.tree)
+        width = None if self.beams is None else self.beams.width
+        return Setting(self.rule, self.score, self.draft_length, threshold, self.policy, draft, self.tree, width)
 
     @property
     def granted(self) -> Setting | None:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from fsd_common.errors import UsageError
 from fsd_decoding.batch import Request
+from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
@@ -88,6 +89,7 @@ class Coverage:
         certified: whether its certificate is for this setting.
         drafts: what the profile sets of drafts, by rule.
         prompt: how its prompts were made; None: it does not say.
+        beams: those that prompts are decoded to; None: single texts.
     """
 
     setting: DecodingSetting
@@ -95,6 +97,16 @@ class Coverage:
     certified: bool
     drafts: DraftsByRule
     prompt: PromptInfo | None = None
+    beams: BeamSettings | None = None
+
+    def require_single_texts(self, what: str) -> None:
+        """Raises UsageError where the profile is of beams, which `what` does not decode."""
+        if self.beams is not None:
+            raise UsageError(
+                f"the profile of {self.task!r} is of {self.beams.beams} beams, which {what} does not decode; use "
+                "SpeculativeDecoder.generate_beams, or generate(num_beams=…) with fsd_generate, or calibrate without "
+                "beams"
+            )
 
     def covers(self, setting: DecodingSetting) -> bool:
         """Whether a setting is the profile's own."""
@@ -112,6 +124,15 @@ class Coverage:
         changed = [f"{name} is {_shown(name, now)} instead of {_shown(name, then)}" for name, then in own.items()
                    if (now := next((each[name] for each in lossy if each[name] != then), then)) != then]  # fmt: skip
         return self._outside(changed)
+
+    def other_beams(self, beams: BeamSettings) -> str | None:
+        """Returns a warning where beams are decoded otherwise than the profile says, or where it is of none."""
+        if self.beams is None:
+            return "a profile certifies single texts; nothing certifies these beams"
+        then, now = vars(self.beams), vars(beams)
+        return self._outside(
+            [f"{name} is {now[name]!r} instead of {was!r}" for name, was in then.items() if now[name] != was]
+        )
 
     def asked_otherwise(
         self, tokenizer: Any, prompts: Sequence[str | list[int]], max_new_tokens: int, stop: Sequence[str]
@@ -280,6 +301,7 @@ def following(profile: ThresholdProfile, decoder: Any = None) -> str:
         decoder: the `SpeculativeDecoder` that follows it, whose setting may be another; None: the profile's is run.
     """
     whose = f"profile {'' if profile.file is None else f'{str(profile.file)!r} '}of task {profile.task!r}"
+    whose += "" if profile.beams is None else f" ({profile.beams})"
     own = decoder is None or decoder.coverage.covers(decoder.setting)
     if (profile.threshold is None) if own else decoder.setting.lossless:
         why = "which has no threshold" if profile.threshold is None else "with another setting than its own"
@@ -384,7 +406,11 @@ def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer
 
 def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
     certified = profile.certificate.certified and profile.bound and profile.threshold is not None
-    return Coverage(DecodingSetting.of(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt)
+    own = profile.beams
+    beams = None if own is None else BeamSettings(own.number, profile.followed.width or own.width)
+    return Coverage(
+        DecodingSetting.of(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt, beams
+    )
 
 
 def warning_of(profile: ThresholdProfile) -> str | None:

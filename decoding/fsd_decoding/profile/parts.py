@@ -504,6 +504,30 @@ class RatesInfo(Part):
     """What is achieved at each T."""
 
 
+BeamAnswer = Literal["best", "majority"]
+"""Which of a prompt's beams answers: the best-scored, or the best-scored of those with the answer that most have."""
+
+
+class BeamsInfo(Part):
+    """Beams that each prompt is decoded to. Speeds, lengths and drafts count layers, a token of each beam."""
+
+    number: Annotated[int, Field(ge=2, le=LARGEST)]
+    """Number of beams, W."""
+    width: Natural
+    """Pairs of a beam and a token that the draft proposes for a layer, W or more."""
+    answer: BeamAnswer
+    """What was graded: the best-scored text, or the best-scored of those with the answer that most texts have."""
+
+    @model_validator(mode="after")
+    def _is_as_wide_as_it_has_beams(self) -> Self:
+        if self.width < self.number:
+            raise ValueError(f"width is {self.width}, but number is {self.number}; it must be at least that")
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.number} beams, {'the best answers' if self.answer == 'best' else 'answers by majority'}"
+
+
 class EarlyStopInfo(Part):
     """The acceptance predictor that ends drafts early, and its cost model (see docs/predictor.md)."""
 

@@ -26,19 +26,26 @@ KNOB = "knob"
 
 
 class Drafting(NamedTuple):
-    """What drafts: the name of the draft, or None where there is only one, and the shape of its trees, or None."""
+    """What drafts: the name of the draft, or None where there is only one; the shape of its trees, or None; and the
+    width of its layers of beams, or None."""
 
     draft: str | None = None
     tree: TreeShape | None = None
+    width: int | None = None
 
     def __str__(self) -> str:
         by = "" if self.draft is None else f" with {PurePath(self.draft).name}"
+        if self.width is not None:
+            return f"beams at width {self.width}{by}"
         return f"{'chains' if self.tree is None else f'trees of {self.tree}'}{by}"
+
+
+CHAINS = Drafting()
 
 
 @dataclass(frozen=True)
 class Setting(TakesJudge):
-    """Rule, score, draft length, threshold, and where there are any policy, draft and shape of trees.
+    """Rule, score, draft length, threshold, and where there are any policy, draft, shape of trees and width of beams.
 
     Models, sampling, prompt and noise determine a text besides.
     """
@@ -54,7 +61,8 @@ class Setting(TakesJudge):
     score: str
     """The score that its threshold is compared with."""
     draft_length: Natural
-    """Number of tokens drafted in a round, one after the other: with trees, their depth."""
+    """Number of tokens drafted in a round, one after the other: with trees, their depth; with
+    beams, layers."""
     threshold: Amount | None = None
     """Its T. null: the rule has none (`target`, `sd`)."""
     policy: PolicyInfo | None = None
@@ -63,6 +71,8 @@ class Setting(TakesJudge):
     """The id of its draft, if several were searched and it is not the profile's own. null: the profile's."""
     tree: TreeShape | None = None
     """The shape of its trees. null: it drafts chains."""
+    width: Natural | None = None
+    """Pairs of a beam and a token that its draft proposes for a layer. null: there are no beams."""
 
     @classmethod
     def alone(cls, score: str) -> Setting:
@@ -106,7 +116,12 @@ class Setting(TakesJudge):
     @property
     def drafting(self) -> Drafting:
         """What drafts for it."""
-        return Drafting(self.draft, self.tree)
+        return Drafting(self.draft, self.tree, self.width)
+
+    @property
+    def shape(self) -> str:
+        """The shape of its drafts, as what follows a draft length; of chains nothing."""
+        return in_trees(self.tree) if self.width is None else f", width {self.width}"
 
     @property
     def addons(self) -> tuple[Addon, ...]:
@@ -131,7 +146,7 @@ class Setting(TakesJudge):
         by = "" if self.policy is None else f" by {self.policy}"
         bound = "" if self.threshold is None else f" {self.score} <= {self.threshold:.4g}{by}"
         drafting = "" if self.draft is None else f" with {PurePath(self.draft).name}"
-        return f"{self.rule}{bound} at L = {self.draft_length}{in_trees(self.tree)}{drafting}"
+        return f"{self.rule}{bound} at L = {self.draft_length}{self.shape}{drafting}"
 
 
 @cache

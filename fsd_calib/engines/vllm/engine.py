@@ -44,10 +44,9 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.engine.result import Result
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
-from fsd_decoding.profile.setting import Setting
+from fsd_decoding.profile.setting import CHAINS, Drafting, Setting
 from fsd_decoding.requests import requests_for
 from fsd_decoding.rules import rule_named
-from fsd_decoding.tree_shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 _numbers = count()  # of requests: vLLM and the plugin tell them apart by their names
@@ -251,9 +250,9 @@ class VllmEngine(Engine):
         return key_of(setting, seed, self.decoding, self.limits, models=models, engine=engine)
 
     def costs(
-        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
+        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, drafting: Drafting = CHAINS
     ) -> CostModel:
-        if tree is not None:
+        if drafting.tree is not None:
             raise UsageError(f"engine 'vllm' drafts no trees; leave {named('tree')} out")
 
         def requests(length: int) -> Requests:

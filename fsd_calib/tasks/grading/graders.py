@@ -209,3 +209,7 @@ def comparison() -> Callable[[str, str], bool]:
 
 _BREAKS = (MemoryError, RecursionError)
 _DEEPEST = 50  # braces within braces; of more than some hundred its parser takes the innermost part for the whole
+
+
+COMPARING: frozenset[Grader] = frozenset({same_number, same_choice, same_text, same_expression})
+"""Graders that compare answers: a text in place of the reference does as well."""

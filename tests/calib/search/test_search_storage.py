@@ -76,7 +76,8 @@ def test_the_study_holds_parameters_values_and_constraints(recorded: tuple[optun
     study, found = recorded
     assert [t.value for t in study.trials] == [t.value for t in found.trials]
     for trial, expected in zip(study.trials, found.trials, strict=True):
-        assert list(trial.params) == ["rule", "score", "draft_length", "policy", "draft", "tree", "logit_share"]
+        named = ["rule", "score", "draft_length", "policy", "draft", "tree", "width", "logit_share"]
+        assert list(trial.params) == named
         assert trial.constraints["shortfall"] == expected.shortfall
 
 

@@ -224,7 +224,6 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
         {"draft_model": None, "assistant_model": DRAFT},
     ),
     ("draft_model is 'gpt2'; it must be a loaded causal LM", {"draft_model": "gpt2"}),
-    ("beams are decoded by SpeculativeDecoder.generate_beams", {"num_beams": 3}),
     ("contrastive search", {"penalty_alpha": 0.6, "top_k": 4}),
     ("assisted generation", {"prompt_lookup_num_tokens": 3}),
     *(

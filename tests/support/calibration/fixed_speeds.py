@@ -20,7 +20,7 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.setting import Setting
 
 _PIECES = 20
-_PACES = {"target": 50.0, "sd": 100.0}  # tokens/s
+_PACES = {"target": 50.0, "sd": 100.0, "coupled": 100.0}  # tokens/s; `coupled` is the rival of beams
 _COSTS = CostModel(draft_step=0.002, verify=0.01, position=0.0001)  # seconds
 
 
