@@ -22,10 +22,12 @@ from fsd_collectors.judging.labels import read_labels
 from fsd_collectors.store.reading import load_traces
 from fsd_common.user_folders import default_cache
 from fsd_data import pair_paths
+from fsd_data.problems import fresh
 from lib.common.claims import Claim
 from lib.common.results import conclude, machine_facts, options_of
 from lib.common.timing import Ratio
-from lib.judge.designs import Made, made, of_scores
+from lib.judge.across import across
+from lib.judge.designs import TRIALS, Made, made, of_scores, origin_of
 from lib.judge.labels import SEED as LABELLED
 from lib.judge.labels import label
 from lib.judge.pair import PAIRS, further_pair
@@ -50,20 +52,22 @@ def main() -> int:
     pair = further_pair(options.pair) if options.pair in PAIRS else tuple(map(str, pair_paths()))
     decoder = SpeculativeDecoder.from_pretrained(*pair, draft_length=options.draft_length)
     folder = options.labels or default_cache() / f"judge-labels-{options.pair}"
+    source = load_task("arithmetic", seed=LABELLED, limit=_LABELLED, tokenizer=decoder.tokenizer)
     if options.labels is None:
-        source = load_task("arithmetic", seed=LABELLED, limit=_LABELLED, tokenizer=decoder.tokenizer)
         label(folder, source, (pair[0], pair[1]), min(options.budgets) if options.quick else options.collect)
     labels = read_labels(folder)
     texts = load_traces(folder).to_pandas(["problem", "emitted", "correct"], table="completions")
     best = dict(zip(LEVELS, perfect(labels, texts, options.draft_length, LEVELS), strict=True))
     budgets = [min(options.budgets)] if options.quick else options.budgets
     judges = list(made(labels, decoder, options.quick, budgets))
+    stories = {problem.id: made.family for problem, made in zip(source.problems, fresh(LABELLED), strict=False)}
+    elsewhere = list(across(labels, stories, origin_of(decoder), 0 if options.quick else TRIALS))
     found = compare(decoder, judges, options)
     about = {
         "pair": options.pair, "draft_length": options.draft_length, "seeds": {"labels": LABELLED, "problems": SEED},
         "budgets": budgets, "labels": len(labels), "harmful": float(labels["harmful"].mean()),
-        "auc_of_scores": of_scores(labels), "judges": judges, "perfect_tokens_per_round": best,
-        "shares_of_perfect": shares_of(found, best), **found,
+        "auc_of_scores": of_scores(labels), "judges": judges, "across_stories": elsewhere,
+        "perfect_tokens_per_round": best, "shares_of_perfect": shares_of(found, best), **found,
     }  # fmt: skip
     return conclude(options, machine, about, claims_of(found, judges), table(about))
 

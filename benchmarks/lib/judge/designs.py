@@ -12,12 +12,12 @@ from sklearn.metrics import roc_auc_score
 
 from fsd_calib import SpeculativeDecoder
 from fsd_common.errors import UsageError
-from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
+from fsd_predictors.judging.card import RANKERS
 from fsd_predictors.judging.models import KINDS
 from fsd_predictors.judging.training import SHOWN, Origin, Trained, train_judge
 from lib.judge.labels import within
@@ -39,8 +39,7 @@ DESIGNS: Mapping[str, Design] = {
 """What `--judge auto` trains; each kind of model alone; without the classes of tokens; and with the token before x and
 the place of x."""
 _SEEDS = 2  # samples of the labels, where they are of different ones
-_TRIALS = 8
-_RANKERS = (*DIVERGENCES, "margin", "relaxed")
+TRIALS = 8
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,10 @@ def made(labels: pd.DataFrame, decoder: SpeculativeDecoder, quick: bool, budgets
     asked = [(USUAL, budget, seed) for budget in budgets for seed in range(_SEEDS if budget < len(labels) / 2 else 1)]
     middle = budgets[len(budgets) // 2]
     asked += [(design, middle, 0) for design in DESIGNS if design != USUAL]
-    origin = _origin(decoder)
+    origin = origin_of(decoder)
     for design, budget, seed in asked[:1] if quick else asked:
         chosen = within(labels, budget, seed)
-        trained = train_judge(chosen, origin, *DESIGNS[design], trials=0 if quick else _TRIALS, seed=seed)
+        trained = train_judge(chosen, origin, *DESIGNS[design], trials=0 if quick else TRIALS, seed=seed)
         others = labels[~labels["problem"].isin(chosen["problem"].unique())]
         auc = _auc(others, _forecast(trained, others)) if others["harmful"].nunique() == 2 else None
         crossed = _auc(chosen, trained.unseen)
@@ -90,7 +89,7 @@ def made(labels: pd.DataFrame, decoder: SpeculativeDecoder, quick: bool, budgets
 
 def of_scores(labels: pd.DataFrame) -> dict[str, float]:
     """Returns the AUC of every divergence and margin on all labels."""
-    return {name: _auc(labels, labels[name].to_numpy()) for name in _RANKERS}
+    return {name: _auc(labels, labels[name].to_numpy()) for name in RANKERS}
 
 
 def _forecast(trained: Trained, labels: pd.DataFrame) -> np.ndarray:
@@ -101,7 +100,8 @@ def _auc(labels: pd.DataFrame, scores: np.ndarray) -> float:
     return float(roc_auc_score(labels["harmful"], scores, sample_weight=1 / labels["probability"]))
 
 
-def _origin(decoder: SpeculativeDecoder) -> Origin:
+def origin_of(decoder: SpeculativeDecoder) -> Origin:
+    """Returns what judges of a decoder are learned for."""
     target, draft = (model_fingerprint(model) for model in (decoder.target, decoder.draft))
     vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
     return Origin(

@@ -10,7 +10,7 @@ LEVELS = (0.97, 0.98, 0.99)
 
 def table(found: Mapping[str, Any]) -> str:
     """Returns the tables in Markdown."""
-    return "\n".join([*_speeds(found), "", *_rankings(found)])
+    return "\n".join([*_speeds(found), "", *_rankings(found), "", *_across(found)])
 
 
 def _speeds(found: Mapping[str, Any]) -> Iterator[str]:
@@ -46,6 +46,14 @@ def _rankings(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {judge} | {auc} | {judge.crossed:.3f} | {judge.kind} of {judge.features} features |"
     for name, auc in sorted(found["auc_of_scores"].items(), key=lambda each: -each[1]):
         yield f"| {name} | {auc:.3f} | | |"
+
+
+def _across(found: Mapping[str, Any]) -> Iterator[str]:
+    yield "| labels of half of the stories | AUC of their own judge | of the other half's | best of the scores |"
+    yield "| --- " * 4 + "|"
+    for each in found["across_stories"]:
+        auc = f"{each['of_these']:.3f} | {each['of_other_stories']:.3f} | {each['of_the_best']:.3f} ({each['best']})"
+        yield f"| {each['labels']:,} | {auc} |"
 
 
 def _number(found: Sequence[float]) -> str:
