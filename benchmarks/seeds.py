@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.design import Design, design_of
 from fsd_calib.calibration.odds import CHANCE
@@ -28,6 +27,9 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import Noise, cells
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_data import pair_paths
 from fsd_decoding.profile.parts import attempt_level
 from fsd_decoding.profile.setting import Setting

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from fsd_calib import ThresholdProfile
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.servers.check import Check
 from fsd_calib.servers.prompting import engine_for, task_for
 from fsd_calib.servers.served import Served

@@ -8,10 +8,12 @@ from fsd_common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fsd_calib import adaptive
-    from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
     from fsd_calib.calibration.api import calibrate
     from fsd_calib.calibration.retime import retime
     from fsd_calib.exports.engines import export_profile
+    from fsd_calib.options.goal import Goal
+    from fsd_calib.options.run_config import RunConfig
+    from fsd_calib.options.search_space import SearchSpace
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry import Telemetry
     from fsd_collectors.collection.rescoring import with_scores
@@ -77,12 +79,12 @@ __getattr__, __dir__ = lazy_exports(
         "CostModel": "fsd_collectors.replay.cost",
         "DecodingConfig": "fsd_decoding.config",
         "Eagle": "fsd_decoding.drafters.eagle",
-        "Goal": "fsd_calib.calibrate_options",
+        "Goal": "fsd_calib.options.goal",
         "NGram": "fsd_decoding.drafters.ngram",
         "Recorder": "fsd_decoding.observers.round_log",
-        "RunConfig": "fsd_calib.calibrate_options",
+        "RunConfig": "fsd_calib.options.run_config",
         "Sampling": "fsd_decoding.sampling",
-        "SearchSpace": "fsd_calib.calibrate_options",
+        "SearchSpace": "fsd_calib.options.search_space",
         "SpeculativeDecoder": "fsd_decoding.decoder",
         "Telemetry": "fsd_calib.telemetry",
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fsd_calib import CostModel
-from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.plan import claim_of
 from fsd_calib.calibration.run import HOPELESS, chance_of, pass_model_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
@@ -31,6 +30,7 @@ from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.looks import Looks
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
+from fsd_calib.options.goal import Goal
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.space import Space

@@ -80,10 +80,11 @@ class Addon:
             raise UsageError(f"{whose} needs {what}, which is not installed here; pip install {wanted}")
         if now is None:
             module = self.name.partition(":")[0]
-            raise UsageError(
-                f"{whose} needs {what}, and there is no module {module} on Python's path; put the folder that holds it "
-                "in PYTHONPATH, or install its package"
-            )
+            seen = next((folder for folder in _FOLDERS.get() if _holds(folder, module)), None)
+            way = "put the folder that holds it in PYTHONPATH, or install its package"
+            if seen is not None:  # a profile may come from elsewhere: only a user says that it is to run this code
+                way = f"{seen} holds one; if you trust it, set PYTHONPATH={seen}"
+            raise UsageError(f"{whose} needs {what}, and there is no module {module} on Python's path; {way}")
         then = (self.package, self.version)
         if (now.package, now.version) != then:
             raise UsageError(
@@ -139,8 +140,7 @@ def addon(kind: AddonKind, name: str) -> Addon | None:
         return found
     module = name.partition(":")[0]
     for folder in _FOLDERS.get():
-        root = folder / module.partition(".")[0]
-        if root.is_dir() or root.with_name(f"{root.name}.py").is_file():
+        if _holds(folder, module):
             _ADDED.append(str(folder.resolve()))
             sys.path.append(_ADDED[-1])
             break
@@ -153,6 +153,11 @@ def addon(kind: AddonKind, name: str) -> Addon | None:
             "in PYTHONPATH, or install its package"
         )
     return found
+
+
+def _holds(folder: Path, module: str) -> bool:
+    root = folder / module.partition(".")[0]
+    return root.is_dir() or root.with_name(f"{root.name}.py").is_file()
 
 
 def unless_known(kind: AddonKind, name: str, own: Sequence[str]) -> str | None:

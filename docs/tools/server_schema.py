@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.server import ServerDescription
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

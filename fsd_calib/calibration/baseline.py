@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.session import Session, TextSession
 from fsd_calib.certification.bounds import DELTA, Floor
 from fsd_calib.engines.base import WantedTraces
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.options.goal import Goal
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width
 from fsd_collectors.manifest import Manifest

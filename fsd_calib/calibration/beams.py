@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.claim import Claim
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt, TextEngine
 from fsd_calib.engines.beams import BeamEngine
 from fsd_calib.engines.own import undisturbed_clock
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.tasks.base import Problem, Task
 from fsd_common.errors import UsageError
 from fsd_common.user_folders import default_cache, default_state

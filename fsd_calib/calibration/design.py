@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.odds import CHANCE, Odds, odds_of, unlost
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.power import PRECISION, fewest
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import bound, exact

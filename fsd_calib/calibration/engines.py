@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig, SearchSpace
-from fsd_calib.common_options import AUTO
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits, short_name
 from fsd_calib.engines.own import OwnEngine, source_of
 from fsd_calib.engines.workers import EngineWorkers
+from fsd_calib.options.common import AUTO
+from fsd_calib.options.run_config import MOST_AT_ONCE, RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin import RULES
 from fsd_calib.vllm_plugin.settings import hidden_noise, other_law

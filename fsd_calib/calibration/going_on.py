@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.odds import GoesOn
 from fsd_calib.calibration.plan import claim_of
 from fsd_calib.calibration.run_facts import asked_of
 from fsd_calib.calibration.run_name import RunName
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.extension import Extension
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_common.argument_checks import named, off
 from fsd_common.errors import UsageError
 

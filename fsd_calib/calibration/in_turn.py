@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import torch
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.engines import check_vllm_installed
 from fsd_calib.calibration.output_folder import check_own
 from fsd_calib.calibration.recertify import as_recorded
 from fsd_calib.certification.holdout import EngineSequence
+from fsd_calib.options.run_config import RunConfig
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 

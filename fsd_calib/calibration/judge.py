@@ -11,9 +11,9 @@ from pathlib import Path
 from shutil import copyfile
 
 from fsd_calib.calibration.session import Session
-from fsd_calib.common_options import AUTO
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import Evaluator
+from fsd_calib.options.common import AUTO
 from fsd_calib.tasks.base import Problem
 from fsd_calib.vllm_plugin.engine_checks import READS_CONTEXT
 from fsd_collectors.judging.collect import collect_labels

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig
+from fsd_calib.options.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.tasks.base import Problem, Task
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError

@@ -19,9 +19,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.drafts import drafts_of
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.tasks.base import Task
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.design import Design, design_of
 from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.calibration.odds import CHANCE, GoesOn, Prospect, odds_of, truths_of, unlost
@@ -17,6 +16,7 @@ from fsd_calib.calibration.worth import Ceiling, Expected
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import NOTHING, Looks
 from fsd_calib.certification.power import fewest
+from fsd_calib.options.goal import Goal
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import level

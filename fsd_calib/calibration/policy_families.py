@@ -10,11 +10,11 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from fsd_calib.calibrate_options import moves
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.per_prompt import facts_of, per_prompt_shapes
 from fsd_calib.calibration.session import Session
-from fsd_calib.common_options import CONSTANT
+from fsd_calib.options.common import CONSTANT
+from fsd_calib.options.search_space import moves
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import quantiles
 from fsd_collectors.replay.blocks import blocks

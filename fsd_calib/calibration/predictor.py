@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.session import Session
-from fsd_calib.common_options import AUTO
+from fsd_calib.options.common import AUTO
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.measures import Width

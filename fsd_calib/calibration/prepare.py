@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.auto_scores import tried, usual
 from fsd_calib.calibration.baseline import (
     COMPARED,
@@ -48,12 +47,14 @@ from fsd_calib.calibration.worth import expected_gain
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.extension import TESTS_VERSION
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.common_options import PHASES
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.look import Look
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.options.common import PHASES
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.search.forecast import DraftForecasts, Forecast
 from fsd_calib.search.space import Space, logit
 from fsd_calib.tasks.base import Problem

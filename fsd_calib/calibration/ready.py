@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from fsd_calib.calibrate_options import Goal, RunConfig, Timing
 from fsd_calib.calibration.draft_forecasts import LOSSLESS
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.run_facts import RunFacts, first_rival
 from fsd_calib.calibration.session import TextSession
 from fsd_calib.calibration.timing import Opened, Timed
 from fsd_calib.measuring.speed import Speeds
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig, Timing
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.space import Space
 from fsd_decoding.profile.setting import Setting

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fsd_calib.calibrate_options import RunConfig, SearchSpace
-from fsd_calib.common_options import CONSTANT, Drawing
 from fsd_calib.engines.base import Pair
+from fsd_calib.options.common import CONSTANT, Drawing
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.vllm_plugin import METHOD
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fsd_calib.calibrate_options import Goal, RunConfig, own_drafters
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, other_models, setting_of
 from fsd_calib.calibration.run_file import NAME, RunFile, read_run_file
@@ -16,6 +15,9 @@ from fsd_calib.calibration.timing import Timer
 from fsd_calib.calibration.to_profile import speed_figures
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.speed import Speeds
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.job import own_drafters
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.report.page import run_page
 from fsd_calib.report.run_folder import PAGE, load_run, save_record, write_as
 from fsd_calib.tasks.split import parts_of

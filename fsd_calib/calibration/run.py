@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.baseline import (
     COMPARED,
     COUNTED,
@@ -29,6 +28,7 @@ from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import independent_worth, power
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
+from fsd_calib.options.goal import Goal
 from fsd_calib.report.record import Step
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import Chance, MaxSpeed

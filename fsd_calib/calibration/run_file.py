@@ -1,7 +1,7 @@
 """A calibration as a file in YAML, `run.yaml`: read, where errors name file, key and rule, and saved beside a profile.
 
-Its keys are the fields of `fsd_calib.calibrate_options`. One that is missing means the default of that field. Paths
-mean what they mean on the command line. Reading imports nothing heavy.
+Its keys are the fields in `fsd_calib.options`. One that is missing means the default of that field. Paths mean what
+they mean on the command line. Reading imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import yaml
 from pydantic import create_model, model_validator
 
-from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.job import Job
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_common.addons import looking_in
 from fsd_common.errors import UsageError

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fsd_calib.calibrate_options import Compiling, Goal, RunConfig
 from fsd_calib.calibration.run_facts import RunFacts, known_facts
 from fsd_calib.calibration.session import TextSession
 from fsd_calib.certification.extension import TESTS_VERSION
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import Compiling, RunConfig
 from fsd_calib.search.space import Space
 from fsd_common.digests import facts_digest
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from fsd_calib.calibrate_options import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Acc
 from fsd_calib.certification.holdout import EngineSequence, Holdout, TuningRecord
@@ -20,6 +19,7 @@ from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.measuring.threads import Threads
+from fsd_calib.options.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.near_duplicates import held
 from fsd_calib.tasks.split import Parts, parts_of

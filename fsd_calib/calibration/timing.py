@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fsd_calib.calibrate_options import Goal, Timing
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
@@ -28,6 +27,8 @@ from fsd_calib.measuring.interleaved import (
 )
 from fsd_calib.measuring.speed import ForecastSpeeds, Interval, Speeds, TimedSpeeds
 from fsd_calib.measuring.timing_job import TimingJob, alone_among, time_in_fresh_processes
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import Timing
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.split import Parts

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.calibrate_options import Goal, Job, RunConfig, SearchSpace
 from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, reply_json, say
 from fsd_calib.cli.drafters import BUNDLED, default_pair
 from fsd_calib.cli.family import Family, Given, Options, ending
@@ -24,7 +23,11 @@ from fsd_calib.cli.options import (
 )
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.cli.request import SERVER, Request
-from fsd_calib.common_options import GOAL
+from fsd_calib.options.common import GOAL
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.job import Job
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.tasks.asking import PROBLEMS
 from fsd_common.option import Option
 from fsd_decoding.model_options import Loading
@@ -47,7 +50,7 @@ _EARLIER = ("profile.json", "run.yaml", "study.log")  # files of an earlier run,
 app = Family()
 
 
-@app.command(epilog=_EPILOG, everyday="task min_acc min_speed target draft engine score temperature limit plan out")
+@app.command(epilog=_EPILOG, everyday="task data min_acc min_speed target draft engine score temperature plan")
 def command(
     given: Annotated[Given, Options(Job, Goal, SearchSpace, RunConfig)],
     config: Annotated[
@@ -86,7 +89,7 @@ def command(
         asked.check()
         check_writable(asked.run.path("out") or asked.usual_folder, _EARLIER)
     else:
-        check_sources({"tokenizer": [asked.target]} if asked.server is None else {})
+        check_sources({"--target": [asked.target]} if asked.server is None else {}, configured=False)
         check_data(asked.kind, asked.run.path("data"))
     if asked.engines == (SERVER,):
         _server(asked, progress, plan=plan, show_prompt=show_prompt, output=output)

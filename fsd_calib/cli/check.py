@@ -13,14 +13,14 @@ import typer
 from fsd_calib.cli.console import NOT_MET, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import Drawing
+from fsd_calib.options.common import Drawing
 from fsd_calib.tasks.registry import completed_tasks
 from fsd_common.argument_checks import amount
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
 
 if TYPE_CHECKING:
-    from fsd_calib.server_options import ServerDescription
+    from fsd_calib.options.server import ServerDescription
     from fsd_calib.servers.check import Verdict
     from fsd_common.progress.base import Progress
 
@@ -108,7 +108,7 @@ def _described(config: Path | None, url: str | None, reference: str | None, mode
         raise UsageError("--url takes --reference, a lossless server of the same model, and --model")
     from pydantic import ValidationError
 
-    from fsd_calib.server_options import Reference, ServerDescription
+    from fsd_calib.options.server import Reference, ServerDescription
 
     try:
         return ServerDescription(url=url, model=model, reference=Reference(url=reference))

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import given_or_default
 from fsd_calib.cli.family import Family, Given, OptionGroup, Options, ending
@@ -28,7 +27,7 @@ from fsd_calib.cli.options import (
     with_preset,
 )
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import (
+from fsd_calib.options.common import (
     DECODING,
     DRAFT,
     MODELS,
@@ -40,6 +39,7 @@ from fsd_calib.common_options import (
     Seed,
     Target,
 )
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.tasks.asking import PROBLEMS, PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_count, named
@@ -135,9 +135,7 @@ class JudgeOptions(OptionGroup):
         return {"mode" if name == "judge" else name: value for name, value in given.items()}
 
 
-@app.command(
-    epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit batch_size log_probs judge"
-)
+@app.command(epilog=_EPILOG, everyday="task target draft out rule threshold temperature limit log_probs judge")
 def command(
     task: Annotated[str, Option(f"Task whose problems are decoded: {TASK_NAMES}.", PROBLEMS, words=completed_tasks)],
     target: Target = None,
@@ -192,7 +190,7 @@ def command(
     width = _width(hidden)
     device, dtype, data = config.device, config.dtype, config.path("data")
     check_place(device, dtype)
-    check_sources({"model": [target, draft]})
+    check_sources({"--target": [target], "--draft": [draft]})
     check_data(kind, data)
     if config.ray is not None:
         check_answers(config.ray)

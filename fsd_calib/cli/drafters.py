@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsd_calib.calibrate_options import DRAFTERS, own_drafters
 from fsd_calib.cli.options import check_found
-from fsd_calib.common_options import AUTO, LARGE_PAIR, RECURRENT
+from fsd_calib.options.common import AUTO, LARGE_PAIR, RECURRENT
+from fsd_calib.options.job import DRAFTERS, own_drafters
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.vllm_draft import VllmDraft
 from fsd_decoding.tree_shape import CHAIN

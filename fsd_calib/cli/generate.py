@@ -21,7 +21,7 @@ from fsd_calib.cli.options import (
 )
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.cli.prompting import gathered, prompt_of, prompts_of_profile
-from fsd_calib.common_options import MODELS, Device, Dtype
+from fsd_calib.options.common import MODELS, Device, Dtype
 from fsd_common.argument_checks import check_settings
 from fsd_common.option import Option
 from fsd_decoding.model_options import Loading
@@ -97,7 +97,7 @@ def command(
     check_place(device, dtype)
     check_settings([], [] if threshold is None else [threshold])
     shape = None if tree is None else read_shape(tree)
-    check_sources({"model": [target, draft], "head": [head]})
+    check_sources({"--target": [target], "--draft": [draft], "--head": [head]})
 
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

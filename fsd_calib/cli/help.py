@@ -35,9 +35,17 @@ def help_text(command: Any, context: Any, everyday: Sequence[str] = ()) -> str:
     if names := list_commands(command, context):
         lines = (_command(name, command.get_command(context, name), max(map(len, names)), width) for name in names)
         blocks.append("\n".join([_bold("Commands:"), *lines]))
-    of_group = context.parent.command.epilog if context.parent else None  # examples and exit codes of all its commands
-    blocks += map(_wrapped(width), paragraphs(command.epilog or of_group))
+    blocks += map(_wrapped(width), paragraphs(command.epilog or _of_group(context)))
     return "\n\n".join(blocks)
+
+
+def _of_group(context: Any) -> str:
+    """The end of a group's help for one of its commands: its own examples, and the exit codes of all."""
+    if context.parent is None:
+        return ""
+    others = {*list_commands(context.parent.command, context.parent)} - {context.info_name}
+    lines = (context.parent.command.epilog or "").splitlines()
+    return "\n".join(line for line in lines if not (line.startswith("    ") and others & {*line.split()}))
 
 
 def list_commands(command: Any, context: Any) -> list[str]:

@@ -22,7 +22,7 @@ from fsd_calib.cli.options import (
 )
 from fsd_calib.cli.output import OutputOptions
 from fsd_calib.cli.prompting import prompt_of, prompts_as_given, prompts_of_profile, prompts_of_task
-from fsd_calib.common_options import DECODING, MODELS, RECURRENT, RULES, SCORES, Device, Dtype, TopK, TopP
+from fsd_calib.options.common import DECODING, MODELS, RECURRENT, RULES, SCORES, Device, Dtype, TopK, TopP
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.argument_checks import check_settings
 from fsd_common.errors import UsageError
@@ -149,7 +149,7 @@ def command(
     kind = None if task is None else task_kind(task)
     shape = _checked_shape(setting)
     check_place(device, dtype)
-    check_sources({"model": [target, draft], "head": [head]})
+    check_sources({"--target": [target], "--draft": [draft], "--head": [head]})
 
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 

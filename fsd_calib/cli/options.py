@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fsd_calib.cli.family import Given
-from fsd_calib.common_options import DECODING, DTYPES, MODELS, Drawing, family_of
+from fsd_calib.options.common import DECODING, DTYPES, MODELS, Drawing, family_of
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.rows import QUICK, check_data_file
@@ -188,16 +188,17 @@ def check_place(device: str | None, dtype: str | None) -> None:
         )
 
 
-def check_sources(models: Mapping[str, Sequence[str | None]]) -> None:
+def check_sources(models: Mapping[str, Sequence[str | None]], configured: bool = True) -> None:
     """Raises UsageError where what names a model is neither a folder of one nor an id.
 
     Args:
-        models: by what they are, such as "model".
+        models: by their options, such as "--target".
+        configured: whether a folder must hold a model's configuration; of a tokenizer it need not.
     """
-    for what, sources in models.items():
+    for option, sources in models.items():
         for source in sources:
             if source is not None:
-                check_source(what, source, configured=what != "tokenizer")
+                check_source(option, source, configured=configured)
 
 
 def check_data(kind: Kind, data: Path | None) -> None:

@@ -28,6 +28,9 @@ _EPILOG = ending(
     "fsd profile show fsd-profile/arithmetic",
     "fsd profile vllm fsd-profile/gsm8k",
     "fsd profile export fsd-profile/gsm8k --to sglang",
+    "fsd profile validate fsd-profile/*/profile.json",
+    "fsd profile diff fsd-profile/gsm8k fsd-profile/gsm8k-vllm",
+    "fsd profile retime fsd-profile/gsm8k",
 )
 _Profile = Annotated[
     Path, typer.Argument(metavar="PATH", help="A profile.json file, or a folder that holds one.", show_default=False)

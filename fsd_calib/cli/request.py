@@ -11,13 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsd_calib.calibrate_options import KINDS, Goal, RunConfig, SearchSpace
 from fsd_calib.cli.drafters import AUTO_TREES, Drafters
 from fsd_calib.cli.family import Given
 from fsd_calib.cli.options import check_data, check_place, check_sources, folder_name, named_task
-from fsd_calib.common_options import AUTO, TASK_NAMES
+from fsd_calib.options.common import AUTO, TASK_NAMES
+from fsd_calib.options.goal import KINDS, Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.search.storage_url import check_storage
-from fsd_calib.server_options import ServerDescription
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.registry import task_kind
 from fsd_common.errors import UsageError
@@ -223,7 +225,7 @@ class Request:
         if self.certified is None:
             self._check_searched(drafters)
         check_place(run.device, run.dtype)
-        check_sources({"model": [self.target, *drafters.models], "head": drafters.heads})
+        check_sources({"--target": [self.target], "--draft": drafters.models, "--head": drafters.heads})
         if run.ray is not None:
             check_answers(run.ray)
 

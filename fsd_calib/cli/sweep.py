@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import Drafters
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import LoadingOptions, PresetOption, check_found, check_sources, with_preset
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import MODELS, RULES_WITH_T, SCORES, Drawing, Target
+from fsd_calib.options.common import MODELS, RULES_WITH_T, SCORES, Drawing, Target
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
 from fsd_common.errors import UsageError
@@ -36,7 +38,7 @@ _OF_RUN = ("device", "dtype", "batch_size", "limit", "seeds", "engine", "engine_
 app = Family()
 
 
-@app.command(epilog=_EPILOG, everyday="tasks thresholds score draft_length rule target draft limit format out part")
+@app.command(epilog=_EPILOG, everyday="tasks thresholds score draft_length target draft limit format out part")
 def command(
     tasks: Annotated[
         tuple[str, ...],
@@ -95,7 +97,7 @@ def command(
     scores = score or (("ensemble",) if rule == "ensemble" else ("js",))
     _check(scores, rule, confidence, format, out, output.as_json)
     run |= {"engine": _one(run["engine"])} if "engine" in run else {}
-    check_sources({"model": [target, draft], "head": [head]})
+    check_sources({"--target": [target], "--draft": [draft], "--head": [head]})
     drafters = Drafters([draft] if draft else [], [head] if head else [], ())
     for task in tasks:
         drafters.check_pair(task, target)

@@ -14,7 +14,7 @@ from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, say
 from fsd_calib.cli.family import Family, VersionOption, ending
 from fsd_calib.cli.options import SubjectsOption, check_sources, named_task
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import Data, Limit
+from fsd_calib.options.common import Data, Limit
 from fsd_calib.tasks.registry import described_tasks, load_task
 from fsd_collectors.split import tuning_and_certification
 from fsd_common.option import Option

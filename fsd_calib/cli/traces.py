@@ -16,7 +16,7 @@ from fsd_calib.cli.console import BAD_INPUT, leave, reply_json, say
 from fsd_calib.cli.family import Family, VersionOption, ending
 from fsd_calib.cli.options import check_found
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import SCORES
+from fsd_calib.options.common import SCORES
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, several
 

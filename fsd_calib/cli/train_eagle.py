@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.cli.console import check_writable, interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.drafters import default_pair
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.options import SubjectsOption, check_data, check_place, check_sources, named_task
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import MODELS, TASK_NAMES, Target
+from fsd_calib.options.common import MODELS, TASK_NAMES, Target
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_calib.tasks.asking import PromptOptions
 from fsd_calib.tasks.registry import completed_tasks, task_kind
@@ -81,7 +81,7 @@ def command(
     read = None if layers is None else _numbers(layers)
     recipe = HeadRecipe(epochs, steps, read, vocabulary, batch_size, learning_rate, seed)
     check_place(device, dtype)
-    check_sources({"model": [target]})
+    check_sources({"--target": [target]})
     check_data(kind, data)
     check_writable(out, ())
     load_libraries(progress)

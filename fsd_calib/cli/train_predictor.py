@@ -12,7 +12,7 @@ from fsd_calib.cli.console import check_writable, interruptible, leave, load_lib
 from fsd_calib.cli.family import Family, ending
 from fsd_calib.cli.options import check_found, check_sources, check_words
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import RULES_OVER_SCORES, SCORES, Limit
+from fsd_calib.options.common import RULES_OVER_SCORES, SCORES, Limit
 from fsd_calib.tasks.asking import PROBLEMS as DATA
 from fsd_common.argument_checks import check_count
 from fsd_common.option import Option, several
@@ -74,7 +74,7 @@ def command(
             check_count(option, number)
     check_words(("--kind", [kind], _KINDS), ("--rule", [rule], RULES_OVER_SCORES))
     check_found("score", "--score", score, SCORES)
-    check_sources({"tokenizer": [tokenizer]})
+    check_sources({"--tokenizer": [tokenizer]}, configured=False)
     from fsd_collectors.store.listing import MANIFEST, content_of
 
     content_of(traces / MANIFEST)  # which loads nothing

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fsd_calib.cli.console import interruptible, leave, load_libraries, reply, reply_json
 from fsd_calib.cli.family import Family, Given, Options, ending
 from fsd_calib.cli.output import OutputOptions
-from fsd_calib.common_options import Drawing
+from fsd_calib.options.common import Drawing
 from fsd_calib.tasks.registry import completed_tasks
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, whole_numbers
 
 if TYPE_CHECKING:
-    from fsd_calib.server_options import Body, ServerDescription
+    from fsd_calib.options.server import Body, ServerDescription
 
 NAME = "fsd-tune"
 _EPILOG = ending(
@@ -106,7 +106,7 @@ def _described(config: Path) -> ServerDescription:
 
 def _modes(server: ServerDescription, profile: Path | None) -> dict[str, Body]:
     """Fields of requests: lossless, and at the profile's value. UsageError: it has none that requests can have."""
-    from fsd_calib.server_options import plain, with_value
+    from fsd_calib.options.server import plain, with_value
 
     reference: Any = None if server.reference is None else server.reference.request
     modes: dict[str, Body] = {"as it answers by itself": {}} if reference is None else {"lossless": reference}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from fsd_calib.common_options import RULES_WITHOUT_T
+from fsd_calib.options.common import RULES_WITHOUT_T
 from fsd_calib.report.figures import pace_axis, rival_of
 from fsd_calib.report.record import Replayed, RunRecord, Step, Trial
 from fsd_calib.report.rows import DRAFT, LOSSLESS, TARGET, Row, series_name, series_of

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
-from fsd_calib.common_options import family_of
+from fsd_calib.options.common import family_of
 from fsd_calib.report.bounds import bound_to_show, bounds_to_show, shows_no_more
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsd_calib.common_options import RULES_WITHOUT_T
+from fsd_calib.options.common import RULES_WITHOUT_T
 from fsd_calib.report.figures import bound_of, is_chosen, was_timed
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.tables import nondominated

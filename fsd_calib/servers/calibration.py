@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder
 from fsd_calib.calibration.draft_forecasts import LOSSLESS
 from fsd_calib.calibration.pilot import Pilot
@@ -27,9 +26,12 @@ from fsd_calib.certification.marking import LEDGER
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.measuring.result_cache import ResultCache
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.search.space import Space
 from fsd_calib.search.storage_url import check_storage
-from fsd_calib.server_options import ServerDescription
 from fsd_calib.servers.identity import generation_of, probe
 from fsd_calib.servers.ladder import LadderForecast
 from fsd_calib.servers.load import Load

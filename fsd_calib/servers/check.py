@@ -13,7 +13,7 @@ from functools import cached_property
 from random import Random
 from typing import Any, NamedTuple
 
-from fsd_calib.server_options import merged
+from fsd_calib.options.server import merged
 from fsd_calib.servers.client import NoAnswerError, side_by_side
 from fsd_calib.servers.exchangeable import Differing, compare, least_p_value
 from fsd_calib.servers.requests import ServerEngine, prompts_of

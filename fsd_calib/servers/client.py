@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx2
 import openai
 
-from fsd_calib.server_options import ServerDescription, merged
+from fsd_calib.options.server import ServerDescription, merged
 from fsd_calib.servers.answers import Acceptance, Answer, Timed, likeliest_at
 from fsd_common.errors import UsageError
 

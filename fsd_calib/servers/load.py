@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fsd_calib.server_options import merged
+from fsd_calib.options.server import merged
 from fsd_calib.servers.answers import Acceptance, Timed
 from fsd_calib.servers.client import NoAnswerError, side_by_side
 from fsd_calib.servers.counters import between, counted

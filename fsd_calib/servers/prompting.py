@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fsd_calib.common_options import Drawing
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.common import Drawing
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.servers.identity import identity_of
 from fsd_calib.servers.messages import ServersTemplate
 from fsd_calib.servers.requests import ServerEngine, body_of, prompts_of

@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fsd_calib.options.server import plain, with_value
 from fsd_calib.report.bounds import bound_to_show
 from fsd_calib.report.verdict import LIKE, lost, rounding, shown
-from fsd_calib.server_options import plain, with_value
 from fsd_common.console import TITLE, LiteralConsole, literal
 from fsd_common.formatting import NONE, bound, exact, interval, pace, percent, tokens
 from fsd_decoding.profile.fields import CERTIFIED

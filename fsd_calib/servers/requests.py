@@ -9,7 +9,7 @@ from typing import Any
 
 from fsd_calib.engines.base import Begin, DecodingRequest, KeyedPrompt, OnFinish, TextEngine
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits
-from fsd_calib.server_options import Body, Knob, ServerDescription, merged, plain
+from fsd_calib.options.server import Body, Knob, ServerDescription, merged, plain
 from fsd_calib.servers.answers import Answer
 from fsd_calib.servers.client import NoAnswerError, side_by_side
 from fsd_calib.servers.identity import ServerIdentity

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from fsd_calib.server_options import Body, ServerDescription, plain, with_value
+from fsd_calib.options.server import Body, ServerDescription, plain, with_value
 from fsd_calib.servers.client import Client
 from fsd_calib.servers.process import ServerProcess
 from fsd_common.errors import UsageError

@@ -10,11 +10,11 @@ from random import Random
 
 import numpy as np
 
-from fsd_calib.calibrate_options import Timing
 from fsd_calib.calibration.session import TextSession
 from fsd_calib.calibration.timing import Opened, Timed
 from fsd_calib.measuring.interleaved import pieces
 from fsd_calib.measuring.speed import ForecastSpeeds, Speeds, TimedRun, TimedSpeeds
+from fsd_calib.options.run_config import Timing
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.servers.load import Load, Piece, Seen, send
 from fsd_calib.servers.requests import ServerEngine, prompts_of, value_of

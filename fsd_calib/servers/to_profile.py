@@ -17,7 +17,7 @@ from fsd_calib.calibration.to_profile import (
 )
 from fsd_calib.certification.harm import retention_interval
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.server_options import parse_slo
+from fsd_calib.options.server import parse_slo
 from fsd_calib.servers.load import Load, Seen, Slo
 from fsd_calib.servers.requests import ServerEngine, value_of
 from fsd_calib.servers.timer import LoadTimed

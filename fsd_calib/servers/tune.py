@@ -11,7 +11,7 @@ import numpy as np
 
 from fsd_calib.measuring.interleaved import pieces
 from fsd_calib.measuring.speed import Interval, TimedRun, TimedSpeeds
-from fsd_calib.server_options import LENGTH, Body, Launches, with_value
+from fsd_calib.options.server import LENGTH, Body, Launches, with_value
 from fsd_calib.servers.client import Client
 from fsd_calib.servers.load import Load, Seen, send
 from fsd_calib.servers.process import ServerProcess

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.measuring.speed import Interval
-from fsd_calib.server_options import Launches
+from fsd_calib.options.server import Launches
 from fsd_calib.servers.tune import Cell, Found, rows_of
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import interval, pace_between

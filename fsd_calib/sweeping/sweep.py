@@ -21,6 +21,7 @@ from fsd_decoding.profile.setting import Setting
 from fsd_decoding.rules import rule_named
 
 Part = Literal["tuning", "all"]
+_FEW = 30  # problems
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ def sweep(calibration: Calibration, grid: Grid, confidence: float = 0.95) -> lis
 
 def _rows(session: Session, grid: Grid, confidence: float) -> Iterator[Row]:
     problems = session.task.problems if grid.part == "all" else session.tuning.problems
+    if len(problems) < _FEW:
+        way = "give --part all, or more problems" if grid.part == "tuning" else "give more problems"
+        session.progress.note(
+            f"warning: task {session.task.name} is swept on {len(problems)} problems, so that intervals are wide; {way}"
+        )
     evaluator = Evaluator(session.tuned.before(session.decode), problems, "tuning")
     name, settings = session.task.name, [setting for length in grid.draft_lengths for setting in grid.at(length)]
     with session.progress.step(f"sweeping {name}", len(settings) + 1) as advance:

@@ -60,7 +60,8 @@ def as_latex(rows: Sequence[Row], confidence: float) -> str:
         *(heading.replace("\n", " ").capitalize() for heading in _HEADINGS[3:-1]),
         r"$\times$ lossless",
     )
-    about = f"% rule {rows[-1].setting.rule}, {confidence:.0%} intervals, {rows[-1].seeds} decodings of each problem"
+    seeds = "" if rows[-1].seeds == 1 else f", {rows[-1].seeds} decodings of each problem"
+    about = f"% rule {rows[-1].setting.rule}, {confidence:.0%} intervals{seeds}"
     lines = [r"% needs \usepackage{booktabs}", about, r"\begin{tabular}{lrrrrrrr}", r"\toprule", _line(headings)]
     for task, of_task in _by_task(rows):
         lines += [r"\midrule", rf"\multicolumn{{8}}{{l}}{{{_escaped(task)}, {of_task[0].problems} problems}} \\"]

@@ -123,7 +123,8 @@ def test_devices_of_other_packages_and_folders_that_hold_a_tokenizer_alone_are_l
 ) -> None:
     from fsd_calib.cli import options
 
-    options.check_sources({"tokenizer": [str(tmp_path), "owner/name", None], "model": ["gpt2"]})
+    options.check_sources({"--tokenizer": [str(tmp_path), "owner/name", None]}, configured=False)
+    options.check_sources({"--target": ["gpt2"]})
     options.check_place("cuda:1", "float64")
     monkeypatch.setattr(options, "entry_points", lambda group: ["one"])
     options.check_place("npu:0", None)

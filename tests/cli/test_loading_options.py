@@ -19,7 +19,7 @@ from fsd_calib.cli.calibrate import app
 from fsd_calib.cli.console import run
 from fsd_calib.cli.drafters import Drafters, given
 from fsd_calib.cli.request import Request
-from fsd_calib.common_options import RECURRENT
+from fsd_calib.options.common import RECURRENT
 from fsd_common.errors import UsageError
 from fsd_data import head_path, pair_paths, recurrent_path
 from fsd_decoding.drafters.vllm_draft import VllmDraft

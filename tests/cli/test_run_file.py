@@ -24,20 +24,20 @@ from support.calibration.profiles import profile
 from support.messages import error_line
 from support.models import tiny_calibration
 
-# `fsd_calib.calibrate_options` with one line more, before anything imports it.
+# `fsd_calib.options.run_config` with one line more, before anything imports it.
 PROGRAM = """
 import inspect, sys, tempfile, types
 from importlib.util import find_spec
 from pathlib import Path
 
-path = Path(find_spec("fsd_calib.calibrate_options").origin)
+path = Path(find_spec("fsd_calib.options.run_config").origin)
 field = '    colour: Annotated[str, Option("What colour it has.", DECODING)] = "red"\\n'
 before = "    device: Device = None\\n    dtype: Dtype = None\\n    data"
 source = path.read_text(encoding="utf-8")
 assert source.count(before) == 1
-module = types.ModuleType("fsd_calib.calibrate_options")
+module = types.ModuleType("fsd_calib.options.run_config")
 module.__file__ = str(path)
-sys.modules["fsd_calib.calibrate_options"] = module
+sys.modules["fsd_calib.options.run_config"] = module
 exec(compile(source.replace(before, field + before), str(path), "exec"), module.__dict__)
 
 import typer

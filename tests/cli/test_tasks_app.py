@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibrate_options import SearchSpace
 from fsd_calib.cli import calibrate as calibrate_app
 from fsd_calib.cli import collect as collect_app
 from fsd_calib.cli import tasks as tasks_app
 from fsd_calib.cli.console import run
 from fsd_calib.cli.options import folder_name, with_preset
-from fsd_calib.common_options import Drawing
+from fsd_calib.options.common import Drawing
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.tasks import TASKS
 from fsd_data import pair_paths
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

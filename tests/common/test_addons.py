@@ -180,7 +180,10 @@ def test_another_version_or_source_is_refused_and_a_missing_one_says_what_to_ins
 def test_what_was_made_with_an_addon_is_not_looked_for_in_folders(tmp_path: Path, write: Write) -> None:
     """A profile may come from elsewhere: only what is typed, or is beside what names it, is taken from a folder."""
     named = Addon("score", f"{write('Number = 9')}:Number", None, None, "0" * 64)
-    with looking_in(tmp_path), pytest.raises(UsageError, match=r"there is no module .* on Python's path; put the"):
+    with (
+        looking_in(tmp_path),
+        pytest.raises(UsageError, match=rf"path; {tmp_path} holds one; .* PYTHONPATH={tmp_path}"),
+    ):
         named.require("the profile")
 
 

@@ -12,10 +12,12 @@ import pytest
 import yaml
 from openai import BadRequestError
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.cli.check import app
 from fsd_calib.cli.console import run
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.servers.calibration import ServerCalibration
 from support.vllm_engine import arithmetic, engine, sampling, saved
 from support.vllm_server import Server, following, wait_until

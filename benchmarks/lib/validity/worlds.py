@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from fsd_calib.calibrate_options import Goal
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.score_test import p_values
+from fsd_calib.options.goal import Goal
 from lib.validity.shares import Share, line, own_level, summarise
 from lib.validity.sizes import Counts, Law
 

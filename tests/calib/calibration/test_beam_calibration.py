@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.beams import BeamCalibration, Step, calibrate_beams, worth_testing
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.beams import BeamEngine, best_of
+from fsd_calib.options.run_config import RunConfig
 from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile.setting import Setting

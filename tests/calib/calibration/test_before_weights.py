@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from fsd_calib import calibrate
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import memory
 from fsd_calib.calibration.api import Calibration
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.report.plan import device_time, print_plan
 from fsd_common.errors import UsageError
 from fsd_common.progress.chosen import Lines

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from fsd_calib import calibrate
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.plan import Plan, check_enough, claim_of
 from fsd_calib.calibration.session import Session, open_session
@@ -24,6 +23,9 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress, Silent
 from fsd_common.progress.chosen import Lines

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces, load_traces
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import predictor as training
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.baseline import TRACED
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
 from fsd_common.progress.chosen import Lines

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib import ThresholdProfile
-from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.graphs import PlannedWork, what_pays
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.timing_job import TimingJob, run_job
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.report.console import usage
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent

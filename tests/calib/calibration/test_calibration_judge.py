@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import judge as judging
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.judge import CARD, FILE, KEPT, LABELS
 from fsd_calib.calibration.recertify import decoding_of
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.tasks.split import parts_of
 from fsd_collectors.judging.labels import read_labels
 from fsd_collectors.store.reading import load_traces

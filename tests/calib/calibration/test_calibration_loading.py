@@ -9,13 +9,14 @@ from typing import Any, cast
 import pytest
 
 from fsd_calib import calibrate
-from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.engines.own import OwnEngine, OwnEngineSource
 from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.timing_job import run_job
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
 from fsd_common.errors import UsageError
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.model_options import Loading

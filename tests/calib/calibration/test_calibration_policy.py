@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
-from fsd_calib.calibrate_options import Goal, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.policy_families import check_policies, shapes
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.search_space import SearchSpace
 from fsd_common.progress.base import Advance, Silent
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Phase, Schedule, Switch
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy

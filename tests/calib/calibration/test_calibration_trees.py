@@ -11,10 +11,11 @@ import pytest
 from transformers import PreTrainedModel
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, TreeShape, calibrate
-from fsd_calib.calibrate_options import Goal, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import decoding_of, setting_of
 from fsd_calib.engines.base import Limits
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_common.errors import UsageError
 from fsd_decoding.observers.token_sources import DraftedTrees

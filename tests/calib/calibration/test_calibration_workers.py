@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from fsd_calib import ThresholdProfile, calibrate
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import output_folder, prepare
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.look import Look
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_decoding.loading import load_model

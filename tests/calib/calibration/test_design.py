@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.design import MOST_SEEDS, check_enough_by, design_of
 from fsd_calib.calibration.odds import CHANCE, odds_of
@@ -24,6 +23,9 @@ from fsd_calib.certification.marking import LEDGER
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import Noise, independent_worth
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.report.plan import design_line
 from fsd_calib.tasks.split import parts_of
 from fsd_collectors.replay.cost import CostModel

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration import first_estimate
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.first_estimate import Seen, _cut_lengths, _ended_lengths, _seen
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.measuring.look import Look
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_common.progress.chosen import Lines
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer

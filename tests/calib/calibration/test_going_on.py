@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.marking import LEDGER
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.report.plan import attempt_line, pilot_summary
 from fsd_calib.report.verdict import verdict
 from fsd_collectors.replay.cost import CostModel

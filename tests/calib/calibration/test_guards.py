@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.guards import GUARDED, check_guards, read_guard
 from fsd_calib.calibration.session import open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.report.verdict import verdict
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.tasks.split import tuning_of

@@ -10,10 +10,12 @@ import torch
 from scipy.stats import beta
 
 from fsd_calib import calibrate
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.baseline import check_numerical_floor, note_numerical_churn
 from fsd_calib.certification.bounds import Floor
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.report.plan import pilot_summary
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent

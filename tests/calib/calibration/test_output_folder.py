@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.output_folder import (
     MARK,
@@ -22,6 +21,9 @@ from fsd_calib.calibration.output_folder import (
     save,
 )
 from fsd_calib.calibration.run_file import save_run
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from fsd_calib.calibrate_options import Goal
 from fsd_calib.calibration.odds import Prospect
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.calibration.plan import Paces, Plan, check_enough, make_plan, planned_steps
@@ -20,6 +19,7 @@ from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
 from fsd_calib.certification.score_test import p_values
 from fsd_calib.measuring.measurement import Decoding, Measurement
+from fsd_calib.options.goal import Goal
 from fsd_calib.report.plan import attempt_line, outlook, print_plan
 from fsd_common.errors import UsageError
 from fsd_common.formatting import duration

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.recertify import as_recorded, decoding_of, setting_of
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.eagle import Eagle

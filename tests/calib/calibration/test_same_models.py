@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fsd_calib import calibrate
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.options.run_config import RunConfig
 from fsd_common.progress.chosen import Lines
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import family_id

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from fsd_calib import ThresholdProfile, adaptive, calibrate
-from fsd_calib.calibrate_options import Goal, RunConfig, Timing
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, check_timing
@@ -28,6 +27,8 @@ from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig, Timing
 from fsd_calib.report.figures import timing_note
 from fsd_calib.tasks import Problem, Task
 from fsd_collectors.split import Part

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.baseline import traces_along_target
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.collection import run
 from fsd_common.progress.base import Advance, Silent

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.policy_families import shapes
 from fsd_calib.calibration.predictor import choose
@@ -17,6 +16,7 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.engines.own import OwnEngine
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.near_duplicates import held
 from fsd_calib.tasks.split import parts_of

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fsd_calib.calibrate_options import RunConfig
 from fsd_calib.calibration.odds import odds_of
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.calibration.plan import NotWorthItError, Plan, PlannedStep, check_worth, make_plan
 from fsd_calib.calibration.worth import Ceiling, Expected, expected_gain, with_prompts
 from fsd_calib.certification.claim import Claim
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.report.notebook import plan_html
 from fsd_calib.report.plan import print_plan
 from fsd_calib.search.forecast import Counts

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.servers import client as client_module
 from fsd_calib.servers.answers import Acceptance, Answer
 from fsd_calib.servers.client import Client, NoAnswerError, side_by_side

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.calibration.run_file import read_run_file
-from fsd_calib.server_options import ServerDescription, merged, parse_slo, with_value
+from fsd_calib.options.server import ServerDescription, merged, parse_slo, with_value
 from fsd_common.errors import UsageError
 from server_schema import schema_text
 from support.paths import DOCS

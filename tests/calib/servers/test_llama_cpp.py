@@ -14,7 +14,7 @@ import yaml
 
 from fsd_calib.cli.check import app
 from fsd_calib.cli.console import run
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.servers.answers import Acceptance
 from fsd_calib.servers.client import Client
 from fsd_calib.servers.counters import between, counted

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.servers.answers import Acceptance, Timed
 from fsd_calib.servers.client import Client
 from fsd_calib.servers.load import Load, Piece, Seen, Slo, _arrivals, send

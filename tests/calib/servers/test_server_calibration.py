@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.run_file import read_run_file
 from fsd_calib.cli.calibrate import app
 from fsd_calib.cli.console import run
-from fsd_calib.server_options import ServerDescription
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
+from fsd_calib.options.server import ServerDescription
 from fsd_calib.servers import client as client_module
 from fsd_calib.servers.calibration import ServerCalibration
 from fsd_calib.servers.report import export

@@ -69,7 +69,7 @@ def test_after_one_start_only_what_is_much_slower_is_dropped() -> None:
 
 
 def test_ways_without_a_place_for_the_number_are_one_way_each() -> None:
-    from fsd_calib.server_options import Launches
+    from fsd_calib.options.server import Launches
     from fsd_calib.servers.tune import launches_of
 
     launches = Launches(commands={"ngram": "serve --k {K}", "none": "serve"}, lengths=[5, 2], health="http://a")

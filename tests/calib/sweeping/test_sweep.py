@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.calibrate_options import Goal, RunConfig, SearchSpace
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.session import DECODINGS
 from fsd_calib.cli import sweep as sweep_app
 from fsd_calib.cli.console import run
 from fsd_calib.measuring.speed import Interval
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.sweeping.sweep import Grid, Row, sweep
 from fsd_calib.sweeping.tables import as_csv, as_json, as_latex, records
 from fsd_calib.tasks.split import tuning_of

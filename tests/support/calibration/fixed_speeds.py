@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fsd_calib.calibrate_options import Goal, RunConfig
 from fsd_calib.calibration import prepare
 from fsd_calib.calibration.run_facts import Pace, Timings
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
+from fsd_calib.options.goal import Goal
+from fsd_calib.options.run_config import RunConfig
 from fsd_calib.search.space import Space
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.setting import Setting

@@ -12,6 +12,7 @@ from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 
 from fsd_calib.tasks.asking import PROBLEMS
 from fsd_calib.tasks.registry import TASKS
+from fsd_common.addons import AddonKind, unless_known
 from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_path, check_sampling, marker, named
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
@@ -56,6 +57,16 @@ def _path(value: Any, info: ValidationInfo) -> Any:
 def absolute(value: Any) -> str:
     """Returns a path as a file has it that may be read from elsewhere."""
     return str(Path(value).absolute())
+
+
+def known_name(kind: AddonKind, name: str, own: tuple[str, ...]) -> str:
+    """Returns a name of this package's own or of an add-on, behind which may stand numbers.
+
+    ValueError: there is none of this name.
+    """
+    if rule := unless_known(kind, family_of(name), own):
+        raise ValueError(rule)
+    return name
 
 
 def family_of(score: str) -> str:
