@@ -120,6 +120,11 @@ class Row:
         return len(self.request.prompt) + len(self.tokens)
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """lo and hi."""
+        return self.lo, self.hi
+
+    @property
     def draft_length(self) -> int:
         """The most tokens that the next round drafts."""
         return self.request.drafts(len(self.tokens))
