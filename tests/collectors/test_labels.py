@@ -128,7 +128,10 @@ def test_features_are_those_of_decoding(judged: tuple[Path, Frame], pair: tuple[
     for row in labels[::7].itertuples():
         text = [*prompts[row.problem], *row.context]
         p, q = (logits(model, text)[-1:] for model in pair)
-        known = {"before": partial(torch.tensor, [text[-1]]), "places": partial(torch.tensor, [len(row.context)])}
+        known: dict[str, Any] = {
+            "before": partial(torch.tensor, [text[-1]]),
+            "places": partial(torch.tensor, [len(row.context)]),
+        }
         wanted = features_of(Seen(p, q, torch.tensor([row.drafted]), **known), token_classes(TOKENIZER, p.shape[-1]))[0]
         assert np.array(labels.loc[row.Index, list(FEATURES)], dtype=float) == pytest.approx(wanted.numpy(), abs=1e-4)
         assert (row.before, row.target_choice) == (text[-1], int(p.argmax()))

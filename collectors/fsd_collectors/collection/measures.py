@@ -152,9 +152,8 @@ class Measures:
             target, draft = processed
         places = at.positions.unsqueeze(1)
         uniform = partial(noise.uniform, at.keys, places, noise.Stream.ACCEPT, torch.float64)
-        before, places = _known(at.before), _known(at.places)
-        greedy, drawn = self.sampling.greedy, lambda: uniform().squeeze(1)
-        return Seen(target, draft, at.drafted, drawn, greedy, before=before, places=places)
+        drawn, context = lambda: uniform().squeeze(1), (_known(at.before), _known(at.places))
+        return Seen(target, draft, at.drafted, drawn, self.sampling.greedy, (None, None), *context)
 
     def _processed(self, at: Positions) -> tuple[Tensor, Tensor] | None:
         """Returns the processed logits of both models, or None under greedy decoding, which uses the raw ones."""
