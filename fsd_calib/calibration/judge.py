@@ -40,7 +40,11 @@ LEAST = 64
 
 
 def check(judge: JudgeModel, session: Session) -> None:
-    """Says where a judge is of another task. UsageError: it is of other models than the session's, or other sampling."""
+    """Says where a judge is of another task.
+
+    Raises:
+        UsageError: it is of other models than the session's, or of other sampling.
+    """
     score = score_named(judge.name)
     assert isinstance(score, Judge)
     if session.engine.info is not None and score.reads_context:
