@@ -55,3 +55,8 @@ def score_meaning(name: str) -> str:
     read = ", ".join(words for symbol, words in _SYMBOLS.items() if re.search(rf"\b{symbol}\b", formula))
     gate = " where the target is unsure" if name.startswith("gated-") else ""
     return formula and f"{formula}{read and f' ({read})'}{gate}"
+
+
+def family_of(score: str) -> str:
+    """Returns the name of a score, or of an add-on, without its numbers and the gate of a divergence."""
+    return re.sub(r"(@[0-9.]+)*$", "", score).removeprefix("gated-")

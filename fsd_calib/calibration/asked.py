@@ -17,7 +17,7 @@ from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
 from fsd_calib.calibration.prepare import NEW_LENGTH
 from fsd_calib.calibration.timing import check_timing
 from fsd_calib.certification.holdout import EngineSequence
-from fsd_calib.options.common import AUTO, CONSTANT, RULES_WITH_T, family_of
+from fsd_calib.options.common import AUTO, CONSTANT, RULES_WITH_T
 from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import RunConfig
 from fsd_calib.options.search_space import SearchSpace
@@ -32,7 +32,7 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.judging.known import is_judge, model_named, register
 from fsd_decoding.judging.model import JudgeModel
-from fsd_decoding.meanings import LEARNED
+from fsd_decoding.meanings import LEARNED, family_of
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -1,7 +1,8 @@
 """The first estimate of a calibration's time: from some rounds of the first tuning problems, before anything else.
 
 It takes less than half a minute, whatever the models. What it decodes to the end is kept, as any decoding is; nothing
-else follows from it but what is shown.
+else follows from it but what is shown. Rounds take as long as they do beside what else the machine runs in this time,
+which may end, or become more.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fsd_calib.calibration.prepare import PILOT, USUAL_LENGTH, WATCHED, Request,
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer
 from fsd_calib.engines.own import OwnEngine, seconds_of_costs
+from fsd_calib.measuring.interleaved import MachineLoad, machine_load
 from fsd_calib.measuring.look import Look
 from fsd_collectors.store.reading import Traces
 from fsd_common.formatting import clock, duration, percent
@@ -68,6 +70,7 @@ class FirstLook:
     request: Request
     seen: Seen
     took: float
+    load: MachineLoad | None  # of the machine meanwhile; None: not known
 
     def estimate(self) -> FirstEstimate:
         """Tells and returns what is expected before anything else is done."""
@@ -76,10 +79,10 @@ class FirstLook:
         estimate = self._estimate(self.seen.lengths, traced)
         free = (USUAL_LENGTH + 1) / self.seen.tokens_per_round
         self.session.progress.note(
-            f"first estimate, after {clock(self.took)} of decoding: {in_words(estimate)}, {percent(estimate.share)} of "
-            f"it {estimate.longest}; before it {duration(estimate.preparation)} until the plan. Lossless rounds at "
-            f"L = {USUAL_LENGTH} make {self.seen.tokens_per_round:.2f} tokens, so at this L nothing gains more than "
-            f"{free:.2f}x; at a larger one it may"
+            f"first estimate, after {clock(self.took)} of decoding: {in_words(estimate, self.load)}, "
+            f"{percent(estimate.share)} of it {estimate.longest}; before it {duration(estimate.preparation)} until the "
+            f"plan. Lossless rounds at L = {USUAL_LENGTH} make {self.seen.tokens_per_round:.2f} tokens, "
+            f"so at this L nothing gains more than {free:.2f}x; at a larger one it may"
         )
         return estimate
 
@@ -88,7 +91,7 @@ class FirstLook:
         tokens = [len(row) for row in texts.completions.to_table(columns=["tokens"])["tokens"].to_pylist()]
         estimate = self._estimate(_ended_lengths(sum(tokens), len(tokens), self.session.task.max_new_tokens), 0.0)
         self.session.progress.note(
-            f"estimate with the lengths of {len(tokens)} texts: {in_words(estimate)}; before it "
+            f"estimate with the lengths of {len(tokens)} texts: {in_words(estimate, self.load)}; before it "
             f"{duration(estimate.preparation)} until the plan"
         )
 
@@ -96,12 +99,13 @@ class FirstLook:
         """The estimate for texts of these lengths, where traces take so many seconds."""
         low, middle, high = map(self._steps, lengths)
         least, usual, most = (sum(step.seconds for step in steps) for steps in (low, middle, high))
+        slower = 1.0 if self.load is None else self.load.slower
         longest, preparation = max(middle, key=lambda step: step.seconds), traced + self._pilot(lengths[1])
         stages = [] if self.request.plan_only else stages_of(middle)
         self.request.outlook.prepare(preparation, stages, self.session.decode.count)
         return FirstEstimate(
-            least, usual, most, preparation, longest.name, longest.seconds / usual, self.seen.tokens_per_round,
-            USUAL_LENGTH, self.took,
+            least / slower, usual, most * slower, preparation, longest.name, longest.seconds / usual,
+            self.seen.tokens_per_round, USUAL_LENGTH, self.took,
         )  # fmt: skip
 
     def _steps(self, length: float) -> tuple[PlannedStep, ...]:
@@ -136,13 +140,16 @@ def first_look(session: Session, request: Request) -> FirstLook | None:
     began = time.monotonic()
     with session.progress.step("first texts", 0):
         seen = _look(session, request)
-    return None if seen is None else FirstLook(session, request, seen, time.monotonic() - began)
+    return None if seen is None else FirstLook(session, request, seen, time.monotonic() - began, machine_load())
 
 
-def in_words(estimate: FirstEstimate) -> str:
-    """Returns the time in words, with its interval."""
+def in_words(estimate: FirstEstimate, load: MachineLoad | None) -> str:
+    """Returns the time in words, with its interval and what that covers."""
     between = f"{duration(estimate.low)} to {duration(estimate.high)} by the length of texts"
-    return f"about {duration(estimate.seconds)} ({between})"
+    others = ", if nothing else begins to run here"
+    if load is not None and load.busy:
+        others = f" and by whether what else runs here ends or grows, {load}"
+    return f"about {duration(estimate.seconds)} ({between}{others})"
 
 
 def _look(session: Session, request: Request) -> Seen | None:

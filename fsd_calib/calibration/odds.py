@@ -26,6 +26,7 @@ class Prospect:
 
     truth: float  # retention, or accuracy
     chance: float | None  # that the certification part shows the goal; None: there is no goal
+    between: tuple[float, float] | None  # the least and the greatest chance by the pilot's interval of the churn
     needed: int | None  # problems for probability CHANCE; None: no number gives it, or there is no goal
     bound: float  # the highest that is shown with probability CHANCE
 
@@ -61,6 +62,7 @@ class Odds:
     claim: Claim
     accuracy: float
     churn: float  # planned; `_population` changes it where the truth does not allow it
+    churn_between: tuple[float, float]  # the ends of its interval
     delta: float
     worth: float = 1.0  # independent problems with one seed that one counts as
     goes_on: GoesOn | None = None
@@ -68,8 +70,16 @@ class Odds:
     def prospect(self, truth: float, problems: int) -> Prospect:
         share, bound = self.claim.wanted, self.bound(truth, problems)
         if share is None:
-            return Prospect(truth, None, None, bound)
-        return Prospect(truth, self.chance(problems, truth, share), self.needed(truth, problems), bound)
+            return Prospect(truth, None, None, None, bound)
+        chance = self.chance(problems, truth, share)
+        chances = [chance, *(odds.chance(problems, truth, share) for odds in self.ends)]
+        return Prospect(truth, chance, (min(chances), max(chances)), self.needed(truth, problems), bound)
+
+    @property
+    def ends(self) -> tuple[Odds, Odds]:
+        """The odds with the churn at either end of its interval, the lower one first."""
+        low, high = self.churn_between
+        return replace(self, churn=low), replace(self, churn=high)
 
     def bound(self, truth: float, problems: int) -> float:
         """The highest goal that so many problems show with probability CHANCE."""
@@ -114,8 +124,9 @@ class Odds:
 def odds_of(claim: Claim, pilot: Pilot, delta: float, seeds: int = 1, goes_on: GoesOn | None = None) -> Odds:
     """Returns the odds of problems with so many seeds each, as a pilot shows them."""
     worth = pilot.worth * (1.0 if pilot.noise is None else pilot.noise.gain(seeds))
-    accuracy, churn = (1.0, 0.0) if claim.acc == "absolute" else (pilot.likely_accuracy, pilot.cautious_churn)
-    return Odds(claim, accuracy, churn, delta, worth, goes_on)
+    if claim.acc == "absolute":
+        return Odds(claim, 1.0, 0.0, (0.0, 0.0), delta, worth, goes_on)
+    return Odds(claim, pilot.likely_accuracy, pilot.cautious_churn, pilot.churn_between, delta, worth, goes_on)
 
 
 def truths_of(claim: Claim, pilot: Pilot) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from fsd_calib.certification.power import Noise, independent_worth
 from fsd_calib.measuring.measurement import Measurement
 
 _CAUTION = 0.8  # the probability that the churn is not above the planned one
+INTERVAL = (0.1, 0.9)  # quantiles of what a pilot shows
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,19 @@ class Pilot:
 
     @property
     def cautious_churn(self) -> float:
-        """Upper 80 % bound of the churn by Jeffreys' interval (Brown, Cai, DasGupta 2001)."""
+        """Upper 80 % bound of the churn."""
+        return self._churn_at(_CAUTION)
+
+    @property
+    def churn_between(self) -> tuple[float, float]:
+        """The ends of the 80 % interval of the churn."""
+        low, high = map(self._churn_at, INTERVAL)
+        return low, high
+
+    def _churn_at(self, probability: float) -> float:
+        """A quantile of the churn by Jeffreys' interval (Brown, Cai, DasGupta 2001)."""
         flipped = self.problems * max(self.churn, self.numerical_churn or 0.0)
-        return float(beta.ppf(_CAUTION, flipped + 0.5, self.problems - flipped + 0.5))
+        return float(beta.ppf(probability, flipped + 0.5, self.problems - flipped + 0.5))
 
 
 def _worth(tested: Paired, wanted: float) -> float:

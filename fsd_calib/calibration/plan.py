@@ -59,7 +59,8 @@ class FirstEstimate:
     """What some rounds of the first problems told, before the plan: times in seconds, of all steps together.
 
     Attributes:
-        low, high: the ends of an interval that follows from the texts seen, about 80 %.
+        low, high: the ends of an interval: about 80 % by the texts seen; on a busy machine also, should its load end,
+            or grow by the factor that it already makes.
         preparation: until the plan.
         longest: the longest step, which takes `share` of all.
         tokens_per_round: of lossless rounds at `draft_length`.

@@ -15,13 +15,12 @@ import numpy as np
 from scipy.stats import beta
 
 from fsd_calib.calibration.odds import Odds
-from fsd_calib.calibration.pilot import Pilot
+from fsd_calib.calibration.pilot import INTERVAL, Pilot
 from fsd_calib.search.forecast import DraftForecasts
 from fsd_calib.search.space import Space, logit
 from fsd_decoding.profile.setting import Setting
 
 _SHARES = np.linspace(logit(0.5), logit(0.9995), 40)  # in logit(u), of thresholds that are weighed
-_INTERVAL = (0.1, 0.9)  # quantiles of what the pilot shows of losses
 _LOSSES = 1.5, 0.5  # a prior of the share of flips that are losses: three of four, as strong as two flips
 
 
@@ -53,9 +52,11 @@ class Expected:
 
     Attributes:
         gain: Its speed over that of the fastest lossless setting.
-        low, high: The same, where losses are as large, and as small, as the pilot lets them be with probability 80 %.
+        low, high: The same, where losses and flips are as many, and as few, as the pilot lets them be with probability
+            80 %.
         truth: Its supposed true retention, or accuracy.
         chance: To certify it.
+        between: The least and the greatest chance of this setting so.
     """
 
     gain: float
@@ -63,6 +64,7 @@ class Expected:
     high: float
     truth: float
     chance: float
+    between: tuple[float, float]
 
 
 def expected_gain(
@@ -89,8 +91,14 @@ def expected_gain(
         return None
     least, usual, most = _net_losses(pilot)
     steps = _steps(forecast, space, with_prompts(rival_speed, prefill), fuzzy, prefill)
-    high, middle, low = (_best(steps, loss, pilot, odds, problems) for loss in (least, usual, most))
-    return Expected(middle.gain, min(low.gain, middle.gain), max(high.gain, middle.gain), middle.truth, middle.chance)
+    few, many = odds.ends
+    supposed = ((least, few), (usual, odds), (most, many))
+    high, middle, low = (_best(steps, loss, pilot, each, problems) for loss, each in supposed)
+    chances = [_best(middle.step, loss, pilot, each, problems).chance for loss, each in supposed]
+    return Expected(
+        middle.gain, min(low.gain, middle.gain), max(high.gain, middle.gain), middle.truth, middle.chance,
+        (min(chances), max(chances)),
+    )  # fmt: skip
 
 
 class _Step(NamedTuple):
@@ -104,6 +112,7 @@ class _Outcome(NamedTuple):
     gain: float
     truth: float
     chance: float
+    step: tuple[_Step, ...]  # none: lossless
 
 
 def _steps(forecast: DraftForecasts, space: Space, rival_speed: float, fuzzy: Setting, prefill: float) -> list[_Step]:
@@ -133,7 +142,7 @@ def _net_losses(pilot: Pilot) -> tuple[float, float, float]:
     lost = (flips + net) / 2
     are_losses = (lost + _LOSSES[0]) / (flips + sum(_LOSSES))
     churn = beta(flips + 0.5, pilot.problems - flips + 0.5)  # Jeffreys' prior
-    low, high = (float(churn.ppf(at)) for at in _INTERVAL)
+    low, high = (float(churn.ppf(at)) for at in INTERVAL)
     share = max(2 * are_losses - 1, 0.0)
     return share * low, share * float(churn.mean()), share * high
 
@@ -143,12 +152,12 @@ def _best(steps: Sequence[_Step], loss: float, pilot: Pilot, odds: Odds, problem
     assert odds.claim.wanted is not None
     accuracy = pilot.likely_accuracy
     whole = 1.0 if odds.claim.acc == "absolute" else accuracy
-    best, most = _Outcome(1.0, accuracy / whole, 0.0), 0.0
+    best, most = _Outcome(1.0, accuracy / whole, 0.0, ()), 0.0
     for step in sorted(steps, key=lambda step: -step.gain):
         if step.gain - 1 <= most:
             break
         truth = max(accuracy - step.losses * loss, 0.0) / whole
         chance = odds.chance(problems, truth, odds.claim.wanted)
         if chance * (step.gain - 1) > most:
-            best, most = _Outcome(step.gain, truth, chance), chance * (step.gain - 1)
+            best, most = _Outcome(step.gain, truth, chance, (step,)), chance * (step.gain - 1)
     return best

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fsd_calib.cli.family import Given
-from fsd_calib.options.common import DECODING, DTYPES, MODELS, Drawing, family_of
+from fsd_calib.options.common import DECODING, DTYPES, MODELS, Drawing
 from fsd_calib.tasks.asking import MAX_NEW_TOKENS, PROBLEMS
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.rows import QUICK, check_data_file
@@ -20,6 +20,7 @@ from fsd_common.addons import AddonKind, unless_known
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, json_object
 from fsd_decoding.hub import check_source
+from fsd_decoding.meanings import family_of
 from fsd_decoding.model_options import ALIASES, ATTENTION, SCHEMES, UNQUANTISED, Loading
 
 _DEVICES = (

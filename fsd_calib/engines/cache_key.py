@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from fsd_calib.options.common import family_of
 from fsd_common.errors import UsageError
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.meanings import family_of
 from fsd_decoding.policies.composed import policy_named
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.setting import Setting

@@ -182,8 +182,13 @@ class MachineLoad(NamedTuple):
         """Whether some processes had to wait."""
         return self.average > self.cores
 
+    @property
+    def slower(self) -> float:
+        """How many times as long work takes as on an idle machine, where all processes get as much; at least 1."""
+        return max(self.average / self.cores, 1.0)
+
     def __str__(self) -> str:
-        return f"load {self.average:.1f} on {self.cores} cores"
+        return f"load {self.average:.1f} on {self.cores} core{'s' * (self.cores != 1)}"
 
 
 def machine_load() -> MachineLoad | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from fsd_common.argument_checks import LEAST_TEMPERATURE, TRUNCATIONS, check_pat
 from fsd_common.errors import UsageError
 from fsd_common.option import Option
 from fsd_common.settings import Count, Rule, Settings
-from fsd_decoding.meanings import LEARNED
+from fsd_decoding.meanings import LEARNED, family_of
 
 # The words that options take, known here without importing what they name; a test compares them.
 RULES_OVER_SCORES = ("fsd", "fsd-sd", "fsd-coupled")
@@ -41,7 +40,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 GOAL, MODELS, DECODING = "Goal", "Models", "Decoding"
 """Panels of `--help`, beside `PROBLEMS`."""
 
-TASK_NAMES = f"{', '.join(TASKS)}, or a file in YAML that describes your own (see fsd-tasks list)"
+_MEANT = {
+    "agreement": "agreement (your own prompts by --data, without keys: right is the target's own text)",
+    "lm-eval": "lm-eval:NAME (a task of lm-evaluation-harness)",
+}  # what a name alone does not tell
+TASK_NAMES = (
+    f"{', '.join(_MEANT.get(name, name) for name in TASKS)}, or a file in YAML that describes your own (see fsd-tasks "
+    "list)"
+)
 LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
 """The target and the draft of tasks that no pair is bundled for."""
 
@@ -67,11 +73,6 @@ def known_name(kind: AddonKind, name: str, own: tuple[str, ...]) -> str:
     if rule := unless_known(kind, family_of(name), own):
         raise ValueError(rule)
     return name
-
-
-def family_of(score: str) -> str:
-    """Returns the name of a score in `SCORES`, without its numbers and the gate of a divergence."""
-    return re.sub(r"(@[0-9.]+)*$", "", score).removeprefix("gated-")
 
 
 PathLike = Annotated[str | os.PathLike[str], PlainValidator(_path)]

@@ -22,14 +22,13 @@ from fsd_calib.options.common import (
     Seed,
     absolute,
     check_phase,
-    family_of,
     known_name,
 )
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.option import Option, several, several_each, whole_numbers
 from fsd_common.settings import Count, Several, listed
-from fsd_decoding.meanings import LEARNED
+from fsd_decoding.meanings import LEARNED, family_of
 from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape, read_shape, without_chain
 
 if TYPE_CHECKING:

@@ -249,7 +249,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     return zoomable(profile, ends_of(rows), _near(rows), draw)
 
 
-_WIDER = 1.7  # times the fastest setting's speed: a chart this wide still leaves room for the settings
+_WIDER = 1.3  # times the fastest setting's speed: a chart this wide still leaves room for the settings
 _INSIDE = 0.04  # of the axis of retention: how far from the edge a mark stands that lies beyond it
 
 
@@ -291,20 +291,26 @@ _RIGHT = 0.7  # of the fastest: on a phone there is no room for a label beyond
 def retention_and_speed(
     profile: ThresholdProfile, found: Sequence[Row], record: RunRecord | None = None
 ) -> Chart | Zoomed:
-    """Returns the chart: settings that were timed with the clock's speed, the others with the forecast."""
+    """Returns the chart: settings that were timed with the clock's speed, the others with the forecast.
+
+    Forecasts are of an idle machine, without prompts, and for comparing settings with each other. So all are multiplied
+    by one factor, with which the chosen setting's own would be at its timed speed.
+    """
+    factor = profile.speed.chosen / profile.speed.forecast.chosen
     timed = list(_timed(profile, found))
     fuzzy = [row for row in found if row.point.source == "tuning" and row.setting.threshold is not None]
     forecast = [row for row in fuzzy if row.forecast]
-    settings = [_speed_value(row) for row in forecast] + timed
+    settings = [_speed_value(row, factor) for row in forecast] + timed
     fastest = max((value.get("fast", value["speed"]) for value in settings), default=1.0)
 
     def draw(ends: Range) -> Chart:
         draft = draft_alone(found, record, Room(fastest, *ends))
         alone = [] if draft is None else [draft]
-        values, most = settings + alone, max([fastest, *(mark["speed"] for mark in alone)])
+        values, most = settings + alone, max([fastest, *(mark.get("fast", mark["speed"]) for mark in alone)])
         names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
         scale = {"domain": [0, 1.08 * most], "nice": False}
-        x = quantitative("speed", pace_axis(profile.speed.unit, [profile.speed.batch]), scale=scale)
+        hollow = "; hollow: forecast" if forecast else ""
+        x = quantitative("speed", f"{pace_axis(profile.speed.unit, [profile.speed.batch])}{hollow}", scale=scale)
         layers = _speed_layers(x, retention_axis(ends), series(names, found), most)
         spec = layered(values, [*levels(profile, left=True), *layers], _SPEED_HEIGHT)
         return Chart("speed", _speed_alt(profile, timed + alone, forecast), spec)
@@ -362,8 +368,11 @@ def _labels(x: Spec, y: Spec, most: float) -> list[Spec]:
     ]  # fmt: skip
 
 
-def _speed_value(row: Row) -> dict[str, Any]:
-    return {**kept(row), **hover(row), "speed": row.forecast, "front": row.front, "timed": False, "chosen": False}
+def _speed_value(row: Row, factor: float) -> dict[str, Any]:
+    assert row.forecast is not None
+    speed = factor * row.forecast
+    words = f"{pace(speed)}, forecast" + ("" if factor == 1 else f" ({pace(row.forecast)} × {factor:.2f})")
+    return {**kept(row), **hover(row, words), "speed": speed, "front": row.front, "timed": False, "chosen": False}
 
 
 def _timed(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[dict[str, Any]]:

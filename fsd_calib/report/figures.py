@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
-from fsd_calib.options.common import family_of
 from fsd_calib.report.bounds import bound_to_show, bounds_to_show, shows_no_more
 from fsd_common.console import TITLE, literal
 from fsd_common.formatting import (
@@ -24,7 +23,7 @@ from fsd_common.formatting import (
     pace,
     percent,
 )
-from fsd_decoding.meanings import RULE_MEANINGS, score_meaning
+from fsd_decoding.meanings import RULE_MEANINGS, family_of, score_meaning
 from fsd_decoding.profile.fields import CurvePoint, Source, Speed, SpeedFigures
 from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.setting import Setting

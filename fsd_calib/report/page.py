@@ -53,8 +53,8 @@ from fsd_decoding.profile.fields import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _TIMED = (
-    "Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts: judge "
-    "those by each other."
+    "Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts, times "
+    "one factor, by which the chosen setting's forecast would be what was timed: judge those by each other."
 )
 _FORECAST = "All marks are hollow, since no setting was timed: their speeds are forecasts by the cost model."
 

@@ -86,7 +86,11 @@ def pilot_summary(plan: Plan) -> str:
             f"{seen.problems:,} problems; chances are those that are left."
         )
     if _depends_on_churn(plan):
-        summary += f" The plan assumes that {percent(first.cautious_churn)} flip, an upper bound at 80% confidence."
+        summary += f" The plan assumes that {percent(first.cautious_churn)} flip, an upper bound at 80% confidence"
+        if plan.claim.wanted is not None:
+            low, high = map(percent, first.churn_between)
+            summary += f", and for chances in brackets {low} to {high}, an interval at 80%"
+        summary += "."
     return summary
 
 
@@ -149,11 +153,12 @@ def worth_lines(plan: Plan) -> list[str]:
         lines.append(line)
     if expected is not None:
         low, high = f"{expected.low:.2f}x", f"{expected.high:.2f}x"
-        between = "" if low == high else f" ({low} to {high} by what {plan.pilot.problems} problems tell of losses)"
+        between = "" if low == high else f" ({low} to {high})"
         lines.append(
-            f"Expected: about {expected.gain:.2f}x the best lossless setting{between} with a true "
-            f"{_measure(plan)} of {percent(expected.truth)}, chance to certify {100 * expected.chance:.0f}%. "
-            "This is a forecast."
+            f"Expected: about {expected.gain:.2f}x{between} the best lossless setting with a true "
+            f"{_measure(plan)} of {percent(expected.truth)}, chance to certify "
+            f"{_chance(expected.chance, expected.between)}. This is a forecast from {plan.pilot.problems} problems, "
+            "with intervals of 80%."
         )
     return lines
 
@@ -188,8 +193,15 @@ def prospect_cells(prospect: Prospect) -> list[str]:
     cells = [f"≥ {bound(prospect.bound, PRECISION)}"]
     if prospect.chance is not None:
         needed = NONE if prospect.needed is None else f"{prospect.needed:,}"
-        cells = [f"{100 * prospect.chance:.0f}%", needed, *cells]
+        cells = [_chance(prospect.chance, prospect.between), needed, *cells]
     return [percent(prospect.truth), *cells]
+
+
+def _chance(chance: float, between: tuple[float, float] | None) -> str:
+    """Returns a chance, with its interval where that has any width."""
+    low, high = between or (chance, chance)
+    ends = f"{100 * low:.0f}%", f"{100 * high:.0f}%"
+    return f"{100 * chance:.0f}%" + (f" ({' to '.join(ends)})" if ends[0] != ends[1] else "")
 
 
 def step_table(plan: Plan) -> Table:

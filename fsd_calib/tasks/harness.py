@@ -1,4 +1,4 @@
-"""The `lm-eval:…` tasks: any generative task of an installed lm-evaluation-harness, or a YAML file in its form.
+"""The `lm-eval` tasks: lm-eval:NAME, a generative task of the installed lm-evaluation-harness or of a YAML file for it.
 
 Prompts, filters and metrics are lm-eval's own code. A task with training documents uses those for tuning and its test
 (or validation) documents for certification; others have no parts.

@@ -37,6 +37,17 @@ def test_list_has_every_task_with_a_sentence(capsys: pytest.CaptureFixture[str])
     assert all(about.endswith(".") for name, about in listed.items() if name in TASKS)
 
 
+def test_names_that_do_not_tell_what_is_asked_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks("list") == 0
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert "the target's own text" in listed["agreement"]
+    assert "lm-eval:NAME, a generative task of" in listed["lm-eval"]
+    assert calibrate("--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "agreement (your own prompts by --data, without keys: right is the target's own text), arithmetic" in said
+    assert "lm-eval:NAME (a task of lm-evaluation-harness), math" in said
+
+
 def test_show_has_the_first_prompt_and_what_ends_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_file(tmp_path, lines(PROBLEMS))
     assert tasks("show", "gsm8k", "--data", data) == 0

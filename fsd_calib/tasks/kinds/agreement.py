@@ -1,4 +1,4 @@
-"""The `agreement` task: prompts without keys, where right means to agree with the target's own text.
+"""The `agreement` task: your own prompts (--data) without keys, where right means to agree with the target's own text.
 
 Chat and code traffic has no reference answers. What can still be certified is that FSD says what the target alone would
 have said, with the same noise: a claim that is stricter than accuracy, as a rewording counts as lost, and different, as

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 
 from fsd_calib.calibration import first_estimate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.first_estimate import Seen, _cut_lengths, _ended_lengths, _seen
-from fsd_calib.calibration.plan import Plan
+from fsd_calib.calibration.first_estimate import FirstLook, Seen, _cut_lengths, _ended_lengths, _seen, in_words
+from fsd_calib.calibration.plan import FirstEstimate, Plan
+from fsd_calib.measuring.interleaved import MachineLoad
 from fsd_calib.measuring.look import Look
 from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import RunConfig
@@ -64,6 +66,34 @@ def test_texts_that_ended_narrow_the_mean() -> None:
     few, many = _ended_lengths(400, 4, 512), _ended_lengths(12_800, 128, 512)
     assert few[0] < many[0] < 100 == many[1] < many[2] < few[2]
     assert _ended_lengths(4000, 2, 512)[1:] == (512, 512)
+
+
+def test_words_name_the_load_or_what_is_left_out() -> None:
+    found = FirstEstimate(300.0, 420.0, 600.0, 60.0, "search", 0.5, 3.0, 5, 1.0)
+    texts = "about 7 min (5 min to 10 min by the length of texts"
+    assert in_words(found, MachineLoad(1.3, 1)) == (
+        f"{texts} and by whether what else runs here ends or grows, load 1.3 on 1 core)"
+    )
+    for idle in (MachineLoad(1.0, 1), None):
+        assert in_words(found, idle) == f"{texts}, if nothing else begins to run here)"
+
+
+@pytest.mark.slow
+def test_the_interval_is_wider_by_what_the_load_makes_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimates: list[FirstEstimate] = []
+    estimate = FirstLook.estimate
+
+    def at_three_loads(look: FirstLook) -> FirstEstimate:
+        estimates.extend(estimate(replace(look, load=MachineLoad(average, 2))) for average in (0.5, 2.0, 5.0))
+        return estimate(look)
+
+    monkeypatch.setattr(FirstLook, "estimate", at_three_loads)
+    planned(tmp_path, StringIO())
+    alone, full, busy = estimates
+    assert alone == full
+    assert (busy.low, busy.seconds, busy.high) == pytest.approx((alone.low / 2.5, alone.seconds, alone.high * 2.5))
 
 
 @pytest.mark.slow

@@ -32,9 +32,9 @@ HANDFUL = Pilot(64, accuracy=60 / 64, numerical_churn=0.0, churn=1 / 64, retenti
 RUNS = 20_000
 
 
-def share_certified(plan: Plan, prospect: Prospect, wanted: float, problems: int) -> float:
+def share_certified(plan: Plan, prospect: Prospect, wanted: float, problems: int, churn: float | None = None) -> float:
     """The share of simulated certifications on `problems` problems that pass, with the truth of the prospect."""
-    accuracy, churn = plan.pilot.likely_accuracy, plan.pilot.cautious_churn
+    accuracy, churn = plan.pilot.likely_accuracy, plan.pilot.cautious_churn if churn is None else churn
     population: tuple[float, ...] = (prospect.truth, 1 - prospect.truth, 0.0, 0.0)  # beside a perfect target
     if plan.claim.acc == "retention":
         population = cells(accuracy, max(churn, abs(1 - prospect.truth) * accuracy), prospect.truth)
@@ -60,6 +60,19 @@ def test_a_plan_agrees_with_simulated_certifications(claim: Claim, problems: int
         assert share_certified(plan, prospect, claim.wanted, prospect.needed) == pytest.approx(0.8, abs=0.06)
 
 
+def test_the_interval_of_a_chance_is_what_the_pilot_leaves_open_of_churn() -> None:
+    """Shares of 20,000 runs, as above, at both ends of the churn. A larger pilot leaves less open."""
+    plan, more = (make_plan(Claim(0.98), replace(HANDFUL, problems=64 * times), 1319, DELTA) for times in (1, 25))
+    few, many = plan.pilot.churn_between
+    for prospect, surer in zip(plan.prospects, more.prospects, strict=True):
+        assert prospect.between is not None
+        assert surer.between is not None
+        low, high = prospect.between
+        assert low == pytest.approx(share_certified(plan, prospect, 0.98, 1319, many), abs=0.024)
+        assert high == pytest.approx(share_certified(plan, prospect, 0.98, 1319, few), abs=0.024)
+        assert high - low > 2 * (surer.between[1] - surer.between[0])
+
+
 def test_a_plan_says_which_attempt_it_spends_at_which_level() -> None:
     plan = replace(make_plan(Claim(0.98), HANDFUL, 1319, attempt_level(0.95, 2)), attempt=2)
     said = (
@@ -75,7 +88,7 @@ def test_the_least_truth_passes_four_times_in_five() -> None:
     plan = make_plan(Claim(0.98), HANDFUL, 1319, DELTA)
     assert plan.least_truth is not None
     assert 0.99 < plan.least_truth < 1.0
-    prospect = Prospect(plan.least_truth, None, None, 0.0)
+    prospect = Prospect(plan.least_truth, None, None, None, 0.0)
     assert share_certified(plan, prospect, 0.98, 1319) == pytest.approx(0.8, abs=0.024)
     assert make_plan(Claim(0.98), HANDFUL, 300, DELTA).least_truth is None
 
@@ -263,8 +276,9 @@ def test_the_table_holds_the_plan() -> None:
     plan = make_plan(Claim(0.98), HANDFUL, 1319, DELTA)
     best, middle = plan.prospects
     for prospect, label in ((best, "100.0%"), (middle, "99.0%")):
-        chance, needed, _, bound = row(printed(plan), label)
+        chance, low, _, high, needed, _, bound = row(printed(plan), label)
         assert chance == f"{100 * (prospect.chance or 0):.0f}%"
+        assert f"{low} to {high}" == "({:.0%} to {:.0%})".format(*prospect.between or ())
         assert needed == f"{prospect.needed:,}"
         assert 0 <= prospect.bound - float(bound.removesuffix("%")) / 100 < 0.001  # never rounded up
     assert "target solved 93.8%" in " ".join(printed(plan).split())

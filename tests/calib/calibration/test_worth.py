@@ -53,8 +53,9 @@ class Rising:
         return tokens / (rounds + 0.01 * drafted)
 
 
-def expected(lost: int, gained: int = 0, claim: Claim = CLAIM) -> Expected:
-    pilot = Pilot(64, 60 / 64, 0.0, (lost + gained) / 64, (60 - lost + gained) / 60)
+def expected(lost: int, gained: int = 0, claim: Claim = CLAIM, times: int = 1) -> Expected:
+    """What follows from a pilot of 64 problems, or from one that is so many times as large, with the same shares."""
+    pilot = Pilot(64 * times, 60 / 64, 0.0, (lost + gained) / 64, (60 - lost + gained) / 60)
     forecast: Any = Rising()
     found = expected_gain(forecast, SPACE, 2.9, FUZZY, pilot, odds_of(claim, pilot, DELTA), PROBLEMS)
     assert found is not None
@@ -67,6 +68,13 @@ def test_the_more_a_pilot_lost_the_less_is_expected() -> None:
     assert 0 < one.chance < 1
     for each in (free, one, many):
         assert 1.0 <= each.low <= each.gain <= each.high
+
+
+def test_the_fewer_problems_tell_of_losses_the_wider_is_the_chance() -> None:
+    few, many = expected(1), expected(1, times=64)
+    for each in (few, many):
+        assert 0 <= each.between[0] < each.chance < each.between[1] <= 1  # of the same setting
+    assert few.between[1] - few.between[0] > 2 * (many.between[1] - many.between[0])
 
 
 def test_a_looser_goal_leaves_more_to_gain() -> None:
@@ -89,7 +97,7 @@ def test_prompts_take_their_time_whatever_is_accepted() -> None:
 
 
 def test_where_nothing_can_be_certified_nothing_is_expected() -> None:
-    assert expected(12, claim=Claim(1.1)) == Expected(1.0, 1.0, 1.0, 1.0, 0.0)
+    assert expected(12, claim=Claim(1.1)) == Expected(1.0, 1.0, 1.0, 1.0, 0.0, (0.0, 0.0))
 
 
 def test_without_an_accuracy_to_keep_nothing_is_expected() -> None:
@@ -114,16 +122,15 @@ def test_a_run_ends_with_a_plan_that_leaves_less_to_gain_than_is_asked() -> None
 
 
 def test_a_plan_shows_the_ceiling_what_it_expects_and_the_price() -> None:
-    told = plan(
-        ceiling=CEILING, min_gain=1.05, expected=Expected(1.3, 1.1, 1.5, 0.989, 0.62), price_per_hour=2.5, devices=2
-    )
+    forecast = Expected(1.3, 1.1, 1.5, 0.989, 0.62, (0.051, 0.9))
+    told = plan(ceiling=CEILING, min_gain=1.05, expected=forecast, price_per_hour=2.5, devices=2)
     print_plan(told, console := paper(80))
     for text in (" ".join(text_of(console).split()), plan_html(told)):
         ceiling = "about 1.04x the tokens/s of the fastest lossless setting (sd at L = 5, exact speculative decoding: "
         assert f"{ceiling}about 30 tokens/s" in text
         assert "a run stops here (--min-gain 1.05; 1 goes on)" in text
-        assert "about 1.30x the best lossless setting (1.10x to 1.50x by what 64 problems tell of losses)" in text
-        assert "retention of 98.9%, chance to certify 62%" in text
+        assert "about 1.30x (1.10x to 1.50x) the best lossless setting with a true retention of 98.9%" in text
+        assert "chance to certify 62% (5% to 90%). This is a forecast from 64 problems, with intervals of 80%." in text
         assert "At 2.5 an hour: about 10.00." in text  # two devices for two hours
 
 

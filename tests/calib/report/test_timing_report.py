@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from fsd_calib.report.charts import retention_and_speed
 from fsd_calib.report.page import plain_sentence
 from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
-from support.calibration.profiles import LOSSLESS, NOT_TIMED, UNCERTIFIED, UNKNOWN, profile
+from fsd_common.pages.charts import Chart
+from support.calibration.profiles import LOSSLESS, NOT_TIMED, UNCERTIFIED, UNKNOWN, VALUES, profile
 from support.calibration.reports import OUTCOMES, one_line, printed, printed_details, row
 
 SINGLE: dict[str, Any] = {
@@ -86,6 +88,34 @@ def test_nor_in_the_curve_or_on_the_page() -> None:
     assert [point[-2] for point in points] == ["–", "–", "70.0", "–", "–"]
     untimed = profile({**TIMED, **NOT_TIMED})
     assert all(each.forecast for each in rows(Run("run", untimed)))
+
+
+def drawn(changes: dict[str, Any]) -> tuple[dict[str, float], float, str]:
+    """Where marks of the chart of speed are, by label or T, where its axis ends, and what hovering on T = 0.25 says."""
+    made = profile({**TIMED, "certificate.wanted": 0.9, **changes})
+    chart = retention_and_speed(made, rows(Run("run", made)))
+    assert isinstance(chart, Chart)
+    values = chart.spec["data"]["values"]
+    ends = {layer["encoding"]["x"]["scale"]["domain"][1] for layer in chart.spec["layer"] if scaled(layer)}
+    (hollow,) = [value for value in values if not value["timed"]]
+    return {value.get("label", value["T"]): value["speed"] for value in values}, ends.pop(), hollow["tokens/s"]
+
+
+def scaled(layer: dict[str, Any]) -> bool:
+    return "scale" in layer["encoding"].get("x", {})
+
+
+@pytest.mark.parametrize("busy", [1, 7])
+def test_forecasts_do_not_dwarf_what_a_busy_machine_timed(busy: int) -> None:
+    """The settings are as far apart as on an idle one, whatever forecasts say."""
+    names, speed = ("target", "lossless", "chosen"), VALUES["speed"]
+    slow = {f"speed.{name}": speed[name] / busy for name in names}
+    between = {f"speed.intervals.{name}": [end / busy for end in speed["intervals"][name]] for name in names}
+    marks, end, said = drawn(slow | between)
+    forecasts = {"sd": 51.0, "chosen": 61.5, "0.25": 70.0}
+    assert marks == pytest.approx({name: speed / busy for name, speed in forecasts.items()})
+    assert marks["chosen"] > 0.8 * end
+    assert said == ("70.0, forecast" if busy == 1 else "10.0, forecast (70.0 × 0.14)")
 
 
 def test_ratios_are_of_pairs_and_by_the_clock_that_is_named() -> None:
