@@ -72,5 +72,6 @@ python=${PYTHON:-python3}
     fail "'$python' is not Python 3.11 or newer; name one that is: PYTHON=python3.11 sh install.sh"
 [ -x "$env/bin/python" ] || "$python" -m venv "$env"
 
+echo "install.sh: fetching into $env what models run on, then fsd-calib: a few minutes"
 "$base"
 pip install --editable "$what"

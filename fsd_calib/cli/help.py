@@ -32,6 +32,13 @@ def help_text(command: Any, context: Any, everyday: Sequence[str] = ()) -> str:
     found = command.get_params(context)
     for panel, parameters in panels(_everyday(found, everyday) if everyday else found).items():
         blocks.append("\n".join([_bold(f"{panel}:"), *(_entry(each, width) for each in parameters)]))
+    if everyday:
+        more = [
+            next(name for name in option_names(each) if name.startswith("--"))
+            for each in found
+            if each.param_type_name == "option" and each.name not in (*everyday, *EVERYWHERE) and not each.hidden
+        ]
+        blocks.append("\n".join([_bold("More, which --help-all explains:"), _wrapped(width, "  ")(", ".join(more))]))
     if names := list_commands(command, context):
         lines = (_command(name, command.get_command(context, name), max(map(len, names)), width) for name in names)
         blocks.append("\n".join([_bold("Commands:"), *lines]))

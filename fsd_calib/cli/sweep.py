@@ -66,8 +66,8 @@ def command(
     part: Annotated[
         Literal["tuning", "all"],
         Option(
-            "The problems to decode: those that calibrations tune on, about a fifth, or all, on which none can certify "
-            "afterwards.",
+            "The problems to decode: those that calibrations tune on, about a fifth (of --limit, too), or all, on "
+            "which none can certify afterwards.",
             _GRID,
         ),
     ] = "tuning",

@@ -39,7 +39,7 @@ class Goal(Settings):
         ] | None,
         Option(
             "Find the fastest setting that keeps at least this share of the target's accuracy (0.98: 98 % of it; of "
-            "plain accuracy with --acc absolute); this or --min-speed is required.",
+            "plain accuracy with --acc absolute); this, --min-speed or --pareto is required.",
             GOAL,
         ),
     ] = None  # fmt: skip

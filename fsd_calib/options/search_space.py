@@ -91,11 +91,10 @@ class SearchSpace(Drawing):
     score: Annotated[
         Several[Annotated[str, AfterValidator(lambda name: known_name("score", name, (AUTO, *CALIBRATED)))]],
         Option(
-            f"Score that the threshold bounds: {', '.join(CALIBRATED)}, one with numbers, such as gated-js@0.7, or "
-            "several, separated by commas. auto: those that traces of the models speak for; with a predictor, and for "
-            "drafts that are no models, js and doubt. js@50 uses only the target's 50 "
-            "likeliest tokens and one bucket for the rest; numbers of other scores are in docs/rules.md. "
-            "mine:Name is a score of your own (docs/extending.md).",
+            f"Score that the threshold bounds: {', '.join(CALIBRATED)}, one with numbers, such as gated-js@0.7, "
+            "mine:Name, of your own (docs/extending.md), or several, separated by commas. auto: those that traces of "
+            "the models speak for; with a predictor, and for drafts that are no models, js and doubt. js@50 uses only "
+            "the target's 50 likeliest tokens and one bucket for the rest; numbers of other scores: docs/rules.md.",
             DECODING,
             words=(AUTO, *CALIBRATED),
             read=several,
