@@ -278,13 +278,14 @@ def check_enough(
             "problems or another command decoded them under a threshold, or a predictor or head was trained on them)"
         )
     looks = Looks.evenly(needed, goal.tests)
+    solved = "" if accuracy == 1 else f", as the target solves {accuracy:.0%}"
     last = f" by the last of {len(looks.problems)} looks" if len(looks.problems) > 1 else ""
     once = _unlost(goal.changed(looks=1), certification, delta, accuracy, seeds)
     way_out = f", or one of {named('looks')}" if once else ""
     raise UsageError(
         f"there are {certification:,} problems to certify on{tuned}; to show {what} {goal.min_acc:g}{last} at level "
         f"{level(looks.level(needed, delta))} (which falls with every attempt at this claim) takes at least "
-        f"{needed:,} even if nothing is lost: give more problems, or a lower {named('min_acc')} or "
+        f"{needed:,} even if nothing is lost{solved}: give more problems, or a lower {named('min_acc')} or "
         f"{named('confidence')}{way_out}"
     )
 

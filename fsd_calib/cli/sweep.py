@@ -45,7 +45,13 @@ def command(
         Option("Tasks, with commas between them: names, or files in YAML.", _GRID, words=completed_tasks, read=several),
     ],
     thresholds: Annotated[
-        tuple[float, ...], Option("Values of T, such as 0.1,0.3,inf (which accepts everything).", _GRID, read=numbers)
+        tuple[float, ...],
+        Option(
+            "Values of T of at least 0, such as 0.1,0.3,inf (which accepts everything). The lossless rule has a row in "
+            "any case.",
+            _GRID,
+            read=numbers,
+        ),
     ],
     score: Annotated[
         tuple[str, ...] | None,

@@ -68,7 +68,7 @@ def read(path: Path, name: str) -> dict[str, Any]:
     try:
         content = parse(data)
     except ValueError as error:
-        raise UsageError(f"{name} is not JSON: {error}") from error
+        raise UsageError(f"{name} is not JSON: {error}; give a profile.json, or its folder") from error
     if not isinstance(content, dict):
         raise UsageError(f"{name} is not a profile: it holds no JSON object")
     _check_version(content, name)
