@@ -1,9 +1,9 @@
 """A judge beside every other score: `nohup python benchmarks/judge.py &`; takes some three hours on one core.
 
-On a pair that is as sure of its words as of its numbers (`lib/judge/pair.py`), mismatches are labelled, and judges of
-several designs are trained on 500 and 2,000 of them, or on as many as `--budgets` says. They are compared with the
-scores of docs/rules.md on other problems, at every T at once, by texts that are really decoded (`lib/rules`). What a
-perfect judge could, labels tell.
+On a pair that is as sure of its words as of its numbers, or one whose draft is sure of its mistakes, too
+(`lib/judge/pair.py`), mismatches are labelled, and judges of several designs are trained on 500 and 2,000 of them, or
+on as many as `--budgets` says. They are compared with the scores of docs/rules.md on other problems, at every T at
+once, by texts that are really decoded (`lib/rules`). What a perfect judge could, labels tell.
 """
 
 from __future__ import annotations
