@@ -1,9 +1,9 @@
 """A judge beside every other score: `nohup python benchmarks/judge.py &`; takes some three hours on one core.
 
-On a pair that is as sure of its words as of its numbers (`lib/judge/pair.py`), mismatches are labelled, and judges of
-several designs are trained on 500 and 2,000 of them, or on as many as `--budgets` says. They are compared with the
-scores of docs/rules.md on other problems, at every T at once, by texts that are really decoded (`lib/rules`). What a
-perfect judge could, labels tell.
+On a pair that is as sure of its words as of its numbers, or one whose draft is sure of its mistakes, too
+(`lib/judge/pair.py`), mismatches are labelled, and judges of several designs are trained on 500 and 2,000 of them, or
+on as many as `--budgets` says. They are compared with the scores of docs/rules.md on other problems, at every T at
+once, by texts that are really decoded (`lib/rules`). What a perfect judge could, labels tell.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from fsd_collectors.judging.labels import read_labels
 from fsd_collectors.store.reading import load_traces
 from fsd_common.user_folders import default_cache
 from fsd_data import pair_paths
+from fsd_data.problems import fresh
 from lib.common.claims import Claim
 from lib.common.results import conclude, machine_facts, options_of
 from lib.common.timing import Ratio
-from lib.judge.designs import Made, made, of_scores
+from lib.judge.across import across
+from lib.judge.designs import TRIALS, Made, made, of_scores, origin_of
 from lib.judge.labels import SEED as LABELLED
 from lib.judge.labels import label
-from lib.judge.pair import sure_pair
-from lib.judge.perfect import perfect
-from lib.judge.shown import table
+from lib.judge.pair import PAIRS, further_pair
+from lib.judge.perfect import perfect, share_of
+from lib.judge.shown import LEVELS, table
 from lib.rules.compared import Compared
 from lib.rules.costs import costs_of_rounds
-from lib.rules.curves import Columns, draws
+from lib.rules.curves import Columns, Found, draws
 from lib.rules.judges import GREEDY, Panel
 from lib.rules.stored import SEED, Stored, folder_of
 from lib.rules.texts import write
@@ -47,31 +49,32 @@ _WANTED, _GAIN, _COST = 0.98, 1.10, 1.05
 def main() -> int:
     options, machine = _parser().parse_args(), machine_facts()
     torch.set_num_threads(1)
-    pair = sure_pair() if options.pair == "sure" else tuple(map(str, pair_paths()))
+    pair = further_pair(options.pair) if options.pair in PAIRS else tuple(map(str, pair_paths()))
     decoder = SpeculativeDecoder.from_pretrained(*pair, draft_length=options.draft_length)
     folder = options.labels or default_cache() / f"judge-labels-{options.pair}"
+    source = load_task("arithmetic", seed=LABELLED, limit=_LABELLED, tokenizer=decoder.tokenizer)
     if options.labels is None:
-        source = load_task("arithmetic", seed=LABELLED, limit=_LABELLED, tokenizer=decoder.tokenizer)
         label(folder, source, (pair[0], pair[1]), min(options.budgets) if options.quick else options.collect)
     labels = read_labels(folder)
     texts = load_traces(folder).to_pandas(["problem", "emitted", "correct"], table="completions")
-    best = perfect(
-        labels, texts[texts["correct"] & texts["problem"].isin(labels["problem"].unique())], options.draft_length
-    )
+    best = dict(zip(LEVELS, perfect(labels, texts, options.draft_length, LEVELS), strict=True))
     budgets = [min(options.budgets)] if options.quick else options.budgets
     judges = list(made(labels, decoder, options.quick, budgets))
+    stories = {problem.id: made.family for problem, made in zip(source.problems, fresh(LABELLED), strict=False)}
+    elsewhere = list(across(labels, stories, origin_of(decoder), 0 if options.quick else TRIALS))
     found = compare(decoder, judges, options)
     about = {
         "pair": options.pair, "draft_length": options.draft_length, "seeds": {"labels": LABELLED, "problems": SEED},
         "budgets": budgets, "labels": len(labels), "harmful": float(labels["harmful"].mean()),
-        "auc_of_scores": of_scores(labels), "judges": judges, "perfect_tokens_per_round": best, **found,
+        "auc_of_scores": of_scores(labels), "judges": judges, "across_stories": elsewhere,
+        "perfect_tokens_per_round": best, "shares_of_perfect": shares_of(found, best), **found,
     }  # fmt: skip
     return conclude(options, machine, about, claims_of(found, judges), table(about))
 
 
 def _parser() -> ArgumentParser:
     parser = options_of(__doc__, "judge.json")
-    parser.add_argument("--pair", choices=("sure", "bundled"), default="sure")
+    parser.add_argument("--pair", choices=(*PAIRS, "bundled"), default="sure")
     parser.add_argument("--problems", type=int, default=_PROBLEMS)
     parser.add_argument("--draft-length", type=int, default=8)
     parser.add_argument("--budgets", type=int, nargs="+", default=[500, 2_000], help="labels to train judges on")
@@ -105,6 +108,17 @@ def texts_of(decoder: SpeculativeDecoder, task: Task, panel: Panel, folder: Path
     if missing := [each for each in enumerate(task.problems) if each[0] not in stored.numbers]:
         stored.add_all(write(decoder, task, missing, panel, _ROWS))
     return stored.columns(len(task.problems))
+
+
+def shares_of(found: Mapping[str, Any], best: Mapping[float, Found]) -> Mapping[str, Mapping[float, float]]:
+    """Returns for each score and level how much of a perfect judge's gain it has."""
+    lossless = found["lossless"][0]["tokens_per_round"].value
+    shares: dict[str, dict[float, float]] = {}
+    for each in found["levels"]:
+        if each["wanted"] in best:
+            share = share_of(each["tokens_per_round"].value, lossless, best[each["wanted"]].value)
+            shares.setdefault(each["rule"], {})[each["wanted"]] = share
+    return shares
 
 
 def claims_of(found: Mapping[str, Any], judges: Sequence[Made]) -> list[Claim]:

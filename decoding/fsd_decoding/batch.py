@@ -28,6 +28,7 @@ class Request:
         draft_length: the most tokens drafted per round.
         max_new_tokens: the most tokens to generate.
         reach: the draft's context, in tokens, beyond which nothing is drafted; None: no limit.
+        begun: the prompt's last tokens that are the beginning of the text.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Request:
     draft_length: int
     max_new_tokens: int
     reach: int | None = None
+    begun: int = 0
 
     def drafts(self, tokens: int) -> int:
         """Returns the most tokens that are drafted after so many new ones: no more than the text may still get, nor
@@ -57,6 +59,7 @@ class Batch:
     def __init__(self, rows: int, slots: int, device: torch.device) -> None:
         self.tokens = torch.zeros((rows, slots), dtype=torch.int64, device=device)
         self.lengths = torch.ones(rows, dtype=torch.int64, device=device)
+        self.begins = torch.ones(rows, dtype=torch.int64, device=device)  # of the texts, behind their prompts
         self.keys = torch.zeros((rows, 2), dtype=torch.int64, device=device)  # noise keys
         self.thresholds = torch.zeros(rows, dtype=torch.float64, device=device)
         self.draft_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -74,6 +77,7 @@ class Batch:
         longest = max(len(r.prompt) for r in requests)
         self.tokens[rows, :longest] = to_device([r.prompt + [0] * (longest - len(r.prompt)) for r in requests], device)
         self.lengths[rows] = to_device([len(r.prompt) for r in requests], device)
+        self.begins[rows] = to_device([len(r.prompt) - r.begun for r in requests], device)
         self.keys[rows] = noise.problem_keys(seed, [r.key for r in requests]).to(device, non_blocking=True)
         self.thresholds[rows] = to_device([r.threshold for r in requests], device, torch.float64)
         self.draft_lengths[rows] = to_device([r.drafts(0) for r in requests], device)
@@ -114,6 +118,11 @@ class Row:
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """lo and hi."""
+        return self.lo, self.hi
 
     @property
     def draft_length(self) -> int:

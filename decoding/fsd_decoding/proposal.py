@@ -71,6 +71,7 @@ class Proposal:
     gumbel: Tensor | None = None  # (B, L + 1, V) Gumbel noise of the positions, where it was computed for the draft
     tree: Tree | None = None  # what was drafted; None: a chain
     counts: Tensor | None = None  # (B,) how many tokens of a chain were drafted, the rest is padding; None: all
+    begins: Tensor | None = None  # (B,) position of each text's first token; None: nobody knows it
 
     @lazy
     def warped_target(self) -> Tensor:
@@ -124,11 +125,17 @@ class Proposal:
         else:
             target, draft, scans = self.warped_target[:, :-1], self.warped_draft, (None, None)
         uniform = partial(self.uniform, torch.float64)
-        return Seen(target, draft, self.drafted, uniform, self.sampling.greedy, scans, self._before)
+        places = None if self.begins is None else self._places
+        return Seen(target, draft, self.drafted, uniform, self.sampling.greedy, scans, self._before, places)
 
     def _before(self) -> Tensor:
         """The token before each drafted one, of a chain: (B, L)."""
         return self.tokens.gather(1, self.positions[:, :-1] - 1)
+
+    def _places(self) -> Tensor:
+        """The places of the drafted tokens in their texts, from 0: (B, L)."""
+        assert self.begins is not None
+        return self.positions[:, :-1] - self.begins[:, None]
 
     def uniform(self, dtype: torch.dtype) -> Tensor:
         """u of the exact test of every drafted token: (B, L)."""

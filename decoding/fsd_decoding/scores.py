@@ -43,6 +43,7 @@ class Seen:
     greedy: bool = False  # whether tokens are the likeliest ones, and none is drawn
     scans: tuple[Scan | None, Scan | None] = (None, None)  # of the fused kernel's first pass over raw logits
     before: Callable[[], Tensor] | None = None  # returns the token before x, (…); None: nobody knows it
+    places: Callable[[], Tensor] | None = None  # returns the place of x in its text, from 0, (…); None: as above
 
     @lazy
     def target(self) -> Distribution:

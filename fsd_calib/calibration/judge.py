@@ -40,7 +40,11 @@ LEAST = 64
 
 
 def check(judge: JudgeModel, session: Session) -> None:
-    """Raises UsageError where a judge is of other models than the session's, or of other sampling."""
+    """Says where a judge is of another task.
+
+    Raises:
+        UsageError: it is of other models than the session's, or of other sampling.
+    """
     score = score_named(judge.name)
     assert isinstance(score, Judge)
     if session.engine.info is not None and score.reads_context:
@@ -48,6 +52,11 @@ def check(judge: JudgeModel, session: Session) -> None:
     for engine in session.engines:
         pair, sampling = engine.pair, engine.decoding.sampling
         score.check(pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, sampling)
+    if judge.task != session.task.name:
+        session.progress.note(
+            f"{judge.name} was learned on task {judge.task!r}; what it keeps on {session.task.name!r} the certificate "
+            "decides"
+        )
 
 
 def trained_here(session: Session, budget: int, out: Path | None, train: bool) -> JudgeModel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from fsd_decoding.drafters.named import drafter_named
 from fsd_decoding.judging.known import is_judge, model_named
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
+from fsd_decoding.profile.following import share_of_threshold
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
@@ -32,6 +34,7 @@ from fsd_decoding.profile.parts import (
     DataInfo,
     Estimate,
     GuardEstimate,
+    KeptScoresInfo,
     Lengths,
     OutcomeCounts,
     Repetition,
@@ -91,6 +94,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         lengths=lengths_of(findings, fuzzy),
         repetition=repetition_of(findings, fuzzy),
         acceptance=_acceptance(fuzzy) if findings.lossy else None,  # of what decoders of the profile run
+        kept_scores=_kept_scores(fuzzy, findings.followed.threshold) if findings.lossy and not engine.info else None,
         other_drafts=tuple(
             other.pair.draft for other in ready.session.drafts.values() if other is not engine
         ),
@@ -299,6 +303,16 @@ def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
     if not shares:
         return None
     return AcceptanceInfo(texts=len(shares), mean=statistics.fmean(shares), deviation=statistics.pstdev(shares))
+
+
+def _kept_scores(fuzzy: Measurement, threshold: float | None) -> KeptScoresInfo | None:
+    """How near to T the scores of the same texts come; None: no T keeps a token."""
+    if threshold is None or threshold <= 0:
+        return None
+    shares = [share_of_threshold((first.lo, math.inf), threshold) for first, *_ in fuzzy.decodings if first.drafted]
+    if not shares:
+        return None
+    return KeptScoresInfo(texts=len(shares), mean=statistics.fmean(shares), deviation=statistics.pstdev(shares))
 
 
 def effort_of(findings: Findings) -> Effort:

@@ -312,7 +312,7 @@ class CachedDecoder:
         self._counts.update(reused=len(cached), reused_tokens=sum(cached_text.tokens for cached_text in cached))
 
     def _graded(self, problem: Problem, cached_text: CachedText, answer: str | None) -> Decoding:
-        counts = (cached_text.tokens, cached_text.rounds, cached_text.drafted, cached_text.accepted)
+        counts = (cached_text.tokens, cached_text.rounds, cached_text.drafted, cached_text.accepted, cached_text.lo)
         own = () if answer is None else (answer,)
         correct = cached_text.rounds > 0 and self._task.grade(problem, cached_text.text, *own)
         return Decoding(correct, cached_text.text, *counts)

@@ -28,6 +28,7 @@ class Decoding:
     rounds: int
     drafted: int
     accepted: int
+    lo: float = -math.inf  # see `CachedText`
 
 
 Seeds = tuple[Decoding, ...]

@@ -21,7 +21,7 @@ _NOT_COMPARED = {
 }  # how and when the profile was made, not what it holds
 _MODELS = {"target", "draft", "tokenizer", "versions"}
 _MEASURED = {"certificate", "accuracy", "tokens_per_round", "speed", "costs", "numerical_churn", "truncation",
-             "acceptance"}  # fmt: skip
+             "acceptance", "kept_scores"}  # fmt: skip
 _OF_A_LONE_POINT = ("retention",)  # the field shown of a point that only one of the two has
 _MAX_LENGTH = 24  # characters of a value that are shown
 

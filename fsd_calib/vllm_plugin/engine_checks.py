@@ -20,7 +20,8 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Fly, Gated, score_named
 
 READS_CONTEXT = (
-    "reads the token before a drafted one, which vLLM does not show; calibrate with --judge auto, whose judges do not"
+    "reads the token before a drafted one, or its place in the text, which vLLM does not show; calibrate with --judge "
+    "auto, whose judges read neither"
 )
 _NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
 _COMPARED = {"tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}

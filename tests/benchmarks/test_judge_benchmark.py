@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import judge as benchmark
 from fsd_common.errors import UsageError
+from fsd_decoding.judging.features import FEATURES
+from fsd_decoding.sampling import Sampling
+from fsd_predictors.judging.training import Origin
 from lib.common.timing import Ratio
+from lib.judge.across import across
 from lib.judge.designs import Made, made
 from lib.judge.labels import within
+from lib.judge.pair import forgetful
 from lib.judge.perfect import perfect, rounds_of
 from lib.judge.shown import table
 from lib.rules.curves import Found
@@ -36,10 +42,45 @@ def test_rounds_of_a_text_end_where_a_token_is_rejected(tokens: int, rejected: s
 
 
 def test_a_perfect_judge_rejects_what_is_harmful_alone() -> None:
-    labels = pd.DataFrame({"problem": [1, 1, 2], "position": [3, 5, 0], "harmful": [False, True, True]})
-    texts = pd.DataFrame({"problem": [1, 2, 3], "emitted": [9, 9, 9]})
-    # with L = 8: [0..5] [6..8]; [0] [1..8]; [0..8]
-    assert perfect(labels, texts, 8).value == pytest.approx(27 / 5)
+    labels = pd.DataFrame({"problem": [1, 1, 2, 5], "position": [3, 5, 0, 1], "harmful": [False, True, True, True],
+                           "probability": [1.0, 1.0, 1.0, 0.5]})  # fmt: skip
+    texts = pd.DataFrame({"problem": [1, 2, 3, 5], "emitted": [9, 9, 9, 9], "correct": [True, True, False, True]})
+    # with L = 8: [0..5] [6..8]; [0] [1..8]; [0..8] of the wrong one; of the last not all mismatches have a label
+    every, half, none = perfect(labels, texts, 8, (1.0, 0.5, 0.0))
+    assert every.value == pytest.approx(27 / 5)
+    assert half.value == pytest.approx(27 / 4)
+    assert none.value == pytest.approx(27 / 3)
+
+
+def test_a_perfect_judge_gives_up_the_answers_that_cost_most() -> None:
+    labels = pd.DataFrame({"problem": [1, 2, 2, 2], "position": [1, 1, 3, 5], "harmful": True, "probability": 1.0})
+    texts = pd.DataFrame({"problem": [1, 2], "emitted": [9, 9], "correct": True})
+    assert [found.value for found in perfect(labels, texts, 8, (1.0, 0.5))] == pytest.approx([18 / 6, 18 / 3])
+
+
+def test_shares_are_of_what_a_perfect_judge_gains() -> None:
+    shares = benchmark.shares_of(found(5.5, 1.0), {0.97: Found(7.0, 7.0, 7.0), 0.98: Found(6.0, 6.0, 6.0)})
+    assert shares == {"js": {0.97: pytest.approx(1 / 3), 0.98: 0.5}, "judge@1": {0.97: 0.5, 0.98: 0.75}}
+
+
+def test_a_forgetful_draft_learns_sums_without_what_is_carried() -> None:
+    pieces = list("0123456789+-*= .")
+    said = "9+29=38 60-13=47 17+13=30 95+15=110 5+6=11 3*9=27 47-9=38 12+13=25"
+    wanted = torch.tensor([pieces.index(each) for each in said])
+    learned = "".join(pieces[token] for token in forgetful(wanted, pieces).tolist())
+    assert learned == "9+29=28 60-13=57 17+13=20 95+15=100 5+6=11 3*9=27 47-9=48 12+13=25"
+
+
+def test_judges_of_some_stories_are_compared_on_the_others() -> None:
+    random = np.random.default_rng(0)
+    made = pd.DataFrame({name: random.normal(size=600) for name in FEATURES})
+    made = made.assign(problem=random.integers(0, 40, 600), probability=1.0)
+    told = made["problem"] % 2 == 0
+    harmful = np.where(told, made["js"] > 1, made["js"] < -1)  # of one story what is the opposite of the other's
+    stories = {problem: "even" if problem % 2 == 0 else "odd" for problem in range(40)}
+    origin = Origin("t", "d", "k", Sampling(), "made up", torch.zeros(9, dtype=torch.uint8))
+    for each in across(made.assign(harmful=harmful), stories, origin, trials=0):
+        assert each["of_these"] > 0.9 > 0.4 > each["of_other_stories"]
 
 
 def test_a_budget_pays_for_whole_problems_in_the_order_of_the_sample() -> None:
@@ -83,8 +124,12 @@ def test_claims(tokens: float, slower: float, reached: list[bool]) -> None:
 
 
 def test_the_table_names_judges_by_what_they_are() -> None:
-    about = {**found(5.6, 1.02), "judges": [MADE], "auc_of_scores": {"js": 0.4}}
-    text = table({**about, "perfect_tokens_per_round": Found(6.0, 5.9, 6.1)})
-    assert "| judge of context, 2,000 labels, sample 0 | 5.60 (5.60 to 5.60), 1.20x" in text
+    best = dict.fromkeys((0.97, 0.98, 0.99), Found(6.0, 5.9, 6.1))
+    elsewhere = {"labels": 50, "of_these": 0.9, "of_other_stories": 0.8, "best": "doubt", "of_the_best": 0.7}
+    about = {**found(5.6, 1.02), "judges": [MADE], "auc_of_scores": {"js": 0.4}, "across_stories": [elsewhere]}
+    shares = benchmark.shares_of(about, best)
+    text = table({**about, "perfect_tokens_per_round": best, "shares_of_perfect": shares})
+    assert "| judge of context, 2,000 labels, sample 0 | 5.60 (5.60 to 5.60), 1.20x, 80%" in text
     assert "| a perfect judge | 6.00" in text
+    assert "| 50 | 0.900 | 0.800 | 0.700 (doubt) |" in text
     assert "judge@1" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,11 @@ def test_features_are_those_of_decoding(judged: tuple[Path, Frame], pair: tuple[
     for row in labels[::7].itertuples():
         text = [*prompts[row.problem], *row.context]
         p, q = (logits(model, text)[-1:] for model in pair)
-        before = torch.tensor([text[-1]])
-        seen = Seen(p, q, torch.tensor([row.drafted]), before=lambda before=before: before)  # type: ignore[misc]
-        wanted = features_of(seen, token_classes(TOKENIZER, p.shape[-1]))[0]
+        known: dict[str, Any] = {
+            "before": partial(torch.tensor, [text[-1]]),
+            "places": partial(torch.tensor, [len(row.context)]),
+        }
+        wanted = features_of(Seen(p, q, torch.tensor([row.drafted]), **known), token_classes(TOKENIZER, p.shape[-1]))[0]
         assert np.array(labels.loc[row.Index, list(FEATURES)], dtype=float) == pytest.approx(wanted.numpy(), abs=1e-4)
         assert (row.before, row.target_choice) == (text[-1], int(p.argmax()))
 

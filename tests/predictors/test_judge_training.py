@@ -18,7 +18,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.judging.on_device import OnDevice
 from fsd_decoding.sampling import Sampling
-from fsd_predictors.judging.card import card_of, rankings
+from fsd_predictors.judging.card import card_of, elsewhere, rankings
 from fsd_predictors.judging.models import KINDS, Examples, Fitted
 from fsd_predictors.judging.training import FOLDS, SHOWN, Origin, Trained, examples_of, train_judge
 from fsd_predictors.training.evaluation import bins, calibration_error
@@ -97,6 +97,16 @@ def against_their_signs(kind: str) -> Fitted:
         wrong = examples._replace(harmful=signed + examples.values[:, 2] < 0)
         _FITTED[kind] = KINDS[kind].fit(wrong, EVERY, SETTINGS[kind])
     return _FITTED[kind]
+
+
+def test_lines_are_flat_beyond_what_they_were_fitted_to() -> None:
+    """A piece of one example may have any slope."""
+    examples = examples_of(labels())
+    fitted = KINDS["logistic"].fit(examples, EVERY, SETTINGS["logistic"])
+    lowest, highest = examples.values.min(0), examples.values.max(0)
+    rows = 3 * examples.values
+    assert fitted.logits(rows) == pytest.approx(fitted.logits(np.clip(rows, lowest, highest)), abs=1e-4)
+    assert abs(fitted.logits(rows)).max() < 40  # far from where a chance is 0 or 1 in fp32
 
 
 def test_trees_are_those_of_lightgbm() -> None:
@@ -193,6 +203,17 @@ def test_a_card_says_what_was_found(trained: Trained) -> None:
         "900, of",
     ):
         assert part in text
+
+
+def test_a_card_says_what_a_judge_is_worth_on_other_tasks(trained: Trained) -> None:
+    """On one like its own, and on one where what is harmful is the opposite."""
+    like = labels(seed=1)
+    unlike = like.assign(harmful=~like["harmful"])
+    assert elsewhere(trained, like)["judge"] > 0.9
+    assert elsewhere(trained, unlike)["judge"] == pytest.approx(1 - elsewhere(trained, like)["judge"])
+    text = card_of(trained, others={"like": like, "unlike": unlike})
+    assert "| like | 900 | 0.9" in text
+    assert "| unlike | 900 | 0.0" in text
 
 
 @pytest.mark.parametrize(

@@ -171,5 +171,6 @@ class _Row:
             texts: Texts = finished.value
             return texts
         left = self.request.max_new_tokens - len(tokens)
-        self.asked = replace(self.request, prompt=self.request.prompt + tokens, max_new_tokens=left)
+        prompt = self.request.prompt + tokens
+        self.asked = replace(self.request, prompt=prompt, max_new_tokens=left, begun=len(tokens))
         return None

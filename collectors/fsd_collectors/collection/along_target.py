@@ -51,12 +51,16 @@ class Finished(Protocol):
 
 @dataclass(frozen=True)
 class Completion:
-    """A prompt and the target's completion. `id` keys its noise, like the ids of `generate`."""
+    """A prompt and the target's completion.
+
+    `id` keys its noise, like the ids of `generate`; the last `begun` tokens of the prompt are the text's first.
+    """
 
     id: int
     prompt: Sequence[int]
     tokens: Sequence[int]  # without EOS
     ended: bool  # whether an EOS follows
+    begun: int = 0
 
     @classmethod
     def of(cls, id: int, prompt: Sequence[int], result: Finished) -> Self:
@@ -137,6 +141,7 @@ class TeacherForced:
         self._sampling = sampling
         self._prompts = np.array([len(c.prompt) for c in completions])
         self._emitted = np.array([c.emitted for c in completions])
+        self._begun = np.array([c.begun for c in completions])
         self._ended = np.array([c.ended for c in completions])
         self._slots = max(c.length for c in completions)
         padded = [[*c.prompt, *c.tokens, *[0] * (self._slots - len(c.prompt) - len(c.tokens))] for c in completions]
@@ -199,7 +204,8 @@ class TeacherForced:
         ends = torch.from_numpy(np.flatnonzero(self._ended[rows] & (places_in == self._emitted[rows] - 1)))
         ends = ends.to(places.device)
         y[ends] = self._draw(p[ends], keys[ends], places[ends], among=self.eos)
-        return Positions(p, q, self._draw(q, keys, places), y, places, keys, fed.flatten()[flat])
+        in_texts = torch.from_numpy(places_in + self._begun[rows]).to(places.device)
+        return Positions(p, q, self._draw(q, keys, places), y, places, keys, fed.flatten()[flat], in_texts)
 
     def _draw(self, logits: Tensor, keys: Tensor, places: Tensor, among: Tensor | None = None) -> Tensor:
         """Draws tokens (N,) from logits (N, V) with the noise at `places` (N,), where given only from `among`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -54,6 +54,7 @@ class Positions:
     positions: Tensor  # (N,) absolute positions of the tokens
     keys: Tensor  # (N, 2) keys of the noise
     before: Tensor | None = None  # (N,) the tokens before x; None: nobody knows them
+    places: Tensor | None = None  # (N,) places of x in the texts, from 0; None: nobody knows them
 
     def __getitem__(self, part: Tensor | slice) -> Positions:
         """Some of the positions."""
@@ -151,9 +152,8 @@ class Measures:
             target, draft = processed
         places = at.positions.unsqueeze(1)
         uniform = partial(noise.uniform, at.keys, places, noise.Stream.ACCEPT, torch.float64)
-        before = at.before
-        known = None if before is None else lambda: before
-        return Seen(target, draft, at.drafted, lambda: uniform().squeeze(1), self.sampling.greedy, before=known)
+        drawn, context = lambda: uniform().squeeze(1), (_known(at.before), _known(at.places))
+        return Seen(target, draft, at.drafted, drawn, self.sampling.greedy, (None, None), *context)
 
     def _processed(self, at: Positions) -> tuple[Tensor, Tensor] | None:
         """Returns the processed logits of both models, or None under greedy decoding, which uses the raw ones."""
@@ -175,6 +175,10 @@ class Measures:
         p_x, q_x = (probabilities.gather(-1, at.drafted.unsqueeze(-1)) for probabilities in (p, q))
         accepts = accepted_by_chance(p_x, q_x, at.keys, at.positions.unsqueeze(1)).squeeze(1)
         return accepts, torch.minimum(p, q).sum(-1)
+
+
+def _known(values: Tensor | None) -> Callable[[], Tensor] | None:
+    return None if values is None else lambda: values
 
 
 def _shape(logits: Tensor, log: Tensor, p: Tensor, drafted: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

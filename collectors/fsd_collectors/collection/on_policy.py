@@ -43,9 +43,11 @@ class OnPolicy:
         keys = proposal.keys.clone()  # the engine reuses their tensor
         logits = proposal.target_logits, proposal.draft_logits
         tokens = proposal.drafted, proposal.target_choice, proposal.positions
-        before = proposal.seen("raw").before
-        assert before is not None
-        self._held.append((*logits, *tokens, keys, before(), round_.drafted, round_.accepted))
+        seen = proposal.seen("raw")
+        assert seen.before is not None
+        assert seen.places is not None
+        context = seen.before(), seen.places()
+        self._held.append((*logits, *tokens, keys, *context, round_.drafted, round_.accepted))
         if self._states is not None and length:
             self._held_states.append(self._states.latest(length))
         if sum(draft_logits.numel() for _, draft_logits, *_ in self._held) >= chunk_size(proposal.draft_logits):
@@ -54,11 +56,11 @@ class OnPolicy:
     def _measure_held(self) -> None:
         """Measures all B x L positions, the padding of shorter drafts included: only the device knows their lengths."""
         joined = map(_joined, zip(*self._held, strict=True))
-        target_logits, draft_logits, drafted, choice, positions, keys, before, proposed, accepted = joined
+        target_logits, draft_logits, drafted, choice, positions, keys, before, places, proposed, accepted = joined
         self._held.clear()
         length = drafted.shape[1]
         at = (target_logits[:, :length], draft_logits, drafted, choice[:, :length], positions[:, :length],
-              keys[:, None].expand(-1, length, -1), before)  # fmt: skip
+              keys[:, None].expand(-1, length, -1), before, places)  # fmt: skip
         self._measured.send(self._measures(Positions(*(values.flatten(0, 1) for values in at))))
         self._counted.send(torch.stack([proposed, accepted, positions[:, 0]], 1))
         if self._held_states:

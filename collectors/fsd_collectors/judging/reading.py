@@ -110,9 +110,11 @@ class _Reading:
             differs &= at.positions < self._reach
         index = differs.nonzero().squeeze(-1)
         swapped = at[index]
-        before = swapped.before
+        before, places = swapped.before, swapped.places
         assert before is not None
-        seen = Seen(swapped.target_logits, swapped.draft_logits, swapped.drafted, before=lambda: before)
+        assert places is not None
+        logits = swapped.target_logits, swapped.draft_logits
+        seen = Seen(*logits, swapped.drafted, before=lambda: before, places=lambda: places)
         self._places.append(np.stack([owner, position]))
         self._sent.send(log_p, index, torch.stack([swapped.drafted, swapped.choice, before]))
         self._sent.send(features_of(seen, self._classes).reshape(-1, len(FEATURES)))

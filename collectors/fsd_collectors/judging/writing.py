@@ -23,7 +23,7 @@ class Begun:
     def rest(self) -> Request:
         """Asks for the rest: the same noise at the same places, and no more tokens than the whole may have."""
         return replace(
-            self.request, prompt=[*self.request.prompt, *self.tokens],
+            self.request, prompt=[*self.request.prompt, *self.tokens], begun=len(self.tokens),
             max_new_tokens=self.request.max_new_tokens - len(self.tokens),
         )  # fmt: skip
 
@@ -48,7 +48,7 @@ class Written:
         """What follows a beginning, which counts as part of the prompt."""
         given, ended = len(begun.tokens), self.finish_reason == "eos"
         of_eos = given > len(self.tokens)  # it is the EOS that was given
-        return Completion(begun.request.key, begun.rest.prompt, self.tokens[given:], ended and not of_eos)
+        return Completion(begun.request.key, begun.rest.prompt, self.tokens[given:], ended and not of_eos, given)
 
 
 class Finisher:

@@ -41,9 +41,8 @@ class ThresholdControl:
     """
 
     def __init__(self, policy: ThresholdPolicy, batch: Batch) -> None:
-        self._policy = policy
+        self._policy, self._batch = policy, batch
         self._memory = RowMemory(len(batch.lengths), batch.lengths.device)
-        self._begins = batch.lengths.clone()  # (B,) length of each prompt
         self._first = True
         self._state: RoundState | None = None
         self._judged: tuple[Verdict, Tensor] | None = None
@@ -51,7 +50,6 @@ class ThresholdControl:
     def start(self, rows: Tensor, requests: Sequence[Request]) -> None:
         """Announces requests that start in `rows` (R,)."""
         self._memory.forget(rows)
-        self._begins[rows] = to_device([len(r.prompt) for r in requests], rows.device)
         self._policy.start(NewRequests(rows, requests, self._memory, self._first))
         self._first = False
 
@@ -61,8 +59,8 @@ class ThresholdControl:
         Raises:
             UsageError: the policy returned something else than float tensors of one entry per row or token.
         """
-        policy = self._policy
-        state = RoundState(proposal, drafted.clone(), self._begins, self._memory)  # cloned, as finished rows get 0
+        policy, drafted = self._policy, drafted.clone()  # as finished rows get 0
+        state = RoundState(proposal, drafted, self._batch.begins, self._memory)
         self._state = state
         if isinstance(policy, ScalePolicy):
             proposal.scales = check_output(policy.scales(state), policy, state)
@@ -84,13 +82,12 @@ class ThresholdControl:
         state = self._state
         assert state is not None
         assert self._judged is not None
-        kept_on_device = to_device(kept, self._begins.device)
+        kept_on_device = to_device(kept, state.begins.device)
         self._policy.observe(RoundOutcome(state, state.proposal.bounds, *self._judged, kept_on_device))
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows except these (R,), as the batch does."""
         self._memory.keep(rows)
-        self._begins = self._begins[rows]
 
 
 ENGINE_VERSION = 2

@@ -251,7 +251,7 @@ def propose(
         gumbel = None if batch.gumbel is None else batch.gumbel[rows, depths]
     return Proposal(
         target_logits, logits, tokens, positions, batch.tokens, batch.keys, batch.thresholds, criterion, sampling,
-        gumbel=gumbel, tree=tree, counts=None if tree else drafted,
+        gumbel=gumbel, tree=tree, counts=None if tree else drafted, begins=batch.begins,
     )  # fmt: skip
 
 

@@ -65,6 +65,11 @@ class Mismatches:
         return self._seen.before()
 
     @lazy
+    def place(self) -> Tensor:
+        assert self._seen.places is not None
+        return self._seen.places()
+
+    @lazy
     def pair(self) -> DistributionPair:
         return DistributionPair(log_softmax(self._seen.target_logits), log_softmax(self._seen.draft_logits))
 
@@ -134,6 +139,7 @@ TABLE: dict[str, Feature] = {
     "entropy_q": Feature(lambda seen: seen.entropy("q"), "entropy of q"),
     **{name: Feature(partial(Mismatches.divergence, name=name), f"divergence {name}") for name in DIVERGENCES},
     **_OF_CLASSES,
+    "place": Feature(lambda seen: seen.place.float().log1p(), "log(1 + tokens of the text before x)", context=True),
 }
 """Features by name.
 
@@ -148,7 +154,8 @@ def features_of(seen: Seen, classes: Tensor, wanted: Sequence[str] = FEATURES) -
     """Returns features of mismatches: (…, F) in fp32, finite wherever the logits are.
 
     Args:
-        seen: raw logits and drafted tokens at positions of any shape (…), and where wanted the tokens `before`.
+        seen: raw logits and drafted tokens at positions of any shape (…), and where wanted the tokens `before` and
+            their `places`.
         classes: (V,) uint8, see `token_classes`, on the logits' device.
         wanted: names, in the order of the columns.
     """

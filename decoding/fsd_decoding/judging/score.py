@@ -46,10 +46,10 @@ class Judge(Score):
         return judge_of, (self.model,)
 
     def of(self, seen: Seen) -> Tensor:
-        if self.reads_context and seen.before is None:
+        if self.reads_context and (seen.before is None or seen.places is None):
             raise UsageError(
-                f"score {self.written!r} reads the token before a drafted one, which is not shown here; calibrate with "
-                "--judge auto, whose judges do not read it"
+                f"score {self.written!r} reads the token before a drafted one, or its place in the text, which are not "
+                "shown here; calibrate with --judge auto, whose judges read neither"
             )
         device = seen.target_logits.device
         if device not in self._on:

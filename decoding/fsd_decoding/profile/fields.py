@@ -26,6 +26,7 @@ from fsd_decoding.profile.parts import (
     EngineInfo,
     Estimate,
     GuardEstimate,
+    KeptScoresInfo,
     Lengths,
     ModelInfo,
     Natural,
@@ -418,6 +419,8 @@ class ProfileContent(Sealed):
     """How many texts end in a loop. null: not measured."""
     acceptance: AcceptanceInfo | None = None
     """The acceptance rates that a decoder's own are compared with. null: not measured."""
+    kept_scores: KeptScoresInfo | None = None
+    """The scores that a decoder's own are compared with. null: no score keeps a token, or another engine decoded."""
     other_drafts: tuple[ModelInfo, ...] = ()
     """Drafts of the same search and attempt; points of the curve name them."""
     addons: tuple[Addon, ...] = ()

@@ -186,6 +186,22 @@ class Finished(Protocol):
     def accepted(self) -> int: ...
 
 
+class FinishedHere(Finished, Protocol):
+    """One of our own engine."""
+
+    @property
+    def interval(self) -> tuple[float, float]: ...
+
+
+def share_of_threshold(interval: tuple[float, float], threshold: float) -> float:
+    """Returns how near to T the scores of a text come, see `KeptScoresInfo`.
+
+    Args:
+        interval: of the T that give the text; it begins with the largest score that kept a token.
+    """
+    return min(max(interval[0], 0.0) / threshold, 1.0)
+
+
 def expected_range(calibrated: AcceptanceInfo) -> tuple[float, float]:
     """Returns the range of a window's mean acceptance rate: ± 5.5 standard errors (of window and profile)."""
     deviation = max(calibrated.deviation, _MIN_DEVIATION)
@@ -194,15 +210,37 @@ def expected_range(calibrated: AcceptanceInfo) -> tuple[float, float]:
 
 
 @dataclass
+class _Windows:
+    """Means of one number of each text over windows of texts, beside those of the calibration."""
+
+    calibrated: AcceptanceInfo
+    _texts: int = 0
+    _sum: float = 0.0
+
+    def add(self, value: float) -> float | None:
+        """Returns the mean of a window that this text completes, if it is outside the expected range."""
+        if self.calibrated.texts < _MIN_TEXTS:
+            return None
+        self._texts, self._sum = self._texts + 1, self._sum + value
+        if self._texts < WINDOW:
+            return None
+        mean, (low, high) = self._sum / self._texts, expected_range(self.calibrated)
+        self._texts, self._sum = 0, 0.0
+        return None if low <= mean <= high else mean
+
+
+@dataclass
 class Drift:
     """Warns once when the mean acceptance rate of a window of texts leaves the expected range.
+
+    So it does when their scores do: of what T keeps, scores may rise towards T while just as much is kept.
 
     Windows of 200 texts follow one another without overlap, so a million texts are 5,000 tests. If texts are
     independent and like those of the calibration, the chance of any warning among a million is at most 1.1 % for
     smooth distributions of the rate, from .5 ± .15 to .95 ± .05, and 9 % if a few texts stand apart (every twentieth
-    at half the rate of all others). A shift by one standard deviation is detected, with a chance above 99 %, by the end
-    of the first window that lies wholly after it: within 400 texts. All this holds for profiles of 100 texts or more;
-    smaller ones are not watched.
+    at half the rate of all others); twice that where scores are watched, too. A shift by one standard deviation is
+    detected, with a chance above 99 %, by the end of the first window that lies wholly after it: within 400 texts. All
+    this holds for profiles of 100 texts or more; smaller ones are not watched.
 
     Tokens drafted beyond a text's end are not accepted, so texts cut much shorter than in calibration differ, too.
     Only texts decoded as the profile says (`coverage`) count.
@@ -210,33 +248,41 @@ class Drift:
 
     calibrated: AcceptanceInfo
     coverage: Coverage
+    scores: AcceptanceInfo | None = None
     warned: bool = False
-    _texts: int = 0
-    _sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._rates = _Windows(self.calibrated)
+        self._kept = None if self.scores is None else _Windows(self.scores)
 
     def applies_to(self, setting: DecodingSetting, request: Request) -> bool:
         """Returns whether a text is decoded as the profile says; T and L are the request's."""
         own = replace(setting, threshold=request.threshold, draft_length=request.draft_length)
         return self.coverage.covers(own)
 
-    def add(self, text: Finished) -> str | None:
-        """Returns a warning if this text completes a window outside the range, and None ever after."""
-        if self.warned or self.calibrated.texts < _MIN_TEXTS or not text.drafted:
-            return None
-        self._texts, self._sum = self._texts + 1, self._sum + text.accepted / text.drafted
-        if self._texts < WINDOW:
-            return None
-        mean, (low, high) = self._sum / self._texts, expected_range(self.calibrated)
-        self._texts, self._sum = 0, 0.0
-        self.warned = not low <= mean <= high
-        return self._message(mean, low, high) if self.warned else None
+    def add(self, text: Finished, kept: float | None = None) -> str | None:
+        """Returns a warning if this text completes a window outside the range, and None ever after.
 
-    def _message(self, mean: float, low: float, high: float) -> str:
-        task = self.coverage.task
+        Args:
+            kept: how near to T its scores come, see `share_of_threshold`; None: nobody knows.
+        """
+        if self.warned or not text.drafted:
+            return None
+        found = self._message("acceptance rate", self.calibrated, self._rates.add(text.accepted / text.drafted))
+        if self.scores is not None and self._kept is not None and kept is not None:
+            what = f"largest {self.coverage.setting.criterion.score} that kept a token, as a share of T,"
+            found = self._message(what, self.scores, self._kept.add(kept)) or found
+        self.warned = found is not None
+        return found
+
+    def _message(self, what: str, calibrated: AcceptanceInfo, mean: float | None) -> str | None:
+        if mean is None:
+            return None
+        low, high = expected_range(calibrated)
         return (
-            f"the acceptance rate was {mean:.1%} over the last {WINDOW} texts, but the profile of {task!r} "
-            f"expects {max(low, 0.0):.1%} to {min(high, 1.0):.1%} (it measured {self.calibrated.mean:.1%} on "
-            f"{self.calibrated.texts} texts): these texts differ from those of the calibration, so its certificate may "
+            f"the {what} was {mean:.1%} over the last {WINDOW} texts, but the profile of {self.coverage.task!r} "
+            f"expects {max(low, 0.0):.1%} to {min(high, 1.0):.1%} (it measured {calibrated.mean:.1%} on "
+            f"{calibrated.texts} texts): these texts differ from those of the calibration, so its certificate may "
             "not hold; calibrate on texts like these"
         )
 
@@ -245,7 +291,7 @@ def watch(
     drift: Drift | None,
     setting: DecodingSetting,
     requests: Iterable[Request],
-    finished: Iterable[Finished],
+    finished: Iterable[FinishedHere],
     stacklevel: int,
 ) -> None:
     """Adds finished texts to a profile's drift, if there is one, and warns at `stacklevel`.
@@ -256,7 +302,10 @@ def watch(
     if drift is None:
         return
     for request, text in zip(requests, finished, strict=True):
-        if drift.applies_to(setting, request) and (message := drift.add(text)) is not None:
+        if not drift.applies_to(setting, request):
+            continue
+        kept = share_of_threshold(text.interval, request.threshold) if request.threshold > 0 else None
+        if (message := drift.add(text, kept)) is not None:
             warnings.warn(message, stacklevel=stacklevel)
 
 
@@ -433,5 +482,5 @@ def _drift(profile: ThresholdProfile, target: Any, config: DecodingConfig, cover
     name = f"{profile.created} {profile.acceptance} {plain}"
     mine = _drifts.setdefault(target, {})
     if name not in mine:
-        mine[name] = Drift(profile.acceptance, coverage)
+        mine[name] = Drift(profile.acceptance, coverage, profile.kept_scores)
     return mine[name]

@@ -495,6 +495,11 @@ class AcceptanceInfo(Part):
     """Standard deviation of the rate."""
 
 
+class KeptScoresInfo(AcceptanceInfo):
+    """The same of how near to T scores come: the largest one that kept a token of a text, as a share of T, and 0 where
+    none did."""
+
+
 class RatesInfo(Part):
     """Tokens per second achieved on traces at rising T."""
 

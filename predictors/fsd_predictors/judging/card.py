@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 from scipy.special import expit
 from sklearn.metrics import log_loss, roc_auc_score
 
@@ -13,12 +14,13 @@ from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.sampling import SETTINGS
 from fsd_predictors.judging.models import Examples
-from fsd_predictors.judging.training import FOLDS, Trained
+from fsd_predictors.judging.training import FOLDS, Trained, examples_of
 from fsd_predictors.models.base import Array
 from fsd_predictors.training.card import MOST_ROWS, PERMUTATION, markdown, permuted
 from fsd_predictors.training.evaluation import bins, calibration_error
 
-_RANKERS = (*DIVERGENCES, "margin", "relaxed")
+RANKERS = (*DIVERGENCES, "margin", "relaxed")
+"""Scores that a judge is compared with."""
 _BINS = 8  # of the table of calibration
 _TEXT = """# Judge {name}: {kind}, of {task}
 
@@ -33,18 +35,34 @@ to be labelled goes into 1.
 def rankings(trained: Trained) -> Mapping[str, float]:
     """Returns the AUC of the judge on unseen problems, and of each divergence and margin on the same mismatches: the
     chance that a harmful one has the larger score."""
-    examples = trained.examples
-    columns = {name: examples.values[:, FEATURES.index(name)] for name in _RANKERS}
-    return {name: _auc(examples, scores) for name, scores in {"judge": trained.unseen, **columns}.items()}
+    return _rankings(trained.examples, trained.unseen)
 
 
-def card_of(trained: Trained, seed: int = 0) -> str:
-    """Returns the card in Markdown. `seed`: of the permutations."""
+def elsewhere(trained: Trained, labels: pd.DataFrame) -> Mapping[str, float]:
+    """Returns the same of labels that are of another task, or of problems that the judge was not trained on."""
+    examples = examples_of(labels)
+    return _rankings(examples, trained.fitted.logits(examples.values))
+
+
+def card_of(trained: Trained, seed: int = 0, others: Mapping[str, pd.DataFrame] | None = None) -> str:
+    """Returns the card in Markdown.
+
+    Args:
+        seed: of the permutations.
+        others: labels of other tasks by their names, of the same models and sampling.
+    """
     judge = trained.judge
     sheets = [_ranked(trained), _calibrated(trained), _read(trained, seed), _data(trained)]
+    if others:
+        sheets.insert(1, _of_others(trained, others))
     return _TEXT.format(
         name=judge.name, kind=judge.kind, task=judge.task, folds=FOLDS, sheets="\n".join(map(markdown, sheets))
     )
+
+
+def _rankings(examples: Examples, judged: Array) -> Mapping[str, float]:
+    columns = {name: examples.values[:, FEATURES.index(name)] for name in RANKERS}
+    return {name: _auc(examples, scores) for name, scores in {"judge": judged, **columns}.items()}
 
 
 def _auc(examples: Examples, scores: Array) -> float:
@@ -56,6 +74,18 @@ def _ranked(trained: Trained) -> Sheet:
     return Sheet(
         "Ranking of harmful mismatches", ("score", "AUC"), tuple((name, f"{auc:.3f}") for name, auc in found),
         "AUC: the chance that a harmful mismatch has a larger score than a harmless one.",
+    )  # fmt: skip
+
+
+def _of_others(trained: Trained, others: Mapping[str, pd.DataFrame]) -> Sheet:
+    rows = []
+    for task, labels in others.items():
+        judged, *rest = elsewhere(trained, labels).items()
+        best, auc = max(rest, key=lambda each: each[1])
+        rows.append((task, f"{len(labels):,}", f"{judged[1]:.3f}", f"{auc:.3f} ({best})"))
+    return Sheet(
+        "Other tasks", ("task", "labels", "AUC of the judge", "best of the others"), tuple(rows),
+        "By the judge that is kept, which was trained on none of them; a certificate says what it keeps there.",
     )  # fmt: skip
 
 

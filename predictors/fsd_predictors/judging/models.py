@@ -20,7 +20,6 @@ from fsd_decoding.judging.on_device import OnDevice
 from fsd_predictors.models.base import Array
 from fsd_predictors.models.monotone import Encoding, fit_weights
 
-_FARTHEST = 1e30  # ends of pieces in files, which hold no infinity
 _NO_LINE, _NO_TREES = Line(column=(), low=(), high=(), weight=()), Trees(column=(), threshold=(), leaf=())
 
 
@@ -96,10 +95,14 @@ def signs_of(columns: Sequence[int]) -> Array:
 def fit_logistic(examples: Examples, columns: Sequence[int], settings: Mapping[str, Any]) -> Fitted:
     """Fits a logistic regression on piecewise linear functions of the columns, each bounded to its sign.
 
+    They are flat beyond what the examples hold.
+
     Args:
         settings: knots of each function, and the L2 penalty `l2` on the weights of standardised pieces.
     """
     encoding = Encoding.of(examples.values, columns, settings["knots"])
+    seen = examples.values[:, encoding.column]  # beyond which an end piece, of few rows and any slope, says nothing
+    encoding = replace(encoding, low=np.maximum(encoding.low, seen.min(0)), high=np.minimum(encoding.high, seen.max(0)))
     signs = signs_of(encoding.column.tolist())
     turned = np.where(signs < 0, -1.0, 1.0)  # so that all bounds are from below
     rows = np.column_stack([np.ones(len(examples.values)), encoding(examples.values) * turned])
@@ -109,13 +112,9 @@ def fit_logistic(examples: Examples, columns: Sequence[int], settings: Mapping[s
     place = {column: new for new, column in enumerate(columns)}
     line = Line(
         column=tuple(place[int(column)] for column in encoding.column),
-        low=_finite(encoding.low), high=_finite(encoding.high), weight=tuple(slopes.tolist()),
+        low=tuple(encoding.low.tolist()), high=tuple(encoding.high.tolist()), weight=tuple(slopes.tolist()),
     )  # fmt: skip
     return Fitted(tuple(columns), float(weights[0] - slopes @ encoding.mean), line).lean()
-
-
-def _finite(ends: Array) -> tuple[float, ...]:
-    return tuple(np.clip(ends, -_FARTHEST, _FARTHEST).tolist())
 
 
 def fit_boosted(examples: Examples, columns: Sequence[int], settings: Mapping[str, Any]) -> Fitted:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsd_calib import SpeculativeDecoder, ThresholdProfile
+from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
 from fsd_calib.calibration import judge as judging
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.judge import CARD, FILE, KEPT, LABELS
@@ -16,6 +17,7 @@ from fsd_calib.calibration.recertify import decoding_of
 from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import RunConfig
 from fsd_calib.options.search_space import SearchSpace
+from fsd_calib.tasks.grading.graders import same_text
 from fsd_calib.tasks.split import parts_of
 from fsd_collectors.judging.labels import read_labels
 from fsd_collectors.store.reading import load_traces
@@ -25,7 +27,7 @@ from fsd_common.progress.chosen import Lines
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.tree_shape import TreeShape
-from support.models.judges import judge
+from support.models.judges import judge, judge_of
 from support.models.tiny_calibration import far_apart, run, task
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import ragged_prompts
@@ -105,6 +107,25 @@ def test_a_file_is_used_again_and_its_problems_do_not_certify(
     assert again.judge == own
     assert again.data.certification == profile.data.certification - len(certifying)
     assert not (tmp_path / "cache" / KEPT).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("agreement", "certified"), [(False, True), (True, False)], ids=["even words", "agreement"])
+def test_on_another_task_its_certificate_decides(tmp_path: Path, agreement: bool, certified: bool) -> None:
+    """The judge says that nothing is harmful. Half of all texts are right here, or the target's own ones alone."""
+    own = judge_of(PAIR, offset=-9.0, task="another")
+    own.save(tmp_path / FILE)
+    tiny = task(400)
+    if agreement:
+        tiny = replace(tiny, name="agreement", by_agreement=True, keys_are_texts=False, grader=same_text)
+    asked: dict[str, Any] = {**ASKED, "judge": tmp_path / FILE, "min_acc": 0.7, "min_gain": 1.0}
+    found = calibrate(
+        tiny, target=PAIR[0], draft=PAIR[1], tokenizer=word_tokenizer(), out=tmp_path / "out", cache=tmp_path,
+        state=tmp_path, **asked,
+    )  # fmt: skip
+    assert found.judge == own
+    assert found.certificate.certified == certified
+    assert (found.threshold is not None) == certified
 
 
 def test_a_judge_of_other_models_is_refused(tmp_path: Path) -> None:

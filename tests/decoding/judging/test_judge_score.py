@@ -22,6 +22,7 @@ from fsd_decoding.judging.known import register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.on_device import packed_classes
 from fsd_decoding.judging.score import judge_named
+from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.scores import Seen, score_named
@@ -112,6 +113,26 @@ def test_it_is_lossless_below_zero_and_its_intervals_hold() -> None:
     assert changed
 
 
+def test_places_are_counted_from_the_beginning_of_a_text() -> None:
+    """Of rows that begin and end at different times, with prompts of different lengths."""
+    prompts, found = ragged_prompts(7), {place: [0] * 0 for place in range(7)}
+
+    def observe(round_: RoundRecord) -> None:
+        places = round_.proposal.seen("raw").places
+        assert places is not None
+        for request, row, accepted in zip(round_.requests, places().tolist(), round_.accepted.tolist(), strict=True):
+            if request is not None:
+                assert row == list(range(row[0], row[0] + len(row)))
+                found[request.index] += [row[0], row[0] + accepted + 1]  # where the round began, and the next one does
+
+    results = decoder(threshold=0.1).generate(prompts, NEW, batch_size=3, observer=observe)
+    for place, result in enumerate(results):
+        begins, ends = found[place][::2], found[place][1::2]
+        assert begins == [0, *ends[:-1]]
+        assert len(begins) == result.rounds
+    assert max(result.rounds for result in results) > 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -119,7 +140,10 @@ def test_it_is_lossless_below_zero_and_its_intervals_hold() -> None:
         ({"draft": "1" * 64}, "was trained for a draft with fingerprint 111111111111"),
         ({"tokenizer": "x"}, "was trained with another tokenizer"),
         ({"temperature": 0.6}, "trained with temperature 0.6, and this"),
-        ({"top_k": 50}, "trained with top_k 50, and this decodes with"),
+        ({"top_k": 50}, "trained with top_k 50, and this decodes with None"),
+        ({"top_p": 0.9}, "trained with top_p 0.9, and this decodes with None"),
+        ({"min_p": 0.1}, "trained with min_p 0.1, and this decodes with None"),
+        ({"repetition_penalty": 1.1}, "trained with repetition_penalty 1.1, and this decodes with 1.0"),
     ],
 )
 def test_a_decoder_refuses_a_judge_of_something_else(changes: dict[str, Any], message: str) -> None:
@@ -132,7 +156,7 @@ def test_a_decoder_refuses_a_judge_of_something_else(changes: dict[str, Any], me
 def test_a_judge_that_reads_the_text_says_where_it_is_not_shown() -> None:
     name = register(judge(features=["log_p_x", "margin", "before_letters"]))
     logits = torch.zeros(1, VOCABULARY)
-    with pytest.raises(UsageError, match="reads the token before a drafted one, which is not shown here"):
+    with pytest.raises(UsageError, match="reads the token before a drafted one, or its place in the text, which are"):
         score_named(name).of(Seen(logits, logits, torch.tensor([1])))
 
 

@@ -26,8 +26,9 @@ def named(seen: Seen) -> dict[str, float]:
 
 
 def test_features_of_a_mismatch_by_hand() -> None:
-    seen = Seen(P.log()[None] + 3.0, Q.log()[None] - 1.0, torch.tensor([2]), before=lambda: torch.tensor([1]))
-    found = named(seen)
+    one, six = torch.tensor([1]), torch.tensor([6])
+    logits = P.log()[None] + 3.0, Q.log()[None] - 1.0
+    found = named(Seen(*logits, torch.tensor([2]), before=lambda: one, places=lambda: six))
     logs = {"log_p_x": 0.15, "log_p_y": 0.5, "log_q_x": 0.6, "log_q_y": 0.2}
     wanted = {name: math.log(value) for name, value in logs.items()} | {
         "relaxed": 0.35, "margin": 0.7, "rank_x": math.log(3), "rank_y": math.log(2),
@@ -37,7 +38,7 @@ def test_features_of_a_mismatch_by_hand() -> None:
     marked = {"x_signs", "y_digits", "before_letters"}
     tokens = [f"{token}_{kind}" for token in ("x", "y", "before") for kind in CLASSES if kind != "other"]
     wanted |= {name: float(name in marked) for name in tokens}
-    assert found == pytest.approx(wanted, abs=1e-6)
+    assert found == pytest.approx(wanted | {"place": math.log(7)}, abs=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
@@ -49,10 +50,11 @@ def test_features_are_finite_and_the_same_in_any_company(seed: int, masked: str)
     for logits, name in ((p, "target"), (q, "draft")):
         if masked in (name, "both"):
             logits[..., 1] = -math.inf
-    x, before = (torch.randint(4, (2, 3), generator=generator) for _ in range(2))
-    whole = features_of(Seen(p, q, x, before=lambda: before), KINDS)
+    x, before, places = (torch.randint(4, (2, 3), generator=generator) for _ in range(3))
+    whole = features_of(Seen(p, q, x, before=lambda: before, places=lambda: places), KINDS)
     assert whole.isfinite().all()
-    alone = features_of(Seen(p[1, 2:], q[1, 2:], x[1, 2:], before=lambda: before[1, 2:]), KINDS)
+    own = Seen(p[1, 2:], q[1, 2:], x[1, 2:], before=lambda: before[1, 2:], places=lambda: places[1, 2:])
+    alone = features_of(own, KINDS)
     torch.testing.assert_close(alone, whole[1, 2:], rtol=1e-5, atol=1e-5)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.hf import fsd_generate
+from fsd_decoding.judging.known import register
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.following import (
     WINDOW,
@@ -25,12 +26,14 @@ from fsd_decoding.profile.following import (
     DraftsByRule,
     Drift,
     expected_range,
+    share_of_threshold,
 )
-from fsd_decoding.profile.parts import AcceptanceInfo, ModelInfo
+from fsd_decoding.profile.parts import AcceptanceInfo, KeptScoresInfo, ModelInfo
 from fsd_decoding.proposal import Criterion
 from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 from support.calibration.profiles import FAST_ENOUGH, FRONT, TOO_SLOW, UNCERTIFIED, UNTESTED
+from support.models.judges import judge_of
 from support.models.profile_decoders import decoder_with_profile, unique_profile
 from support.models.tiny_models import llama, word_tokenizer
 
@@ -140,8 +143,25 @@ def test_without_spread_a_single_other_text_is_no_drift() -> None:
     assert any(constant.add(Text(4, 4 if i % 4 else 3)) for i in range(WINDOW))
 
 
+def test_scores_that_rise_below_t_are_told_though_as_much_is_kept() -> None:
+    kept = KeptScoresInfo(texts=700, mean=0.3, deviation=0.2)
+    watch = watching(AcceptanceInfo(texts=700, mean=0.88, deviation=0.07), scores=kept)
+    assert not any(watch.add(Text(100, 88), 0.28 + 0.04 * (i % 2)) for i in range(WINDOW))
+    assert not any(watch.add(Text(100, 88)) for _ in range(WINDOW))  # nobody knows their scores
+    messages = [message for _ in range(3 * WINDOW) if (message := watch.add(Text(100, 88), 0.6)) is not None]
+    assert len(messages) == 1
+    assert messages[0].startswith(
+        "the largest js that kept a token, as a share of T, was 60.0% over the last 200 texts, but the profile of "
+        "'arithmetic' expects 21.2% to 38.8% (it measured 30.0% on 700 texts): these texts differ"
+    )
+
+
 # In decoders
 
+LOW: dict[str, Any] = {
+    "line": {"column": [1], "low": [0.0], "high": [1.0], "weight": [2.0]},
+    "trees": {"column": [], "threshold": [], "leaf": []},
+}  # logits of a judge that rise by 2 with the margin
 ACCEPTS_ALL = 0.7  # js never exceeds ln 2, so only what was drafted beyond a text's end comes to nothing
 PROMPTS = [[3 + i % 20, 4, 5 + i // 20] for i in range(WINDOW)]
 
@@ -187,6 +207,30 @@ def test_like_texts_pass(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
         texts(decoder_with_profile(pair, unlike | {"acceptance": {"texts": 700, "mean": 0.85, "deviation": 0.1}})) == []
     )
     assert texts(decoder_with_profile(pair, unlike | {"acceptance": None})) == []
+
+
+def shares_of(pair: tuple[Any, Any], score: str) -> list[float]:
+    """How near to T the scores of the texts come."""
+    decoder = SpeculativeDecoder(*pair, word_tokenizer(), draft_length=5, score=score, threshold=ACCEPTS_ALL)
+    results = decoder.generate(PROMPTS, max_new_tokens=6, batch_size=WINDOW)
+    return [share_of_threshold(result.interval, ACCEPTS_ALL) for result in results]
+
+
+@pytest.mark.parametrize(("moved", "told"), [(0.0, 0), (2.0, 1)])
+def test_scores_of_a_judge_that_shift_are_told(
+    pair: tuple[Any, Any], unlike: dict[str, Any], moved: float, told: int
+) -> None:
+    """Those of a calibration are of another judge, whose logits are `moved`; T keeps all by either."""
+    then, now = (judge_of(pair, offset=offset, **LOW) for offset in (-5.0 + moved, -5.0))
+    shares = shares_of(pair, register(then))
+    scores = {"texts": 700, "mean": np.mean(shares), "deviation": np.std(shares)}
+    decoder = decoder_with_profile(pair, unlike | {
+        "acceptance": {"texts": 700, "mean": 0.85, "deviation": 0.1}, "kept_scores": scores,
+        "score": now.name, "divergence": now.name, "judge": now.model_dump(mode="json"), "sampling.temperature": 0.0,
+    })  # fmt: skip
+    found = texts(decoder)
+    assert len(found) == told
+    assert all(message.startswith(f"the largest {now.name} that kept a token, as a share of T,") for message in found)
 
 
 def test_streams_count_too(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
