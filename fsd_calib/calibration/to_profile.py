@@ -309,7 +309,8 @@ def _kept_scores(fuzzy: Measurement, threshold: float | None) -> KeptScoresInfo 
     """How near to T the scores of the same texts come; None: no T keeps a token."""
     if threshold is None or threshold <= 0:
         return None
-    shares = [share_of_threshold((first.lo, math.inf), threshold) for first, *_ in fuzzy.decodings if first.drafted]
+    kept = [first.largest_kept for first, *_ in fuzzy.decodings if first.drafted]
+    shares = [share_of_threshold((largest, math.inf), threshold) for largest in kept]
     if not shares:
         return None
     return KeptScoresInfo(texts=len(shares), mean=statistics.fmean(shares), deviation=statistics.pstdev(shares))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +28,7 @@ class Decoding:
     rounds: int
     drafted: int
     accepted: int
-    lo: float = -math.inf  # see `CachedText`
+    largest_kept: float = field(default=-math.inf, compare=False)  # score at most T, which rounds with the batch
 
 
 Seeds = tuple[Decoding, ...]
