@@ -51,7 +51,7 @@ def generate(*arguments: str) -> int:
 def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate("--help-all") == 0
     text = " ".join(capsys.readouterr().out.split())
-    for expected in ("--min-acc", "--min-speed", "--show-prompt", "agreement, arithmetic, csqa", "Examples: fsd ",
+    for expected in ("--min-acc", "--min-speed", "--show-prompt", "arithmetic, csqa, gsm8k", "Examples: fsd ",
                      "--plan", "--pareto", "--storage", "--cache", "--state",
                      "0 goal met", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text

@@ -41,7 +41,7 @@ def collect(*arguments: str) -> int:
 def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert collect("--help-all") == 0
     text = " ".join(capsys.readouterr().out.split())
-    for expected in ("--task", "--rule", "--hidden", "fsd-traces/TASK", "agreement, arithmetic", "Examples: fsd ",
+    for expected in ("--task", "--rule", "--hidden", "fsd-traces/TASK", "arithmetic, csqa", "Examples: fsd ",
                      "along the target", "0 done", "2 bad input", "130 interrupted"):  # fmt: skip
         assert expected in text
     for name, rule in RULES.items():
