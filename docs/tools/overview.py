@@ -81,7 +81,7 @@ def _round() -> Iterator[str]:
 
 
 def _chart() -> Iterator[str]:
-    yield _text(_LEFT - 48, 34, "What T buys, and what it costs", size=16, weight=600)
+    yield _text(_LEFT - 48, 34, "What T buys, and what it costs (score js)", size=16, weight=600)
     for gain in (1.0, 1.2, 1.4, 1.6, 1.8):
         yield _line(_x(gain), _TOP, _x(gain), _BOTTOM, LIGHT.faint)
         yield _text(_x(gain), _BOTTOM + 18, f"{gain:.1f}×", anchor="middle")

@@ -65,8 +65,9 @@ def gain(profile: ThresholdProfile) -> str:
     speed, rule = profile.speed, rival_of(profile).rule
     if not speed.timed:
         return f"by the cost model's forecast {_times(speed, speed.unit, rule)}"
-    single = "" if speed.single is None else f"; with one stream {_times(speed.single, speed.unit, rule)}"
-    return _times(speed, speed.unit, rule, f" {interval_scope(speed)}") + single
+    unit = speed.unit if speed.clock == "wall" else speed.unit.replace("/s", " per processor second")
+    single = "" if speed.single is None else f"; with one stream {_times(speed.single, unit, rule)}"
+    return _times(speed, unit, rule, f" {interval_scope(speed)}") + single
 
 
 def answers(profile: ThresholdProfile) -> str:

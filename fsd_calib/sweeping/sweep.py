@@ -92,7 +92,9 @@ def sweep(calibration: Calibration, grid: Grid, confidence: float = 0.95) -> lis
 def _rows(session: Session, grid: Grid, confidence: float) -> Iterator[Row]:
     problems = session.task.problems if grid.part == "all" else session.tuning.problems
     if len(problems) < _FEW:
-        way = "give --part all, or more problems" if grid.part == "tuning" else "give more problems"
+        way = "give more problems"
+        if grid.part == "tuning":
+            way += ", or --part all, on which none can certify afterwards"
         session.progress.note(
             f"warning: task {session.task.name} is swept on {len(problems)} problems, so that intervals are wide; {way}"
         )

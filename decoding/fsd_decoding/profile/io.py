@@ -87,7 +87,9 @@ def first_problem(error: ValidationError) -> str:
 def _check_version(content: Mapping[str, Any], name: str) -> None:
     version = content.get("schema_version")
     if type(version) is not int or version < 1:
-        raise UsageError(f"{name} is not a profile: schema_version is {version!r:.60}")
+        raise UsageError(
+            f"{name} is not a profile: schema_version is {version!r:.60}; give a profile.json, or its folder"
+        )
     if version > SCHEMA_VERSION:
         raise UsageError(
             f"{name} has schema_version {version}, but this fsd-calib reads {SCHEMA_VERSION}; upgrade fsd-calib"

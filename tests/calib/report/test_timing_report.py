@@ -121,7 +121,7 @@ def test_forecasts_do_not_dwarf_what_a_busy_machine_timed(busy: int) -> None:
 def test_ratios_are_of_pairs_and_by_the_clock_that_is_named() -> None:
     changes = {"speed.ratios": {"over_lossless": 1.19, "over_target": 3.05}, "speed.clock": "cpu"}
     text = one_line(printed(changes))
-    assert "1.19x (1.18–1.23 within this run) the tokens/s of sd and 3.05x" in text
+    assert "1.19x (1.18–1.23 within this run) the tokens per processor second of sd and 3.05x" in text
     assert "; ratios (x) are of processor seconds, since the clock's scattered more, and not of the tokens/s" in text
     assert "processor" not in one_line(printed())
 
