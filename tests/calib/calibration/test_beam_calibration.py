@@ -24,13 +24,14 @@ from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import RunConfig
 from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.report.console import usage
+from fsd_calib.report.figures import notes
 from fsd_calib.report.plan import slots_line
 from fsd_calib.report.tables import sheets
 from fsd_calib.tasks import Task
 from fsd_calib.tasks.grading.graders import contains, same_text
 from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_common.errors import UsageError
-from fsd_data import pair_paths
+from fsd_data import pair_paths, recurrent_path
 from fsd_decoding.adaptive import PerDomain
 from fsd_decoding.beams.result import Beam
 from fsd_decoding.beams.settings import BeamSettings
@@ -242,6 +243,13 @@ def test_drafts_that_are_no_model_are_refused() -> None:
     assert message == "beams is given, and the draft is NGram(); beams are drafted by a model, give one"
 
 
+def test_recurrent_models_are_refused_before_weights_are_read() -> None:
+    config, (target, _) = RunConfig(workers=1), pair_paths()
+    for models, role in (((target, recurrent_path()), "draft"), ((recurrent_path(), target), "target")):
+        calibration = Calibration("arithmetic", *models, Goal(min_acc=0.5), SearchSpace(beams=2), config)
+        assert f"beams is given, and the {role} has recurrent layers" in usage_error(calibration.check)
+
+
 def test_a_profile_of_beams_is_read_back_shown_and_certified_as_such() -> None:
     found = profile({"beams": BEAMS}).sealed()
     assert ThresholdProfile.from_content(found.model_dump_json()) == found
@@ -252,6 +260,7 @@ def test_a_profile_of_beams_is_read_back_shown_and_certified_as_such() -> None:
     assert Setting.of(json.loads(json.dumps(found.chosen.values))) == found.chosen
     assert "2 beams, answers by majority" in str([list(sheet.columns[1].cells) for sheet in sheets(found)])
     assert "width 3" in str(found.chosen)
+    assert "greedy, 2 beams, answers by majority" in notes(found)
     assert '"BeamsInfo"' in schema_text()
     with pytest.raises(ValueError, match="width is 3, but number is 4; it must be at least that"):
         profile({"beams": BEAMS | {"number": 4}})
