@@ -449,7 +449,7 @@ class SpeculativeDecoder:
     @property
     def own_beams(self) -> BeamSettings | None:
         """The beams of the profile that is followed; None: there is none, or it is of single texts."""
-        return None if self.coverage is None else self.coverage.beams
+        return None if self.coverage is None else self.coverage.own_beams
 
     def beam_rows(
         self, settings: BeamSettings, requests: Sequence[Request], batch_size: int, stop: Sequence[str],

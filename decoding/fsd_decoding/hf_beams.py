@@ -29,11 +29,13 @@ class BeamsOfGenerate:
         decoder: with the sampling of `generate`, and its noise.
         settings: how many beams, and how they end.
         stop: strings that end a text.
+        returned: texts of each prompt that `generate` returns.
     """
 
     decoder: SpeculativeDecoder
     settings: BeamSettings
     stop: tuple[str, ...]
+    returned: int
 
     @classmethod
     def of(
@@ -51,13 +53,15 @@ class BeamsOfGenerate:
         settings = BeamSettings.over(decoder.own_beams, config.num_beams, width, **ending)
         if not decoder.sampling.greedy:
             decoder = decoder.reconfigured(replace(decoder.decoding, seed=int(torch.randint(2**63 - 1, ()))))
-        return cls(decoder, settings, _stops(criteria, decoder))
+        return cls(decoder, settings, _stops(criteria, decoder), config.num_return_sequences)
 
     @property
     def doubt(self) -> str | None:
         """A warning where the decoder's profile certifies no such beams; None: it does, or there is none."""
         coverage = self.decoder.coverage
-        return None if coverage is None or self.decoder.setting.lossless else coverage.other_beams(self.settings)
+        if coverage is None or self.decoder.setting.lossless:
+            return None
+        return coverage.other_beams(self.settings) or coverage.unvoted(self.returned)
 
     def decode(self, prompts: Sequence[list[int]], most: int) -> list[BeamRow]:
         """Returns the rows of the prompts, each with at most so many new tokens, in their order."""

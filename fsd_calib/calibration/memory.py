@@ -83,6 +83,8 @@ def plan_memory(
     except UnknownSizeError as error:
         config.reporter.note(f"memory is not estimated: {error}")
         return None
+    if beams is not None:
+        _check_attention(sizes)
     work = _work(sizes, tokenizer, tasks, draft_length, sampling.greedy, beams)
     work = replace(work, graphs=config.compile != "off" and beams is None)
     of_beams = {} if beams is None else {"beams": beams.beams, "reserved": work.longest - work.prompt}
@@ -114,6 +116,16 @@ def _device(models: Sequence[Any], config: RunConfig) -> str:
     if len(places) != 1:
         raise UnknownSizeError(f"the models are on {len(places)} devices")
     return places.pop()
+
+
+def _check_attention(sizes: Sequence[ModelSize]) -> None:
+    """Raises UsageError where the target, which is the first, or a draft keeps a state, which beams do not share."""
+    for number, size in enumerate(sizes):
+        if size.state:
+            raise UsageError(
+                f"{named('beams')} is given, and the {'draft' if number else 'target'} has recurrent layers, whose "
+                "state is that of one text; give models with attention alone"
+            )
 
 
 def _work(

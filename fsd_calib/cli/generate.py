@@ -102,6 +102,7 @@ def command(
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
+    followed.require_single_texts(NAME)
     load_libraries(progress)
 
     from fsd_calib.certification.marking import Asked, mark

@@ -154,6 +154,8 @@ def command(
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=allow_edited)
+    if followed is not None:
+        followed.require_single_texts(NAME)
     load_libraries(progress)
 
     from fsd_calib.certification.marking import Asked, mark

@@ -196,7 +196,7 @@ class BeamEngine(OwnEngine):
             depth=setting.draft_length, rule=setting.rule, threshold=setting.threshold, stop=self.limits.stop,
             ids=[prompt.id for prompt in prompts], batch_size=request.batch_size, on_finish=on_finish, begin=begin,
         )  # fmt: skip
-        self.most_slots = max(self.most_slots, *(result.slots for result in found))
+        self.most_slots = max([self.most_slots, *(result.slots for result in found)])
         return found
 
     def _text(self, problem: int, result: BeamResult) -> BeamText:

@@ -41,6 +41,11 @@ class Transformers(Engine):
     def obstacles(self, profile: ThresholdProfile) -> Iterator[str]:
         if profile.draft.kind == "vllm":
             yield f"the profile's draft is {profile.draft.id}, which transformers cannot load; calibrate a draft model"
+        if profile.beams is not None and profile.beams.answer == "majority":
+            yield (
+                f"the profile is of {profile.beams}, and what is exported returns the best-scored text; decode with "
+                "SpeculativeDecoder.generate_beams and vote by its majority, or calibrate with --beam-answer best"
+            )
         if not _assisted(profile):
             return
         yield from super().obstacles(profile)

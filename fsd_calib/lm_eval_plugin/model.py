@@ -105,6 +105,8 @@ class FsdLM(LM):
         _check_names(settings)
         self._arguments = PromptOptions(chat_template_kwargs=chat_template_kwargs).template_arguments
         followed = self._followed = None if profile is None else ThresholdProfile.load(profile, allow_edited=True)
+        if followed is not None:
+            followed.require_single_texts("model fsd")
         models = _models(target, draft, head, followed)
         automatic = str(batch_size).startswith("auto")
         self.batch_size = (max_batch_size or _AUTO) if automatic else _count("batch_size", batch_size)

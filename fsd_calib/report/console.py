@@ -77,6 +77,8 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
         else "# prompts as the task writes them, see fsd_calib.load_task: the profile is of no others\n"
         f"results = decoder.{decode}(['your prompt'])"
     )
+    if profile.beams is not None and profile.beams.answer == "majority":
+        asked += "\ntexts = [result.majority(agree).text for result in results]  # which is certified"
     return (
         f"{command if draft != _CORPUS and by_question and profile.beams is None else ''}"
         f"from fsd_calib import {imported}SpeculativeDecoder{', ThresholdProfile' if by_question else ''}\n"

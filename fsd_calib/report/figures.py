@@ -281,6 +281,7 @@ def notes(profile: ThresholdProfile) -> str:
     """Returns what the marks of the table mean, and the settings under which it was measured."""
     speed, temperature = profile.speed, profile.sampling.temperature
     sampling = f"temperature {temperature:g}" if temperature else "greedy"
+    sampling += "" if profile.beams is None else f", {profile.beams}; tokens are those of a beam"
     seeds = f", {profile.seeds} seeds per problem" if profile.seeds > 1 else ""
     lines = [
         f"{_PART} measured on the {_part(profile)}",

@@ -21,7 +21,7 @@ from fsd_decoding.decoding_setting import DecodingSetting
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.fields import MET
-from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, brief
+from fsd_decoding.profile.parts import OWN_ENGINE, AcceptanceInfo, BeamsInfo, brief
 from fsd_decoding.profile.prompt_form import PromptInfo
 from fsd_decoding.profile.rendering import PromptRenderer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -97,16 +97,17 @@ class Coverage:
     certified: bool
     drafts: DraftsByRule
     prompt: PromptInfo | None = None
-    beams: BeamSettings | None = None
+    beams: BeamsInfo | None = None
 
     def require_single_texts(self, what: str) -> None:
         """Raises UsageError where the profile is of beams, which `what` does not decode."""
         if self.beams is not None:
-            raise UsageError(
-                f"the profile of {self.task!r} is of {self.beams.beams} beams, which {what} does not decode; use "
-                "SpeculativeDecoder.generate_beams, or generate(num_beams=…) with fsd_generate, or calibrate without "
-                "beams"
-            )
+            self.beams.refuse(self.task, what)
+
+    @property
+    def own_beams(self) -> BeamSettings | None:
+        """How beams are decoded that are the profile's; None: it is of single texts."""
+        return None if self.beams is None else BeamSettings(self.beams.number, self.beams.width)
 
     def covers(self, setting: DecodingSetting) -> bool:
         """Whether a setting is the profile's own."""
@@ -127,12 +128,19 @@ class Coverage:
 
     def other_beams(self, beams: BeamSettings) -> str | None:
         """Returns a warning where beams are decoded otherwise than the profile says, or where it is of none."""
-        if self.beams is None:
+        if (own := self.own_beams) is None:
             return "a profile certifies single texts; nothing certifies these beams"
-        then, now = vars(self.beams), vars(beams)
+        then, now = vars(own), vars(beams)
         return self._outside(
             [f"{name} is {now[name]!r} instead of {was!r}" for name, was in then.items() if now[name] != was]
         )
+
+    def unvoted(self, returned: int) -> str | None:
+        """Returns a warning where the majority of beams answers, and not all texts of a prompt are returned."""
+        own = self.beams
+        if own is None or own.answer == "best" or returned == own.number:
+            return None
+        return self._outside([f"texts returned of a prompt are {returned} instead of the {own.number} that vote"])
 
     def asked_otherwise(
         self, tokenizer: Any, prompts: Sequence[str | list[int]], max_new_tokens: int, stop: Sequence[str]
@@ -455,8 +463,8 @@ def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer
 
 def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
     certified = profile.certificate.certified and profile.bound and profile.threshold is not None
-    own = profile.beams
-    beams = None if own is None else BeamSettings(own.number, profile.followed.width or own.width)
+    own, followed = profile.beams, profile.followed
+    beams = None if own is None else own.model_copy(update={"width": followed.width or own.width})
     return Coverage(
         DecodingSetting.of(config), profile.task, certified, DraftsByRule.of(profile), profile.prompt, beams
     )

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self
 
 from pydantic import (
     AwareDatetime,
@@ -531,6 +531,13 @@ class BeamsInfo(Part):
 
     def __str__(self) -> str:
         return f"{self.number} beams, {'the best answers' if self.answer == 'best' else 'answers by majority'}"
+
+    def refuse(self, task: str, what: str) -> NoReturn:
+        """Raises UsageError: the profile of a task is of these, and `what` decodes single texts."""
+        raise UsageError(
+            f"the profile of {task!r} is of {self.number} beams, which {what} does not decode; use "
+            "SpeculativeDecoder.generate_beams, or generate(num_beams=…) with fsd_generate, or calibrate without beams"
+        )
 
 
 class EarlyStopInfo(Part):

@@ -84,6 +84,11 @@ class ThresholdProfile(ProfileContent):
         moved = self.model_copy(update={"early_stop": stop.model_copy(update={"predictor": relative})})
         return moved.sealed() if self.bound else moved
 
+    def require_single_texts(self, what: str) -> None:
+        """Raises UsageError where the profile is of beams, which `what` does not decode."""
+        if self.beams is not None:
+            self.beams.refuse(self.task, what)
+
     def prompts(self, tokenizer: Any) -> PromptRenderer:
         """Returns what makes prompts, by a question each, as the calibration made them; only they are certified.
 

@@ -13,19 +13,25 @@ import pytest
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, load_task
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import decoding_of, setting_of
+from fsd_calib.cli import console
+from fsd_calib.cli import generate as generate_app
+from fsd_calib.cli import inspect as inspect_app
+from fsd_calib.cli.family import Family
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.beams import BeamEngine, Beams
 from fsd_calib.exports.engines import ENGINES, export_profile
 from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import RunConfig
 from fsd_calib.options.search_space import SearchSpace
+from fsd_calib.report.console import usage
+from fsd_calib.report.figures import notes
 from fsd_calib.report.plan import slots_line
 from fsd_calib.report.tables import sheets
 from fsd_calib.tasks import Task
 from fsd_calib.tasks.grading.graders import contains, same_text
 from fsd_calib.vllm_plugin.engine_checks import check_profile
 from fsd_common.errors import UsageError
-from fsd_data import pair_paths
+from fsd_data import pair_paths, recurrent_path
 from fsd_decoding.adaptive import PerDomain
 from fsd_decoding.beams.result import Beam
 from fsd_decoding.beams.settings import BeamSettings
@@ -33,7 +39,7 @@ from fsd_decoding.profile.json_schema import schema_text
 from fsd_decoding.profile.setting import Setting
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import profile
-from support.messages import usage_error
+from support.messages import error_line, usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import task
 from support.models.tiny_models import word_tokenizer
@@ -158,6 +164,7 @@ def test_the_engine_answers_as_it_is_told_and_counts_layers() -> None:
     assert [r.emitted for r in results] == [r.layers for r in kept]
     assert engine.emitted(request) == sum(result.layers for result in found)
     assert engine.most_slots == max(result.slots for result in found)
+    assert engine.decode(request, begin=lambda place: False) == []
     layers = engine.layers(request._replace(setting=ARM.under("coupled")), "fsd-coupled")
     exact = decoder.generate_beams(
         [prompt.prompt for prompt in prompts], 3, problems.max_new_tokens, width=3, depth=3, rule="coupled", seed=3,
@@ -236,6 +243,13 @@ def test_drafts_that_are_no_model_are_refused() -> None:
     assert message == "beams is given, and the draft is NGram(); beams are drafted by a model, give one"
 
 
+def test_recurrent_models_are_refused_before_weights_are_read() -> None:
+    config, (target, _) = RunConfig(workers=1), pair_paths()
+    for models, role in (((target, recurrent_path()), "draft"), ((recurrent_path(), target), "target")):
+        calibration = Calibration("arithmetic", *models, Goal(min_acc=0.5), SearchSpace(beams=2), config)
+        assert f"beams is given, and the {role} has recurrent layers" in usage_error(calibration.check)
+
+
 def test_a_profile_of_beams_is_read_back_shown_and_certified_as_such() -> None:
     found = profile({"beams": BEAMS}).sealed()
     assert ThresholdProfile.from_content(found.model_dump_json()) == found
@@ -246,6 +260,7 @@ def test_a_profile_of_beams_is_read_back_shown_and_certified_as_such() -> None:
     assert Setting.of(json.loads(json.dumps(found.chosen.values))) == found.chosen
     assert "2 beams, answers by majority" in str([list(sheet.columns[1].cells) for sheet in sheets(found)])
     assert "width 3" in str(found.chosen)
+    assert "greedy, 2 beams, answers by majority" in notes(found)
     assert '"BeamsInfo"' in schema_text()
     with pytest.raises(ValueError, match="width is 3, but number is 4; it must be at least that"):
         profile({"beams": BEAMS | {"number": 4}})
@@ -262,4 +277,27 @@ def test_what_decodes_single_texts_refuses_it_by_name(tmp_path: Path) -> None:
     assert "is of 2 beams, which vLLM decodes without it" in usage_error(partial(export_profile, found, "vllm"))
     for name in ("sglang", "tensorrt-llm", "max"):
         assert next(ENGINES[name].obstacles(found)).startswith("the profile is of 2 beams, and")
-    assert "num_beams=2" in export_profile(found, "transformers")
+    assert "is of 2 beams, answers by majority, and what is exported returns the best-scored text" in usage_error(
+        partial(export_profile, found, "transformers")
+    )
+    best = profile({"beams": BEAMS | {"answer": "best"}}).sealed()
+    best.save(tmp_path / "best.json")
+    assert "num_beams=2" in export_profile(best, "transformers")
+
+
+@pytest.mark.parametrize(
+    ("app", "name"), [(generate_app.app, generate_app.NAME), (inspect_app.app, inspect_app.NAME)], ids=str
+)
+def test_commands_refuse_it_before_they_load_models(
+    app: Family, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile({"beams": BEAMS, "target.id": "no/where"}).sealed().save(tmp_path / "profile.json")
+    assert console.run(app, name, ["--profile", str(tmp_path / "profile.json"), "hi"]) == 2
+    assert f"is of 2 beams, which {name} does not decode" in error_line(capsys)
+
+
+def test_the_lines_that_decode_as_certified_vote_where_the_majority_answers() -> None:
+    by_majority, by_score = (profile({"beams": BEAMS | {"answer": answer}}) for answer in ("majority", "best"))
+    assert "generate_beams" in usage(by_score, Path("p.json"))
+    assert "result.majority(agree).text" in usage(by_majority, Path("p.json"))
+    assert "majority" not in usage(by_score, Path("p.json"))

@@ -236,6 +236,13 @@ def test_a_head_drafts_in_place_of_a_model() -> None:
     assert message == "model fsd: draft and head are both given; one of them drafts, leave the other out"
 
 
+def test_a_profile_of_beams_is_refused_before_models_are_loaded(tmp_path: Path) -> None:
+    beams = {"number": 2, "width": 3, "answer": "best"}
+    profile({"beams": beams, "target.id": "no/where"}).sealed().save(tmp_path / "profile.json")
+    message = usage_error(lambda: FsdLM(profile=str(tmp_path / "profile.json")))
+    assert "is of 2 beams, which model fsd does not decode" in message
+
+
 def test_a_profile_names_its_models(tmp_path: Path) -> None:
     pair = SpeculativeDecoder.from_pretrained(PAIR["target"], Eagle(head_path()))
     found = {"target": ModelInfo.of(pair.target), "draft": info_of(pair.draft, pair.target)}

@@ -100,6 +100,12 @@ def test_a_profile_sets_their_width_and_depth() -> None:
         fsd(batch(), **own | {"num_beams": 2})
     with pytest.warns(UserWarning, match="a profile certifies single texts; nothing certifies these beams"):
         fsd(batch(), **own | {"fsd_profile": of_beams({"beams": None})})
+    voted = own | {"fsd_profile": of_beams({"beams.answer": "majority"})}
+    with pytest.warns(UserWarning, match="texts returned of a prompt are 1 instead of the 3 that vote: the cert"):
+        fsd(batch(), **voted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fsd(batch(), **voted, num_return_sequences=3)
     message = usage_error(lambda: fsd(batch(), **own | {"num_beams": 1}))
     assert message.startswith("the profile of 'arithmetic' is of 3 beams, which generate(num_beams=1) does not decode")
 
