@@ -6,6 +6,7 @@ EAGLE heads, cannot be replayed at another length or shape, so they are decoded,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -232,11 +233,43 @@ def _smallest(holds: Callable[[float], bool], low: float, high: float) -> float 
 _X_FIRST = "fsd"  # the rule that goes on from x where D <= T, whatever y is
 
 
-class WalkedForecast:
+class ByShare(ABC):
+    """A forecast that knows a T by the share of drafted tokens, or layers, that it keeps.
+
+    Args:
+        quantiles: returns the T that keep shares (n,), (n,) by score.
+        costs: of a round at the batch size that will be served, by level of a tree, or token or layer of a chain.
+    """
+
+    def __init__(self, quantiles: Callable[[Array], Mapping[str, Array]], costs: CostModel) -> None:
+        self._costs = costs
+        self._grid = np.linspace(logit(LOWEST), logit(HIGHEST), POINTS)
+        self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
+        self._quantiles = quantiles(1 / (1 + np.exp(-self._grid)))
+        self._scales = {score: finite(thresholds) for score, thresholds in self._quantiles.items()}
+
+    @abstractmethod
+    def counts(self, setting: Setting) -> Counts:
+        """Returns tokens, rounds and levels drafted at a setting; of beams layers."""
+
+    def threshold(self, arm: Setting, logit_share: float) -> float:
+        """Returns the T that keeps this share."""
+        return float(np.interp(logit_share, self._grid, self._scales[arm.score]))
+
+    def reaches(self, arm: Setting, logit_share: float) -> bool:
+        """Whether a finite T keeps this share."""
+        return reached(self._grid, self._quantiles[arm.score], logit_share)
+
+    def tokens_per_second(self, setting: Setting) -> float:
+        return float(self._costs.tokens_per_second(*self.counts(setting)))
+
+
+class WalkedForecast(ByShare):
     """A forecast from rounds that were decoded losslessly, and walked again at every T.
 
     Rounds begin where lossless ones do; those of a fuzzy rule begin elsewhere, which the search corrects by its trials.
-    Tokens per round at a draft length between two of those that were walked are interpolated in log L.
+    Tokens per round at a draft length between two of those that were walked are interpolated in log L. Shares are of
+    the tokens drafted along the target's text, by D alone.
 
     Args:
         walked: by lossless rule and draft length; the first also serves rules whose lossless one is not among them.
@@ -245,28 +278,12 @@ class WalkedForecast:
     """
 
     def __init__(self, walked: Mapping[str, Mapping[int, Walked]], scores: tuple[str, ...], costs: CostModel) -> None:
-        self._walked, self._costs, self._usual = walked, costs, next(iter(walked.values()))
-        self._grid = np.linspace(logit(LOWEST), logit(HIGHEST), POINTS)
-        self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
-        shares = 1 / (1 + np.exp(-self._grid))
+        self._walked, self._usual = walked, next(iter(walked.values()))
         deepest = self._usual[max(self._usual)].walks
-        self._quantiles = {name: deepest.scale(name, shares) for name in scores}
-        self._scales = {name: finite(thresholds) for name, thresholds in self._quantiles.items()}
+        super().__init__(lambda shares: {name: deepest.scale(name, shares) for name in scores}, costs)
         self._rates: dict[tuple[str, str, int], Array] = {}
 
-    def threshold(self, arm: Setting, logit_share: float) -> float:
-        """Returns the T at which D alone accepts this share of the tokens drafted along the target's text."""
-        return float(np.interp(logit_share, self._grid, self._scales[arm.score]))
-
-    def reaches(self, arm: Setting, logit_share: float) -> bool:
-        """Whether a finite T accepts this share."""
-        return reached(self._grid, self._quantiles[arm.score], logit_share)
-
-    def tokens_per_second(self, setting: Setting) -> float:
-        return float(self._costs.tokens_per_second(*self.counts(setting)))
-
     def counts(self, setting: Setting) -> Counts:
-        """Returns tokens, rounds and levels drafted at a setting."""
         lengths = sorted(self._usual)
         rates = [self._per_round(setting, length) for length in lengths]
         per_round = float(np.interp(np.log(setting.draft_length), np.log(lengths), rates))
