@@ -325,8 +325,9 @@ def _bounded(share: float | None, low: float | None) -> str:
 
 def _speed_cells(speed: Speed, which: str) -> tuple[str, ...]:
     value = getattr(speed, which)
-    # All by one clock, which need not be that of the tokens/s shown.
-    times = {"target": 1.0, "lossless": speed.over_target / speed.over_lossless, "chosen": speed.over_target}[which]
+    times = speed.over_target if which == "chosen" else value / speed.target
+    if which == "lossless" and speed.ratios is not None:  # whose clock need not be that of the tokens/s shown
+        times = speed.ratios.over_target / speed.ratios.over_lossless
     ends = "" if speed.intervals is None else f"\n{interval(getattr(speed.intervals, which))}"
     answer = () if speed.answer is None else (answer_seconds(getattr(speed.answer, which)),)
     return pace(value) + ends, f"{times:.2f}×", *answer
