@@ -141,6 +141,8 @@ def check(words: list[str], snippet: Snippet) -> None:
     elif name == "sh":
         assert rest[0] == "install.sh"
         assert rest[1:] in ([], ["test"], ["dev"], ["vllm"]), snippet
+    elif words[0] == ".":
+        assert rest == [".venv/bin/activate"], snippet
     elif name == "pip":
         extras = [extra for word in rest for extra in re.findall(r"fsd-calib\[([\w-]+)\]", word)]
         assert set(extras) <= set(_PROJECT["optional-dependencies"]), snippet
