@@ -129,7 +129,7 @@ def generate(llm: LLM, options: Mapping[str, Any]) -> list[Any]:
 def problems() -> list[list[int]]:
     """Returns texts that heads are trained on."""
     tokenizer = AutoTokenizer.from_pretrained(pair_paths()[0])
-    return [tokenizer(problem.prompt)["input_ids"] for problem in load_task("arithmetic", seed=0, limit=100).problems]
+    return [tokenizer(problem.prompt)["input_ids"] for problem in load_task("arithmetic", seed=0, limit=300).problems]
 
 
 def texts(outputs: Sequence[Any]) -> list[list[int]]:

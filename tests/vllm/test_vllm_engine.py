@@ -30,7 +30,6 @@ def engine(task: Task) -> VllmEngine:
 class TestVllmEngine(EngineConformance):
     """The prompt's own step emits the first token, for which nothing is drafted."""
 
-    count = 8
     tokens_before_drafts = 1
 
 
