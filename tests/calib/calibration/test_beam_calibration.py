@@ -6,6 +6,7 @@ import json
 import warnings
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from fsd_calib.calibration.recertify import decoding_of, setting_of
 from fsd_calib.cli import console
 from fsd_calib.cli import generate as generate_app
 from fsd_calib.cli import inspect as inspect_app
-from fsd_calib.cli.family import Family
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.beams import BeamEngine, Beams
 from fsd_calib.exports.engines import ENGINES, export_profile
@@ -285,15 +285,13 @@ def test_what_decodes_single_texts_refuses_it_by_name(tmp_path: Path) -> None:
     assert "num_beams=2" in export_profile(best, "transformers")
 
 
-@pytest.mark.parametrize(
-    ("app", "name"), [(generate_app.app, generate_app.NAME), (inspect_app.app, inspect_app.NAME)], ids=str
-)
+@pytest.mark.parametrize("command", [generate_app, inspect_app], ids=lambda command: command.NAME)
 def test_commands_refuse_it_before_they_load_models(
-    app: Family, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile({"beams": BEAMS, "target.id": "no/where"}).sealed().save(tmp_path / "profile.json")
-    assert console.run(app, name, ["--profile", str(tmp_path / "profile.json"), "hi"]) == 2
-    assert f"is of 2 beams, which {name} does not decode" in error_line(capsys)
+    assert console.run(command.app, command.NAME, ["--profile", str(tmp_path / "profile.json"), "hi"]) == 2
+    assert f"is of 2 beams, which {command.NAME} does not decode" in error_line(capsys)
 
 
 def test_the_lines_that_decode_as_certified_vote_where_the_majority_answers() -> None:
