@@ -19,6 +19,7 @@ from fsd_decoding.beams.settings import BeamSettings
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.eagle import Checkpoint, Eagle, is_eagle3, llama_config, told
+from fsd_decoding.free_memory import available
 from fsd_decoding.graphs.callers import EagerCaller, slots_of_graphs
 from fsd_decoding.loading import as_dtype, is_source, load_config
 from fsd_decoding.model_options import USUAL, ModelOptions
@@ -232,7 +233,7 @@ class Workload:
 
     @classmethod
     def of_beams(cls, settings: BeamSettings, prompt: int, new_tokens: int, depth: int, greedy: bool) -> Self:
-        """Returns the work of decoding beams, whose texts share no token behind the prompt at worst.
+        """Returns the work of decoding beams whose texts share all but a round; caches grow where they share less.
 
         Args:
             settings: how many beams, and how many are drafted.
@@ -240,7 +241,7 @@ class Workload:
             depth: layers drafted in a round.
             greedy: see above.
         """
-        longest = prompt + settings.nodes(new_tokens, depth)
+        longest = prompt + settings.shared(new_tokens, depth)
         return cls(longest, prompt, depth, greedy, nodes=settings.beams + settings.width * depth)
 
 
@@ -332,45 +333,3 @@ def check_fits(
             f"decoding the beams of {rows} prompts at a time takes about {gigabytes(total)}, and {device} has "
             f"{gigabytes(free)} free; use fewer beams, a smaller width, depth or batch_size, or fewer new tokens"
         )
-
-
-def available(device: str) -> int | None:
-    """Returns the bytes that are free on a device, within the limits of this process's control group; None: unknown."""
-    kind = torch.device(device).type
-    if kind == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by torch for itself
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    if kind != "cpu":
-        return None
-    free = _fields(Path("/proc/meminfo")).get("MemAvailable:")  # None where there is no such file
-    known = [size for size in (None if free is None else free * 1024, _left_in_group()) if size is not None]
-    return min(known, default=None)
-
-
-def _left_in_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the control group's limit leaves, cached files not counted as used; None where there is no limit."""
-    for limit, usage, cached in (
-        ("memory.max", "memory.current", ("inactive_file", "active_file")),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
-    ):
-        most, used = _number(root / limit), _number(root / usage)
-        if most is not None and used is not None:
-            fields = _fields((root / usage).parent / "memory.stat")
-            return max(most - used + sum(fields.get(name, 0) for name in cached), 0)
-    return None
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
-
-
-def _fields(path: Path) -> dict[str, int]:
-    """The lines of a file of names and numbers."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1 and words[1].isdecimal()}

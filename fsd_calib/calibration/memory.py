@@ -12,8 +12,9 @@ from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
 from fsd_common.formatting import gigabytes
 from fsd_decoding.beams.settings import BeamSettings
+from fsd_decoding.free_memory import available
 from fsd_decoding.loading import check_device, default_device, is_source, load_config
-from fsd_decoding.memory import LOADED, ModelSize, UnknownSizeError, Workload, available, need
+from fsd_decoding.memory import LOADED, ModelSize, UnknownSizeError, Workload, need
 from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.models.runner import context_length
 from fsd_decoding.requests import requests_for
@@ -34,7 +35,7 @@ class MemoryPlan:
         rows: problems decoded at once at most: the batch size, or --serve-batch where that is larger.
         free: bytes that the device has; None: unknown.
         beams: how many a problem is decoded to; None: to a single text.
-        reserved, slots: KV slots behind a prompt that its beams have, and the most that were in use so far.
+        reserved, slots: KV slots behind a prompt that its beams have at first, and the most that were in use so far.
     """
 
     need: dict[str, int]

@@ -260,10 +260,11 @@ def memory_table(memory: MemoryPlan) -> Table:
 
 
 def slots_line(memory: MemoryPlan) -> str:
-    """Returns how many KV slots beams have, and how many they used."""
+    """Returns how many KV slots beams have at first, and how many they used."""
     return (
-        f"Beams share the KV slots of what their texts have in common: of {memory.reserved:,} slots behind a prompt, "
-        f"which {memory.beams} texts that share nothing would fill, {memory.slots:,} were in use at most so far."
+        f"Beams share the KV slots of what their texts have in common: caches begin with {memory.reserved:,} slots "
+        f"behind a prompt, enough for {memory.beams} texts that differ in one round alone, and grow by half where that "
+        f"does not suffice; {memory.slots:,} were in use at most so far."
     )
 
 

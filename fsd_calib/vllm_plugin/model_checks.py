@@ -7,8 +7,9 @@ from typing import Any
 
 from fsd_calib.vllm_plugin.speculation import asked_revision, check_drafter
 from fsd_common.errors import UsageError
+from fsd_decoding.free_memory import available
 from fsd_decoding.loading import load_config, load_model, load_tokenizer
-from fsd_decoding.memory import UnknownSizeError, available, skeleton
+from fsd_decoding.memory import UnknownSizeError, skeleton
 from fsd_decoding.models.fingerprint import architecture_digest, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

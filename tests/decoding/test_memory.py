@@ -13,7 +13,7 @@ import torch
 
 from fsd_common.errors import UsageError
 from fsd_data import pair_paths
-from fsd_decoding import memory
+from fsd_decoding import free_memory
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.eagle import Eagle
@@ -22,7 +22,7 @@ from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.cache_pool import Models, PooledCaches
 from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.loading import load_model
-from fsd_decoding.memory import ModelSize, UnknownSizeError, Workload, available, need
+from fsd_decoding.memory import ModelSize, UnknownSizeError, Workload, need
 from fsd_decoding.models.lean import copied_bytes
 from fsd_decoding.models.runner import vocabulary_size
 from support.models.tiny_heads import HEADS, LAYERS, eagle1_files, eagle3_files, written
@@ -145,28 +145,6 @@ def test_a_model_that_cannot_be_run_is_refused_without_its_weights(tmp_path: Pat
         ModelSize.of(str(tmp_path), None)
 
 
-def test_the_cpu_has_what_the_system_says() -> None:
-    free = available("cpu")
-    assert free is None or 0 < free < 1 << 50
-
-
-@pytest.mark.parametrize(
-    ("files", "left"),
-    [
-        ({"memory.max": "max", "memory.current": "5"}, None),
-        ({"memory.max": "100", "memory.current": "60", "memory.stat": "anon 30\ninactive_file 20\nactive_file 5"}, 65),
-        ({"memory.max": "100", "memory.current": "160", "memory.stat": ""}, 0),
-        ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "30"}, 70),
-        ({}, None),
-    ],
-)
-def test_the_limit_of_a_control_group_counts(files: dict[str, str], left: int | None, tmp_path: Path) -> None:
-    (tmp_path / "memory").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    assert memory._left_in_group(tmp_path) == left
-
-
 @pytest.mark.slow
 def test_a_whole_decoding_takes_about_what_is_estimated() -> None:
     """The most memory that a process of its own held at once: what is left after a round depends on the allocator.
@@ -186,9 +164,9 @@ def estimate_and_growth() -> tuple[int, int]:
     requests = decoder.requests([[2 + i % 30, 2 + i // 30, *[1] * 598] for i in range(96)], 40)  # they share nothing
     size = ModelSize.of(model, None)
     estimate = need(size, [size], Workload(646, 600, 5, True), 96, "cpu")
-    before = memory._fields(Path("/proc/self/status"))["VmRSS:"]
+    before = free_memory._fields(Path("/proc/self/status"))["VmRSS:"]
     rounds: Any = decoder.engine(decoder.settings(), requests, 96).rounds(requests)
     next(rounds)
-    most = memory._fields(Path("/proc/self/status"))["VmHWM:"]
+    most = free_memory._fields(Path("/proc/self/status"))["VmHWM:"]
     rounds.close()
     return sum(estimate.values()), (most - before) * 1024

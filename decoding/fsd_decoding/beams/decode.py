@@ -93,10 +93,14 @@ def decode_beams(
         batch_size: the most prompts at a time.
         begun: the prompts to be decoded, each taken when a row is free for it.
     """
-    rows = min(batch_size, len(requests))
-    scratch = max(work.settings.nodes(r.max_new_tokens, r.draft_length) for r in requests)
-    slots = EagerCaller().size(max(len(r.prompt) for r in requests) + scratch)
+    rows, settings = min(batch_size, len(requests)), work.settings
+    prompt = max(len(request.prompt) for request in requests)
+    shared, most = (
+        EagerCaller().size(prompt + max(nodes(r.max_new_tokens, r.draft_length) for r in requests))
+        for nodes in (settings.shared, settings.nodes)
+    )
     readers = [
-        ForestReader(ModelRunner(model, rows, slots, vocabulary, lean), number) for number, model in enumerate(models)
+        ForestReader(ModelRunner(model, rows, shared, vocabulary, lean), number, most)
+        for number, model in enumerate(models)
     ]
     yield from BeamRounds(readers[0], readers[1] if len(readers) > 1 else None, rows, work).run(begun)

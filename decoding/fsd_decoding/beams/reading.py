@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.beams.forest import Forest
+from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.models.slot_cache import Branches
 from fsd_decoding.tensors import to_device
@@ -20,10 +21,11 @@ class ForestReader:
     Args:
         runner: the model, with one row in its cache for each forest.
         number: its own, by which forests know what it has read.
+        most: slots of a row that always suffice.
     """
 
-    def __init__(self, runner: ModelRunner, number: int) -> None:
-        self._runner, self._number = runner, number
+    def __init__(self, runner: ModelRunner, number: int, most: int) -> None:
+        self._runner, self._number, self._most = runner, number, most
 
     @property
     def device(self) -> torch.device:
@@ -42,7 +44,8 @@ class ForestReader:
     def __call__(self, forests: Sequence[Forest | None], wanted: Sequence[Sequence[int]]) -> list[Tensor]:
         """Returns raw logits (n, V) after the wanted nodes of each forest, by one forward pass.
 
-        What the model has not read of the paths to them is read in the same pass.
+        What the model has not read of the paths to them is read in the same pass. The cache grows where its slots do
+        not suffice.
 
         Args:
             forests: of each row; None: the row is empty.
@@ -72,5 +75,7 @@ class ForestReader:
         tokens_fed, positions, first, slots, visible = moved
         branches = Branches(first, slots, visible, torch.from_numpy(depths).to(self.device))
         kv_length = int(starts.max()) + scratch
+        if kv_length > self._runner.slots:  # by half as many as are needed, so that this is seldom
+            self._runner.enlarge(min(EagerCaller().size(kv_length + scratch // 2), self._most))
         logits = self._runner.logits(tokens_fed, positions, kv_length, keep, branches=branches)
         return [logits[row, keep - len(nodes) :] for row, nodes in enumerate(wanted)]

@@ -89,7 +89,14 @@ class BeamSettings:
 
     def nodes(self, new_tokens: int, depth: int) -> int:
         """Returns the most tokens of a row's forest: W texts that share nothing, and a round at this depth."""
-        return self.beams * (new_tokens + depth + 1) + self.width * depth
+        return self.beams * new_tokens + self._round(depth)
+
+    def shared(self, new_tokens: int, depth: int) -> int:
+        """Returns the tokens of a row's forest whose texts share all but a round."""
+        return new_tokens + self._round(depth)
+
+    def _round(self, depth: int) -> int:
+        return self.beams * (depth + 1) + self.width * depth
 
 
 class BeamKeywords(CallKeywords, total=False):

@@ -154,6 +154,14 @@ class ModelRunner:
         if self._waiting:
             self._forward(self._taken(), self.cache, 1, self._layers)
 
+    def enlarge(self, slots: int) -> None:
+        """Gives each row so many slots, for nodes of trees: positions stay below the former number.
+
+        Graphs hold for the former ones alone.
+        """
+        self.cache.enlarge(slots)
+        self.slots, self._masks = slots, Masks(self.model, slots)
+
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order."""
         self.catch_up()  # of the rows by their former numbers

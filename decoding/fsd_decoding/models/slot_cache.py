@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import Cache
 
 from fsd_common.errors import UsageError
+from fsd_decoding.free_memory import available
 from fsd_decoding.tensors import to_device
 
 _STATES = "hidden states"
 
 
 class SlotCache(Cache):
-    """A transformers `Cache` of fixed size.
+    """A transformers `Cache` whose size is fixed, unless it is enlarged.
 
     Before each forward pass `aim` sets the rows and slots that it writes and the number of slots that it reads.
     Attention masks decide which of these a query attends to.
@@ -108,6 +109,20 @@ class SlotCache(Cache):
 
     def take(self, places: Sequence[int], rows: Sequence[int], counts: Sequence[int]) -> None:
         """Does nothing, as nothing was set aside."""
+
+    def enlarge(self, slots: int) -> None:
+        """Gives each row so many slots, by copying what is stored, one tensor after the other.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for them, as a CPU would not say before it is written to.
+        """
+        missing = self.nbytes * (slots - self.slots) // self.slots
+        free = available(str(self._numbers.device))
+        if free is not None and missing > free:
+            raise torch.OutOfMemoryError(f"{missing} bytes are needed for more slots, and {free} are free")
+        for name, stored in self._stores.items():
+            self._stores[name] = pad(stored, (0, 0, 0, slots - self.slots))
+        self.slots = slots
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order; others than the moved ones stay in place."""

@@ -142,9 +142,11 @@ def test_the_plan_says_what_memory_beams_take(tmp_path: Path, monkeypatch: pytes
     memory = Calibration(task(80), *models, Goal(min_acc=0.5), space, config, word_tokenizer()).plan().memory
     assert memory is not None
     assert (memory.beams, memory.rows) == (2, 8)
-    assert memory.reserved == BeamSettings(2, 3).nodes(12, 6)  # 12 new tokens, and depth 6 is tried once
-    assert 12 < memory.slots < memory.reserved
-    assert f"of {memory.reserved} slots behind a prompt" in slots_line(memory)
+    settings = BeamSettings(2, 3)
+    assert memory.reserved == settings.shared(12, 6)  # 12 new tokens, and depth 6 is tried once
+    assert 12 < memory.slots < settings.nodes(12, 6)
+    assert f"begin with {memory.reserved} slots behind a prompt" in slots_line(memory)
+    assert f"{memory.slots} were in use at most so far" in slots_line(memory)
     single = Calibration(task(80), *models, Goal(min_acc=0.5), SearchSpace(draft_length=2), config, word_tokenizer())
     assert single.plan().memory.beams is None  # type: ignore[union-attr]
 

@@ -60,11 +60,12 @@ def test_noise_belongs_to_the_tokens_of_a_text(one: list[int], other: list[int])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "mistral"])  # two with sliding windows
 @torch.inference_mode()
 def test_logits_are_those_of_the_whole_texts(family: str) -> None:
-    """Two rows of other lengths; nodes in any order, read and freed in between."""
+    """Two rows of other lengths; nodes in any order, read and freed in between, in a cache that grows with them."""
     model = random_model(FAMILIES[family], seed=3)
     rng = Random(0)
     prompts = [[5, 6, 7, 8, 9, 10, 11], [12]]
-    reader = ForestReader(ModelRunner(model, 2, 60, VOCABULARY), 0)
+    runner = ModelRunner(model, 2, 28, VOCABULARY)  # as many as there are positions
+    reader = ForestReader(runner, 0, 60)
     forests = [Forest(len(prompt), prompt[-1], KEY) for prompt in prompts]
     for row, prompt in enumerate(prompts):
         reader.put(row, prompt)
@@ -82,6 +83,7 @@ def test_logits_are_those_of_the_whole_texts(family: str) -> None:
                 torch.testing.assert_close(values, _uncached(model, prompt + forest.path(node)), atol=1e-5, rtol=1e-5)
             forest.prune(nodes)
         beams = wanted
+    assert 28 < runner.slots <= 60
 
 
 def _uncached(model: Any, tokens: list[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Memory of beams: what is planned is allocated, and texts share the slots of their common beginning."""
+"""Memory of beams: what is planned is allocated, caches grow with what texts do not share, and they share the rest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from fsd_common.errors import OutOfMemoryError
 from fsd_decoding import memory, noise
 from fsd_decoding.beams import decode
 from fsd_decoding.beams.forest import Forest
 from fsd_decoding.beams.settings import BeamSettings
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.graphs.callers import EagerCaller
 from fsd_decoding.memory import ModelSize, Workload, need
+from fsd_decoding.models import slot_cache
 from fsd_decoding.models.runner import ModelRunner
 from support.messages import usage_error
 from support.models.tiny_pair import tiny_decoder
@@ -19,21 +23,68 @@ from support.models.tiny_pair import tiny_decoder
 PROMPT, NEW, DEPTH = [5, 6, 7, 8], 20, 3
 
 
-def test_the_plan_is_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    runners: list[ModelRunner] = []
+@pytest.fixture
+def runners(monkeypatch: pytest.MonkeyPatch) -> list[ModelRunner]:
+    """Those that beams are decoded with."""
+    made: list[ModelRunner] = []
 
     class Kept(ModelRunner):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            runners.append(self)
+            made.append(self)
 
     monkeypatch.setattr(decode, "ModelRunner", Kept)
+    return made
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_the_plan_is_what_is_allocated_at_first(replacement: bool, runners: list[ModelRunner]) -> None:
     decoder, settings = tiny_decoder(), BeamSettings(3, 6)
-    decoder.generate_beams([PROMPT, PROMPT], 3, NEW, 1.0, depth=DEPTH, batch_size=2)
+    rule = "sd" if replacement else "coupled"
+    decoder.generate_beams([PROMPT, PROMPT], 3, NEW, 1.0, depth=DEPTH, batch_size=2, replacement=replacement, rule=rule)
     sizes = [ModelSize.of(model, None) for model in (decoder.target, decoder.draft)]
     work = Workload.of_beams(settings, len(PROMPT), NEW, DEPTH, greedy=False)
     planned = need(sizes[0], sizes[1:], work, 2, "cpu")
     assert planned["KV caches"] == sum(runner.cache.nbytes for runner in runners)
+
+
+def endless() -> SpeculativeDecoder:
+    """Returns a decoder whose texts end at their length alone."""
+    decoder = tiny_decoder()
+    decoder.target.generation_config.eos_token_id = None
+    return decoder
+
+
+@pytest.mark.parametrize("rule", ["target", "fsd-coupled"])
+def test_caches_grow_with_what_texts_do_not_share(
+    rule: str, runners: list[ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And texts are those in caches that hold texts that share nothing."""
+    settings, new = BeamSettings(4, 8), 60
+
+    def decoded() -> tuple[list[list[list[int]]], int]:
+        found = endless().generate_beams(
+            [PROMPT, PROMPT[::-1], PROMPT], 4, new, 1.0, depth=DEPTH, batch_size=2, rule=rule, threshold=0.1
+        )
+        return [[beam.tokens for beam in result.beams] for result in found], max(result.slots for result in found)
+
+    texts, used = decoded()
+    grown = [runner.slots for runner in runners]
+    assert all(len(PROMPT) + used <= slots < len(PROMPT) + settings.nodes(new, DEPTH) for slots in grown)
+    assert max(grown) > EagerCaller().size(len(PROMPT) + settings.shared(new, DEPTH))
+    monkeypatch.setattr(BeamSettings, "shared", BeamSettings.nodes)
+    runners.clear()
+    assert decoded() == (texts, used)
+    assert {runner.slots for runner in runners} == {EagerCaller().size(len(PROMPT) + settings.nodes(new, DEPTH))}
+
+
+def test_caches_that_cannot_grow_end_decoding_with_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, prompts = endless(), [PROMPT, PROMPT[::-1]]
+    monkeypatch.setattr(slot_cache, "available", lambda device: 1000)
+    (short,) = decoder.generate_beams(prompts[:1], 4, 4, 1.0, rule="target")
+    with pytest.raises(OutOfMemoryError, match="out of memory with batch_size 2; try batch_size 1") as error:
+        decoder.generate_beams(prompts, 4, 60, 1.0, depth=DEPTH, batch_size=2, rule="target")
+    assert (len(short.beams), error.value.finished) == (4, {})
 
 
 @pytest.mark.parametrize("nodes", [1, 63, 64, 300])
@@ -51,7 +102,7 @@ def test_forests_are_planned_with_the_square_of_their_nodes() -> None:
         need(size, [size], Workload.of_beams(BeamSettings(4, 8), 9, new, 4, greedy=True), 3, "cpu")["paths of beams"]
         for new in (600, 1200)
     ]
-    assert planned == [3 * 4096**2, 3 * 8192**2]
+    assert planned == [3 * 1024**2, 3 * 2048**2]
 
 
 @pytest.mark.parametrize("rule", ["target", "coupled"])
