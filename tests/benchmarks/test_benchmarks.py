@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from beams import Answered, over_sampling
+from fsd_data import pair_paths
 from fsd_decoding.profile.parts import OutcomeCounts
 from lib.common.forked_programs import run
 from lib.common.timing import Run, ratio_of_repeats, speed_up
@@ -95,6 +97,32 @@ def test_the_smoke_run_of_beams_has_a_number_for_every_claim(tmp_path: Path) -> 
     assert all(0 <= claim["measured"] < math.inf for claim in found["claims"])
     rounds = {name: facts["tokens_a_round"] for name, facts in found["contenders"].items()}
     assert all((rounds[name] == 1.0) == name.endswith("target") for name in rounds)
+    assert set(found["over_sampling"]) == {name for name in rounds if ", " in name}
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_beams_takes_another_pair(tmp_path: Path) -> None:
+    found = smoke("beams.py", tmp_path, "--pair", *map(str, pair_paths()))
+    assert found["pair"]["target"]["name"] == pair_paths()[0].name
+    assert len({claim["name"] for claim in found["claims"]}) == 5
+
+
+def test_beams_are_compared_with_as_many_sampled_texts_as_take_as_long() -> None:
+    def answered(seconds: float, right: list[bool]) -> Answered:
+        return Answered(Run(1, seconds), tuple(right), tuple(right), 1, 1, 1)
+
+    sampled = {
+        1: answered(1.0, [False] * 4),
+        4: answered(2.0, [True, True, False, False]),
+        8: answered(4.0, [True] * 4),
+    }
+    expected = {0.5: (1, 1.0), 2.0: (4, 0.5), 3.0: (6, 0.25), 9.0: (8, 0.0)}
+    for seconds, (texts, gain) in expected.items():
+        found = over_sampling(answered(seconds, [True] * 4), sampled)
+        value, low, high = found["best"]
+        assert (found["texts"], value) == pytest.approx((texts, gain))
+        assert low <= value <= high
+        assert (low < high) == (seconds in {2.0, 3.0})  # the texts' answers differ there
 
 
 @pytest.mark.slow
