@@ -307,8 +307,10 @@ class Calibration(Asked):
 
     def _beams(self, task: Task) -> Beams | None:
         """UsageError: the task has no answers to vote by."""
-        number, answer = self.decoding.beams, self.decoding.beam_answer
-        return None if number is None else Beams(number, None if answer == "best" else task)
+        asked = self.decoding
+        if asked.beams is None:
+            return None
+        return Beams(asked.beams, None if asked.beam_answer == "best" else task, asked.replacement)
 
     def _task(self, tokenizer: Any) -> Task:
         if isinstance(self.task, Task):

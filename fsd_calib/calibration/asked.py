@@ -17,6 +17,7 @@ from fsd_calib.calibration.policy_families import PolicyChoice, check_policies
 from fsd_calib.calibration.prepare import NEW_LENGTH
 from fsd_calib.calibration.timing import check_timing
 from fsd_calib.certification.holdout import EngineSequence
+from fsd_calib.options.beams import check_run_of_beams
 from fsd_calib.options.common import AUTO, CONSTANT, RULES_WITH_T
 from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import RunConfig
@@ -29,14 +30,12 @@ from fsd_common.argument_checks import named as argument
 from fsd_common.errors import UsageError
 from fsd_common.settings import listed
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.divergence import check_name
 from fsd_decoding.drafters.named import NamedDrafter
 from fsd_decoding.judging.known import is_judge, model_named, register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.meanings import LEARNED, family_of
 from fsd_decoding.policies.stopping import StopPolicy, stop_policy_named
 from fsd_decoding.profile.drafts import kind_of
-from fsd_decoding.profile.parts import OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.rules import rule_named
 from fsd_decoding.scores import Fly, score_named
@@ -108,22 +107,11 @@ class Asked:
 
     def _check_beams(self, drafts: Sequence[Any]) -> None:
         """UsageError: something is asked for that cannot be done with beams."""
-        config, beams = self.config, argument("beams")
-        given = {
-            "engine": config.engine != OWN_ENGINE, "compile": config.compile not in ("auto", "off"),
-            "guard": config.guard is not None,
-        }  # fmt: skip
-        for name in (name for name, is_given in given.items() if is_given):
-            raise UsageError(
-                f"{beams} and {argument(name)} are given, and beams are decoded by our own engine alone, without "
-                "graphs, and for one task; leave one of the two out"
-            )
+        check_run_of_beams(self.decoding, self.config)
         if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
             raise UsageError(
-                f"{beams} is given, and the draft is {other!r:.60}; beams are drafted by a model, give one"
+                f"{argument('beams')} is given, and the draft is {other!r:.60}; beams are drafted by a model, give one"
             )
-        for score in self._scores:
-            check_name(score)
 
     def _check_engine(self) -> None:
         for name in ("rate", "slo"):

@@ -30,7 +30,6 @@ from fsd_common.files import atomic_write, make_private_folder, naming
 from fsd_decoding.profile.setting import Drafting, Setting
 from fsd_decoding.scores import SCORES_VERSION, addon_of
 
-LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)
 """Draft lengths of lossless rules, whatever is searched."""
 
@@ -110,10 +109,11 @@ class TracedDrafts:
     @property
     def _rules(self) -> tuple[str, ...]:
         """Lossless rules that differ. Greedily all accept alike; with sampling `sd` has trees of its own too, and beams
-        drawn without replacement have no other than `coupled`."""
+        have one alone."""
+        engine = self.session.engine
         if self.space.widths != (None,):
-            return (LOSSLESS,)
-        return ("sd",) if self.session.engine.decoding.sampling.greedy else ("sd", LOSSLESS)
+            return (engine.lossless,)
+        return ("sd",) if engine.decoding.sampling.greedy else ("sd", engine.lossless)
 
     @property
     def _untraced(self) -> list[Drafting]:
@@ -128,7 +128,7 @@ class TracedDrafts:
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
         lengths = self.space.lengths(drafting.tree)
         lengths = _spread({*lengths, *SD_LENGTHS}) if drafting.tree is None else lengths
-        walked: dict[str, dict[int, Walked]] = {rule: {} for rule in {LOSSLESS, *self._rules}}
+        walked: dict[str, dict[int, Walked]] = {rule: {} for rule in {engine.lossless, *self._rules}}
         with session.progress.step(f"drafting {drafting}", len(walked) * len(lengths)) as advance:
             for rule, length in product(walked, lengths):
                 lossless = self._lossless(drafting, length).under(rule)
@@ -154,7 +154,8 @@ class TracedDrafts:
         return BeamForecast(found, self.costs[drafting])
 
     def _lossless(self, drafting: Drafting, length: int) -> Setting:
-        return replace(self.session.setting(LOSSLESS, length, drafting.draft), tree=drafting.tree, width=drafting.width)
+        setting = self.session.setting(self.session.engine.lossless, length, drafting.draft)
+        return replace(setting, tree=drafting.tree, width=drafting.width)
 
 
 def rivals_of(speeds: Mapping[Setting, float], timed: bool, blocks: bool) -> tuple[Setting, ...]:

@@ -15,7 +15,6 @@ from functools import partial
 from scipy.stats import chi2
 
 from fsd_calib.calibration.baseline import TRACED
-from fsd_calib.calibration.draft_forecasts import LOSSLESS
 from fsd_calib.calibration.plan import FirstEstimate, Paces, PlannedStep, expected_share, stages_of
 from fsd_calib.calibration.prepare import PILOT, USUAL_LENGTH, WATCHED, Request, check_best_case, efforts, test_of
 from fsd_calib.calibration.session import Session
@@ -154,7 +153,8 @@ def in_words(estimate: FirstEstimate, load: MachineLoad | None) -> str:
 
 def _look(session: Session, request: Request) -> Seen | None:
     """Watches rounds with one row, then with as many as there is time for."""
-    engine, setting = session.engine, session.setting(LOSSLESS, USUAL_LENGTH, request.space.drafts[0])
+    engine = session.engine
+    setting = session.setting(engine.lossless, USUAL_LENGTH, request.space.drafts[0])
     if not (isinstance(engine, OwnEngine) and engine.watched):
         return None
     problems, began = session.tuning.problems[:PILOT], time.perf_counter()

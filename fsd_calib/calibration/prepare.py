@@ -23,7 +23,7 @@ from fsd_calib.calibration.baseline import (
     traces_along_target,
 )
 from fsd_calib.calibration.design import Design, check_enough_by
-from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts, rivals_of
+from fsd_calib.calibration.draft_forecasts import TracedDrafts, rivals_of
 from fsd_calib.calibration.going_on import extension_of, goes_on_from, going_on
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
 from fsd_calib.calibration.odds import odds_of
@@ -447,7 +447,7 @@ def _shapes(space: Space, config: RunConfig) -> int:
 
 
 def _usual(session: Session, space: Space, length: int = USUAL_LENGTH) -> Setting:
-    return replace(session.setting(LOSSLESS, length, space.drafts[0]), width=space.widths[0])
+    return replace(session.setting(session.engine.lossless, length, space.drafts[0]), width=space.widths[0])
 
 
 def _some(session: Session) -> Sequence[Problem]:

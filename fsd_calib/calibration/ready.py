@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from fsd_calib.calibration.draft_forecasts import LOSSLESS
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.run_facts import RunFacts, first_rival
 from fsd_calib.calibration.session import TextSession
@@ -63,7 +62,7 @@ class Ready:
 
     @property
     def lossless(self) -> Setting:
-        return self.rivals[0].under(LOSSLESS)
+        return self.rivals[0].under(self.session.engine.lossless)
 
     @cached_property
     def rival(self) -> Setting:

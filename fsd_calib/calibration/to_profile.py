@@ -115,7 +115,8 @@ def _beams(engine: Engine, chosen: Setting) -> BeamsInfo | None:
     if not isinstance(engine, BeamEngine):
         return None
     assert chosen.width is not None
-    return BeamsInfo(number=engine.beams.number, width=chosen.width, answer=engine.beams.answer)
+    own = engine.beams
+    return BeamsInfo(number=own.number, width=chosen.width, answer=own.answer, replacement=own.replacement)
 
 
 def _addons(findings: Findings) -> tuple[Addon, ...]:

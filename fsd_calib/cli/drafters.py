@@ -64,6 +64,15 @@ class Drafters:
         """Whether drafts of this kind are among what --drafter names, if it is given."""
         return self.auto or not self.named or kind in self.named
 
+    def check_models(self, given: str) -> None:
+        """Raises UsageError where not models alone draft, and something is given, in words, that they alone draft."""
+        others = [name for name in self.named if name != "model"]
+        option, values = ("--drafter", others) if others else ("--head", self.heads)
+        if values:
+            raise UsageError(
+                f"{given}, and {option} is {', '.join(values)}; beams are drafted by models, leave one of the two out"
+            )
+
     def check_pair(self, task: str, target: str | None) -> None:
         """Raises UsageError where of a target and a draft model one is missing; see `with_target`."""
         if self.of_vllm is None and "model" in self._kinds(bool(self.heads)):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fsd_calib.cli.drafters import AUTO_TREES, Drafters
 from fsd_calib.cli.family import Given
 from fsd_calib.cli.options import check_data, check_place, check_sources, folder_name, named_task
+from fsd_calib.options.beams import check_run_of_beams
 from fsd_calib.options.common import AUTO, TASK_NAMES
 from fsd_calib.options.goal import KINDS, Goal
 from fsd_calib.options.run_config import RunConfig
@@ -223,14 +224,17 @@ class Request:
                 "--engine vllm"
             )
         if self.certified is None:
-            self._check_searched(drafters)
+            self._check_searched(run, drafters)
         check_place(run.device, run.dtype)
         check_sources({"--target": [self.target], "--draft": drafters.models, "--head": drafters.heads})
         if run.ray is not None:
             check_answers(run.ray)
 
-    def _check_searched(self, drafters: Drafters) -> None:
+    def _check_searched(self, run: RunConfig, drafters: Drafters) -> None:
         space = SearchSpace.over(self._of_file("decoding"), dict(self.given))  # without the trees of --drafter auto
+        check_run_of_beams(space, run)
+        if space.beams is not None:
+            drafters.check_models(f"--beams is {space.beams}")
         if drafters.auto and (space.predictor is not None or space.moving):
             other = "--predictor" if space.predictor is not None else "--threshold-policy"
             raise UsageError(

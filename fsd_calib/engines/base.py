@@ -162,8 +162,13 @@ class TextEngine(ABC):
         """The score of settings whose rule has none."""
 
     @property
+    def lossless(self) -> str:
+        """The rule that is compared with the target before any T is tried."""
+        return "coupled"
+
+    @property
     def exact_texts(self) -> bool:
-        """Whether the lossless rule gives the target's own texts, except for rounding."""
+        """Whether this rule gives the target's own texts, except for rounding."""
         return True
 
     @property

@@ -41,6 +41,7 @@ class Beams:
     Args:
         number: of beams.
         voted: the task by whose answers the majority of texts answers; None: the best-scored text does.
+        replacement: see `BeamSettings`.
 
     Raises:
         UsageError: the task's grader does not compare answers.
@@ -48,6 +49,7 @@ class Beams:
 
     number: int
     voted: Task | None = None
+    replacement: bool = False
 
     def __post_init__(self) -> None:
         if self.voted is not None and self.voted.grader not in COMPARING:
@@ -172,8 +174,8 @@ class BeamEngine(OwnEngine):
         return CostModel(draft_step=layer, verify=max(verify, _LEAST), position=0.0)
 
     def key(self, setting: Setting, seed: int) -> CacheKey:
-        key = super().key(setting, seed)
-        return replace(key, engine={**key.engine, "beams": [self.beams.number, self.beams.answer]})
+        key, own = super().key(setting, seed), self.beams
+        return replace(key, engine={**key.engine, "beams": [own.number, own.answer, own.replacement]})
 
     def with_limits(self, limits: GenerationLimits) -> BeamEngine:
         return BeamEngine(self.decoder, limits, self.beams)
@@ -185,6 +187,15 @@ class BeamEngine(OwnEngine):
     def runs_draft_alone(self) -> bool:
         return False
 
+    @property
+    def lossless(self) -> str:
+        return "sd" if self.beams.replacement else "coupled"
+
+    @property
+    def exact_texts(self) -> bool:
+        """See `Engine.exact_texts`: draws with replacement have the target's law, and noise of their own."""
+        return not self.beams.replacement
+
     def _found(
         self, request: DecodingRequest, on_finish: Callable[[int, BeamResult], None] | None = None,
         begin: Begin | None = None,
@@ -195,6 +206,7 @@ class BeamEngine(OwnEngine):
             [prompt.prompt for prompt in prompts], self.beams.number, self.limits.max_new_tokens, width=setting.width,
             depth=setting.draft_length, rule=setting.rule, threshold=setting.threshold, stop=self.limits.stop,
             ids=[prompt.id for prompt in prompts], batch_size=request.batch_size, on_finish=on_finish, begin=begin,
+            replacement=self.beams.replacement,
         )  # fmt: skip
         self.most_slots = max([self.most_slots, *(result.slots for result in found)])
         return found

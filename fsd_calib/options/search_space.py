@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
+from fsd_calib.options.beams import BEAM_RULES, check_beams
 from fsd_calib.options.common import (
     AUTO,
     CALIBRATED,
@@ -34,9 +35,6 @@ from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape, read_shape, without
 
 if TYPE_CHECKING:
     from fsd_decoding.sampling import Sampling
-
-BEAM_RULES = ("fsd-coupled",)
-"""The rule of beams."""
 
 
 def _one_of(name: str, known: tuple[str, ...]) -> str:
@@ -176,8 +174,9 @@ class SearchSpace(Drawing):
     beams: Annotated[
         Annotated[int, Field(ge=2), Rule("it must be a whole number of 2 or more")] | None,
         Option(
-            "Decode each problem to so many beams: by beam search at temperature 0, else by stochastic beam search. "
-            "T, the width and the depth (--draft-length) of what is drafted are searched (docs/beams.md).",
+            "Decode each problem to so many beams: by beam search at temperature 0, else by stochastic beam search, "
+            "or with rule fsd-sd by draws with replacement. T, the width and the depth (--draft-length) of what is "
+            "drafted are searched (docs/beams.md).",
             DECODING,
         ),
     ] = None
@@ -208,7 +207,7 @@ class SearchSpace(Drawing):
     def _check_together(self) -> SearchSpace:
         check_phase(self.phase_begin, self.phase_end, self.phases)
         self._check_judge()
-        self._check_beams()
+        check_beams(self)
         if any(self.trees):
             self.check_walked(f"{named('tree')} is given", "trees")
         if self.stop_policy is not None and (self.predictor is not None or any(self.trees)):
@@ -242,25 +241,10 @@ class SearchSpace(Drawing):
                 "scores that are known before; leave one of the two out"
             )
 
-    def _check_beams(self) -> None:
-        if self.beams is None:
-            for name in ("beam_width", "beam_answer"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise UsageError(f"{named(name)} is given without {named('beams')}; give both, or none")
-            return
-        others = {
-            "tree": any(self.trees), "predictor": self.predictor is not None, "judge": self.judge is not None,
-            "stop_policy": self.stop_policy is not None, "threshold_policy": bool(self.moving),
-            "rule": listed(self.rule) != BEAM_RULES,
-        }  # fmt: skip
-        for name in (name for name, given in others.items() if given):
-            way_out = f"leave one of the two out (the rule of beams is {BEAM_RULES[0]}, with a constant T)"
-            raise UsageError(f"{named('beams')} and {named(name)} are given, and do not go together; {way_out}")
-        if (narrow := min(self.widths)) < self.beams:
-            raise UsageError(
-                f"{named('beam_width')} is {narrow}, and {named('beams')} {self.beams}; a layer is at least as wide as "
-                "there are beams"
-            )
+    @property
+    def replacement(self) -> bool:
+        """Whether beams are drawn with replacement, as their rule says."""
+        return self.beams is not None and BEAM_RULES[listed(self.rule)[0]]
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fsd_calib.calibration import output_folder
-from fsd_calib.calibration.draft_forecasts import LOSSLESS
 from fsd_calib.calibration.pilot import Pilot
 from fsd_calib.calibration.plan import Paces, Plan, expected_share, make_plan
 from fsd_calib.calibration.prepare import PILOT, check_best_case, check_problems, efforts, test_of
@@ -244,7 +243,7 @@ class ServerCalibration:
                 f"the server solves none of {alone.problems} {session.task.name} problems, so retention is undefined; "
                 f"look at a prompt ({named('show_prompt')}), or at what the server answers"
             )
-        again = session.tuning.measure(target.under(LOSSLESS), PILOT) if engine.exact_texts else None
+        again = session.tuning.measure(target.under(engine.lossless), PILOT) if engine.exact_texts else None
         fuzzy = session.tuning.measure(ladder[len(ladder) // 2], PILOT)
         pilot = Pilot.of(alone, again, fuzzy, claim)
         check_problems(goal, session, session.holdout.problems, level, pilot.accuracy)

@@ -23,6 +23,12 @@ MISTAKES = {
         '{} --speculative-config {{"method":"eagle3","model":"h"}}', "{} --engine vllm --speculative-config a",
         "--task gsm8k --min-acc 0.9 --data other.csv", "--task other.yaml --min-acc 0.9", "{} --score a:B",
         "{} --rule a:B", "{} --drafter a:B", "{} --stop-policy a:B", "{} --score os:path",
+        "{} --beams 4 --engine vllm", "{} --beams 4 --engine fsd-calib,vllm", "{} --beams 4 --tree 2,6",
+        "{} --beams 4 --drafter ngram", "{} --beams 4 --drafter auto", "{} --beams 4 --target a/b --head c/d",
+        "{} --beams 4 --score judge --judge auto", "{} --beams 4 --score margin", "{} --beams 4 --predictor auto",
+        "{} --beams 4 --stop-policy policy:Mine", "{} --beams 4 --threshold-policy schedule",
+        "{} --beams 4 --rule fsd", "{} --beams 4 --rule fsd-sd", "{} --beams 4 --rule fsd-coupled,fsd-sd",
+        "{} --beams 4 --compile capture", "{} --beams 4 --guard csqa", "{} --beams 4 --beam-width 2",
     ],
     "collect": [
         "--task none.yaml", "{} --data none.jsonl", "{} --device foo", "{} --dtype foo", "{} --rule foo",
@@ -96,6 +102,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     (folder / "bad.yaml").write_text("name: x\n  bad: [\n")
     (folder / "bad.json").write_text("{bad")
     (folder / "bad.jsonl").write_text('{"question": "a"}\n{\n')
+    (folder / "policy.py").write_text("class Mine: ...\n")
     (folder / "other.yaml").write_text("data: other.csv\ngrader: exact\n")
     (folder / "other.csv").write_text("city,country\nRome,Italy\n")
     (folder / "utf16.csv").write_bytes(b"\xff\xfea\0")

@@ -67,7 +67,7 @@ class BeamSettings:
 
     @classmethod
     def over(cls, usual: BeamSettings | None, beams: int | None, width: int | None, **given: Any) -> BeamSettings:
-        """Returns settings with the number of beams and the width of `usual` where they are not given.
+        """Returns settings with the number of beams, the width and the replacement of `usual` where they are not given.
 
         Raises:
             UsageError: the number is nowhere given, or a value is out of range.
@@ -76,7 +76,8 @@ class BeamSettings:
         if number is None:
             raise UsageError("beams is not given, and no profile of beams is followed; say how many, such as beams=4")
         own = usual.width if usual is not None and usual.beams == number else 2 * number
-        return cls(number, own if width is None else width, **given)
+        drawn = {} if usual is None else {"replacement": usual.replacement}
+        return cls(number, own if width is None else width, **(drawn | given))
 
     @property
     def narrows(self) -> bool:

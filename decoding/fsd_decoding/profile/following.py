@@ -107,7 +107,8 @@ class Coverage:
     @property
     def own_beams(self) -> BeamSettings | None:
         """How beams are decoded that are the profile's; None: it is of single texts."""
-        return None if self.beams is None else BeamSettings(self.beams.number, self.beams.width)
+        own = self.beams
+        return None if own is None else BeamSettings(own.number, own.width, own.replacement)
 
     def covers(self, setting: DecodingSetting) -> bool:
         """Whether a setting is the profile's own."""

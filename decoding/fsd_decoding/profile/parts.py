@@ -522,6 +522,8 @@ class BeamsInfo(Part):
     """Pairs of a beam and a token that the draft proposes for a layer, W or more."""
     answer: BeamAnswer
     """What was graded: the best-scored text, or the best-scored of those with the answer that most texts have."""
+    replacement: bool = False
+    """Whether pairs were drawn with replacement."""
 
     @model_validator(mode="after")
     def _is_as_wide_as_it_has_beams(self) -> Self:
@@ -530,7 +532,8 @@ class BeamsInfo(Part):
         return self
 
     def __str__(self) -> str:
-        return f"{self.number} beams, {'the best answers' if self.answer == 'best' else 'answers by majority'}"
+        drawn = " drawn with replacement" if self.replacement else ""
+        return f"{self.number} beams{drawn}, {'the best answers' if self.answer == 'best' else 'answers by majority'}"
 
     def refuse(self, task: str, what: str) -> NoReturn:
         """Raises UsageError: the profile of a task is of these, and `what` decodes single texts."""

@@ -17,6 +17,7 @@ from fsd_calib.calibration.recertify import decoding_of, setting_of
 from fsd_calib.cli import console
 from fsd_calib.cli import generate as generate_app
 from fsd_calib.cli import inspect as inspect_app
+from fsd_calib.cli.drafters import Drafters
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.beams import BeamEngine, Beams
 from fsd_calib.exports.engines import ENGINES, export_profile
@@ -221,14 +222,24 @@ def test_tasks_without_answers_to_compare_are_refused_by_name() -> None:
         ({"beams": None, "beam_answer": "majority"}, "beam_answer is given without beams; give both, or none"),
         ({"beam_width": (4, 2)}, "beam_width is 2, and beams 3; a layer is at least as wide as there are beams"),
         ({"tree": "chain", "beam_width": 2}, "beam_width is 2, and beams 3"),
-        ({"predictor": "auto"}, "beams and predictor are given, and do not go together; leave one of the two out"),
-        ({"score": "judge", "judge": "auto"}, "beams and judge are given, and do not go together"),
-        ({"threshold_policy": "schedule"}, "beams and threshold_policy are given, and do not go together"),
-        ({"rule": "fsd-sd"}, "beams and rule are given, and do not go together; leave one of the two out (the rule of"),
-        ({"engine": "vllm"}, "beams and engine are given, and beams are decoded by our own engine alone"),
-        ({"compile": "capture"}, "beams and compile are given"),
-        ({"guard": "csqa"}, "beams and guard are given"),
-        ({"score": "margin"}, "unknown divergence 'margin'"),
+        (
+            {"predictor": "auto"},
+            "beams is 3, and predictor is auto, which is of single texts; leave one of the two out",
+        ),
+        ({"score": "judge", "judge": "auto"}, "beams is 3, and judge is auto, which is of single texts"),
+        ({"threshold_policy": "schedule"}, "beams is 3, and threshold_policy is schedule, which is of single texts"),
+        ({"rule": "fsd"}, "beams is 3, and rule is fsd, and the rule of beams is one of fsd-coupled, fsd-sd; leave"),
+        (
+            {"rule": "fsd-sd"},
+            "rule is fsd-sd, which draws beams, and temperature is 0, at which nothing is drawn; give",
+        ),
+        (
+            {"engine": "vllm"},
+            "beams is 3, and engine is vllm, and beams are decoded by fsd-calib; leave one of the two",
+        ),
+        ({"compile": "capture"}, "beams is 3, and compile is capture, and beams are decoded without graphs"),
+        ({"guard": "csqa"}, "beams is 3, and guard is csqa, and beams are calibrated for one task"),
+        ({"score": "margin"}, "beams is 3, and score is margin, and scores of beams are js, ag, "),
     ],
     ids=str,
 )
@@ -243,6 +254,19 @@ def test_drafts_that_are_no_model_are_refused() -> None:
 
     message = usage_error(lambda: calibrate("arithmetic", "nowhere", NGram(), min_acc=0.9, beams=2))
     assert message == "beams is given, and the draft is NGram(); beams are drafted by a model, give one"
+
+
+@pytest.mark.parametrize(
+    ("drafters", "given"),
+    [
+        (Drafters((), ("some/head",), ()), "--head is some/head"),
+        (Drafters((), (), ("model", "ngram")), "--drafter is ngram"),
+    ],
+)
+def test_options_that_draft_by_no_model_are_refused_by_name(drafters: Drafters, given: str) -> None:
+    message = usage_error(lambda: drafters.check_models("--beams is 2"))
+    assert message == f"--beams is 2, and {given}; beams are drafted by models, leave one of the two out"
+    Drafters(("a/b",), (), ("model",)).check_models("--beams is 2")
 
 
 def test_recurrent_models_are_refused_before_weights_are_read() -> None:
