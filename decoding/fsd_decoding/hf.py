@@ -431,8 +431,9 @@ def fsd_generate(
         fsd_allow_edited: follow a profile that was changed after its calibration, without a certificate.
         fsd_tree: draft trees of this shape; "chain": chains, whatever the profile drafts.
         fsd_beam_width: with `num_beams`, as `width` of `SpeculativeDecoder.generate_beams`, which decodes them: with
-            `do_sample` they are drawn without replacement, which is not transformers' own beam sampling. They end with
-            the model's EOS and with stop strings, for which `fsd_tokenizer` is needed.
+            `do_sample` they are drawn without replacement, which is not transformers' own beam sampling, unless the
+            profile's are drawn with it. They end with the model's EOS and with stop strings, for which `fsd_tokenizer`
+            is needed.
 
     Returns:
         (B, prompt + new) token ids, including EOS, padded on the right; with `return_dict_in_generate`, an

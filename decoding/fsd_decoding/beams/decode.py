@@ -47,7 +47,7 @@ def _obstacles(setting: DecodingSetting, settings: BeamSettings, target: Any, dr
         kind = "with replacement" if settings.replacement else "without replacement"
         yield f"rule {rule.name!r} does not judge beams drawn {kind}; use one of {', '.join(known)}"
     if settings.replacement and sampling.greedy:
-        yield "at temperature 0 nothing is drawn; set a temperature above 0, or leave replacement out"
+        yield "at temperature 0 nothing is drawn; set a temperature above 0, or give replacement=False"
     if settings.early_stopping is not False and (settings.replacement or not sampling.greedy):
         yield f"early_stopping is {settings.early_stopping!r}, which ends beam search at temperature 0; leave it out"
     if sampling.repetition_penalty != 1.0 or sampling.processors:

@@ -93,6 +93,30 @@ def test_what_is_certified_is_in_the_profile_and_generate_beams_follows_it(made:
 
 
 @pytest.mark.slow
+def test_with_replacement_the_targets_law_is_kept_and_the_profile_says_how_beams_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_speeds(monkeypatch, 2.0)
+    found = run(tmp_path, rule="fsd-sd", temperature=0.5)
+    assert found.certificate.certified
+    assert found.beams is not None
+    assert found.beams.replacement
+    assert found.lossless is not None
+    assert (found.rule, found.lossless.rule) == ("fsd-sd", "sd")
+    assert found.numerical_churn is None  # `sd` has noise of its own
+    assert decoding_of(found).replacement
+    models, given = tiny_calibration.far_apart(), {"width": found.chosen.width, "depth": found.draft_length}
+    decoder = SpeculativeDecoder.from_pretrained(*models, profile=found, tokenizer=word_tokenizer())
+    (own,) = decoder.generate_beams(["w20 w30"], max_new_tokens=12)
+    (by_hand,) = SpeculativeDecoder(*models, word_tokenizer()).generate_beams(
+        ["w20 w30"], 2, 12, 0.5, rule="fsd-sd", threshold=found.threshold, replacement=True, **given
+    )
+    assert [beam.tokens for beam in own.beams] == [beam.tokens for beam in by_hand.beams]
+    with pytest.warns(UserWarning, match="replacement is False instead of True: the certificate"):
+        decoder.generate_beams(["w20 w30"], max_new_tokens=12, rule="fsd-coupled", replacement=False)
+
+
+@pytest.mark.slow
 def test_the_same_command_decodes_nothing_again(
     made: ThresholdProfile, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +205,8 @@ def test_the_engine_answers_as_it_is_told_and_counts_layers() -> None:
 def test_its_keys_tell_beams_widths_and_answers_apart() -> None:
     decoder, problems = tiny_decoder(temperature=1.0), task(4)
     voted = Task("t", problems.problems, 12, (), "tests", same_text)
-    engines = [BeamEngine(decoder, problems, each) for each in (Beams(2), Beams(3), Beams(2, voted))]
+    asked = Beams(2), Beams(3), Beams(2, voted), Beams(2, replacement=True)
+    engines = [BeamEngine(decoder, problems, each) for each in asked]
     settings = Setting.alone("js"), ARM, ARM.under("coupled")
     keys = [engine.key(s if s.rule != "fsd-coupled" else s.at(0.1), 0).json for engine in engines for s in settings]
     assert len({*keys}) == len(keys)
@@ -288,6 +313,11 @@ def test_a_profile_of_beams_is_read_back_shown_and_certified_as_such() -> None:
     assert "width 3" in str(found.chosen)
     assert "greedy, 2 beams, answers by majority" in notes(found)
     assert '"BeamsInfo"' in schema_text()
+    drawn = profile({"beams": BEAMS | {"replacement": True}, "rule": "fsd-sd", "sampling.temperature": 0.5}).sealed()
+    assert ThresholdProfile.from_content(drawn.model_dump_json()) == drawn
+    assert decoding_of(drawn).replacement
+    assert not space.replacement
+    assert "2 beams drawn with replacement, answers by majority" in notes(drawn)
     with pytest.raises(ValueError, match="width is 3, but number is 4; it must be at least that"):
         profile({"beams": BEAMS | {"number": 4}})
 

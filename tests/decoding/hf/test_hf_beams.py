@@ -110,6 +110,20 @@ def test_a_profile_sets_their_width_and_depth() -> None:
     assert message.startswith("the profile of 'arithmetic' is of 3 beams, which generate(num_beams=1) does not decode")
 
 
+def test_a_profile_sets_how_they_are_drawn() -> None:
+    drawn = of_beams({"rule": "fsd-sd", "beams.replacement": True})
+    torch.manual_seed(1)
+    found = fsd(batch(), num_beams=3, do_sample=True, top_k=0, fsd_threshold=None, fsd_profile=drawn)
+    torch.manual_seed(1)
+    given: dict[str, Any] = {"seed": int(torch.randint(2**63 - 1, ())), "rule": "fsd-sd", "replacement": True}
+    results = SpeculativeDecoder(TARGET, DRAFT, word_tokenizer()).generate_beams(
+        prompts(), 3, NEW, 1.0, width=4, depth=3, threshold=0.05, batch_size=6, **given
+    )
+    best = [result.beams[0] for result in results]
+    own = [beam.tokens if beam.eos is None else [*beam.tokens, beam.eos] for beam in best]
+    assert new_tokens(found, batch()["input_ids"].shape[1]) == own
+
+
 @pytest.mark.parametrize(
     ("message", "call"),
     [
