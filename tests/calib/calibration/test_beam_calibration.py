@@ -105,7 +105,8 @@ def test_with_replacement_the_targets_law_is_kept_and_the_profile_says_how_beams
     assert (found.rule, found.lossless.rule) == ("fsd-sd", "sd")
     assert found.numerical_churn is None  # `sd` has noise of its own
     assert decoding_of(found).replacement
-    models, given = tiny_calibration.far_apart(), {"width": found.chosen.width, "depth": found.draft_length}
+    models = tiny_calibration.far_apart()
+    given: dict[str, Any] = {"width": found.chosen.width, "depth": found.draft_length}
     decoder = SpeculativeDecoder.from_pretrained(*models, profile=found, tokenizer=word_tokenizer())
     (own,) = decoder.generate_beams(["w20 w30"], max_new_tokens=12)
     (by_hand,) = SpeculativeDecoder(*models, word_tokenizer()).generate_beams(
