@@ -45,6 +45,15 @@ class Seen:
     before: Callable[[], Tensor] | None = None  # returns the token before x, (…); None: nobody knows it
     places: Callable[[], Tensor] | None = None  # returns the place of x in its text, from 0, (…); None: as above
 
+    def at(self, chosen: tuple[Tensor, ...]) -> Seen:
+        """What they may read of the n tokens at these indices alone; random numbers are not among it."""
+
+        def of(every: Callable[[], Tensor] | None) -> Callable[[], Tensor] | None:
+            return None if every is None else lambda: every()[chosen]
+
+        logits = self.target_logits[chosen], self.draft_logits[chosen]
+        return Seen(*logits, self.drafted[chosen], greedy=self.greedy, before=of(self.before), places=of(self.places))
+
     @lazy
     def target(self) -> Distribution:
         return Distribution(self.target_logits, self.drafted, self.scans[0])

@@ -20,7 +20,7 @@ from fsd_collectors.store.verifying import verify
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.judging.features import FEATURES, features_of
+from fsd_decoding.judging.features import FEATURES, Features
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.scores import Seen
 from support.models.tiny_models import EOS
@@ -132,7 +132,8 @@ def test_features_are_those_of_decoding(judged: tuple[Path, Frame], pair: tuple[
             "before": partial(torch.tensor, [text[-1]]),
             "places": partial(torch.tensor, [len(row.context)]),
         }
-        wanted = features_of(Seen(p, q, torch.tensor([row.drafted]), **known), token_classes(TOKENIZER, p.shape[-1]))[0]
+        classes = token_classes(TOKENIZER, p.shape[-1])
+        wanted = Features(classes)(Seen(p, q, torch.tensor([row.drafted]), **known))[0]
         assert np.array(labels.loc[row.Index, list(FEATURES)], dtype=float) == pytest.approx(wanted.numpy(), abs=1e-4)
         assert (row.before, row.target_choice) == (text[-1], int(p.argmax()))
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
-from fsd_decoding.judging.features import TABLE, features_of
+from fsd_decoding.graphs.callers import in_graph
+from fsd_decoding.judging.features import TABLE, Features
 from fsd_decoding.judging.known import model_named, register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.on_device import OnDevice, unpacked_classes
@@ -39,7 +40,7 @@ class Judge(Score):
         if unknown := [name for name in self.model.features if name not in TABLE]:
             raise UsageError(f"{written} reads feature {unknown[0]!r:.60}, which is not known here; upgrade fsd-calib")
         self.reads_context = any(TABLE[name].context for name in self.model.features)
-        self._on: dict[torch.device, OnDevice] = {}
+        self._on: dict[torch.device, tuple[Features, OnDevice]] = {}
 
     def __reduce__(self) -> tuple[Callable[..., Score], tuple[object, ...]]:
         """Pickles the model, which another process may not know."""
@@ -51,15 +52,25 @@ class Judge(Score):
                 f"score {self.written!r} reads the token before a drafted one, or its place in the text, which are not "
                 "shown here; calibrate with --judge auto, whose judges read neither"
             )
+        if self.model.temperature > 0:
+            return self._harmful(seen)
+        differs = seen.drafted != argmax(seen.target_logits)
+        if differs.device.type != "cpu" or in_graph():  # where to look for them would have to be waited for
+            return self._harmful(seen).masked_fill(~differs, 0.0)
+        found, places = torch.zeros(differs.shape), differs.nonzero(as_tuple=True)
+        if len(places[0]):
+            found[places] = self._harmful(seen.at(places))
+        return found
+
+    def _harmful(self, seen: Seen) -> Tensor:
+        """P(harmful) of every token, by raw logits: (…)."""
         device = seen.target_logits.device
         if device not in self._on:
-            model, classes = self.model, unpacked_classes(self.model, seen.target_logits.shape[-1])
-            self._on[device] = OnDevice.of(model.offset, model.line, model.trees, device, classes)
-        numbers = self._on[device]
-        harmful = numbers.logit(features_of(seen, numbers.classes, self.model.features)).sigmoid()
-        if self.model.temperature > 0:
-            return harmful
-        return harmful.masked_fill(seen.drafted == argmax(seen.target_logits), 0.0)
+            model, classes = self.model, unpacked_classes(self.model, seen.target_logits.shape[-1]).to(device)
+            numbers = OnDevice.of(model.offset, model.line, model.trees, device)
+            self._on[device] = Features(classes, model.features), numbers
+        features, numbers = self._on[device]
+        return numbers.logit(features(seen)).sigmoid()
 
     def check(self, target: str, draft: str, tokenizer: str, sampling: Sampling) -> None:
         """Checks that it suits models and their sampling.

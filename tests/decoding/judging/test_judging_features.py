@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_data import pair_paths
-from fsd_decoding.divergence import DIVERGENCES, divergence
-from fsd_decoding.judging.features import FEATURES, features_of
+from fsd_decoding.divergence import DIVERGENCES, divergence, divergences, entropy
+from fsd_decoding.judging.features import FEATURES, Features
 from fsd_decoding.judging.token_classes import CLASSES, token_classes
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.scores import Seen
@@ -22,7 +22,7 @@ KINDS = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)  # digits, letters, signs,
 
 
 def named(seen: Seen) -> dict[str, float]:
-    return dict(zip(FEATURES, features_of(seen, KINDS)[0].tolist(), strict=True))
+    return dict(zip(FEATURES, Features(KINDS)(seen)[0].tolist(), strict=True))
 
 
 def test_features_of_a_mismatch_by_hand() -> None:
@@ -51,16 +51,29 @@ def test_features_are_finite_and_the_same_in_any_company(seed: int, masked: str)
         if masked in (name, "both"):
             logits[..., 1] = -math.inf
     x, before, places = (torch.randint(4, (2, 3), generator=generator) for _ in range(3))
-    whole = features_of(Seen(p, q, x, before=lambda: before, places=lambda: places), KINDS)
+    whole = Features(KINDS)(Seen(p, q, x, before=lambda: before, places=lambda: places))
     assert whole.isfinite().all()
     own = Seen(p[1, 2:], q[1, 2:], x[1, 2:], before=lambda: before[1, 2:], places=lambda: places[1, 2:])
-    alone = features_of(own, KINDS)
+    alone = Features(KINDS)(own)
     torch.testing.assert_close(alone, whole[1, 2:], rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.3, 2.0, 6.0]), vocabulary=st.sampled_from([4, 979]))
+def test_sums_that_are_shared_give_each_divergence_and_entropy(seed: int, spread: float, vocabulary: int) -> None:
+    """Which the judge's features compute together, and others one by one."""
+    generator = torch.Generator().manual_seed(seed)
+    p, q = (spread * torch.randn((5, vocabulary), generator=generator) for _ in range(2))
+    p[:, 1] = -math.inf
+    wanted = divergences([*DIVERGENCES], p, q) | {"entropy_p": entropy(p), "entropy_q": entropy(q)}
+    found = Features(KINDS, [*wanted])(Seen(p, q, torch.zeros(5, dtype=torch.int64)))
+    for column, (name, values) in zip(found.T, wanted.items(), strict=True):
+        torch.testing.assert_close(column, values.clamp_max(30.0), rtol=2e-6, atol=2e-6, msg=name)
 
 
 def test_only_what_is_wanted_is_computed() -> None:
     seen = Seen(P.log()[None], Q.log()[None], torch.tensor([2]))  # nobody knows the token before
-    found = features_of(seen, KINDS, ["margin", "x_signs", "js"])
+    found = Features(KINDS, ["margin", "x_signs", "js"])(seen)
     assert found.tolist() == [pytest.approx([0.7, 1.0, divergence("js", P.log(), Q.log()).item()])]
 
 
