@@ -5,19 +5,22 @@ Labels are collected in `fsd_collectors.judging`, and a judge is trained in `fsd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 
+import pandas as pd
+
 from fsd_calib.calibration.session import Session
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import Evaluator
-from fsd_calib.options.common import AUTO
+from fsd_calib.options.common import AUTO, PathLike
 from fsd_calib.tasks.base import Problem
 from fsd_calib.vllm_plugin.engine_checks import READS_CONTEXT
 from fsd_collectors.judging.collect import collect_labels
 from fsd_collectors.judging.labels import read_labels
+from fsd_collectors.store.reading import load_traces
 from fsd_common.argument_checks import named
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
@@ -27,8 +30,9 @@ from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.score import Judge
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.profile.parts import SamplingInfo
 from fsd_decoding.scores import score_named
-from fsd_predictors.judging.card import card_of
+from fsd_predictors.judging.card import card_elsewhere, card_of
 from fsd_predictors.judging.training import Origin, train_judge
 
 FILE, CARD = "judge.json", "judge.md"
@@ -59,20 +63,23 @@ def check(judge: JudgeModel, session: Session) -> None:
         )
 
 
-def trained_here(session: Session, budget: int, out: Path | None, train: bool) -> JudgeModel | None:
+def trained_here(
+    session: Session, budget: int, out: Path | None, train: bool, labels: Sequence[PathLike] = ()
+) -> JudgeModel | None:
     """Returns a judge that was trained on the second half of the tuning part.
 
     Args:
         budget: mismatches to label.
         out: folder of the profile, which has the judge and its card too; labels are in the cache.
         train: whether one may be trained; else it is that of an earlier run of the same.
+        labels: folders of those of other tasks, which the card tells of, too.
 
     Returns:
         None: a run will train it.
 
     Raises:
-        UsageError: it cannot be trained with this engine or draft, too few problems are left for the search, or too few
-            mismatches change an outcome.
+        UsageError: it cannot be trained with this engine or draft, too few problems are left for the search, too few
+            mismatches change an outcome, or the other labels are of other models or sampling.
     """
     if not isinstance(session.engine, OwnEngine) or session.drafts or session.engine.pair.draft.kind != "model":
         raise UsageError(
@@ -85,7 +92,7 @@ def trained_here(session: Session, budget: int, out: Path | None, train: bool) -
             f"there are {len(session.tuning.problems)} tuning problems, of which a judge would leave {others} for the "
             f"search, and that needs {LEAST}: give more problems ({named('limit')}), or do without a judge"
         )
-    folder = _folder(session, problems, budget)
+    folder, elsewhere = _folder(session, problems, budget), _labels_of(session, labels)
     if train:
         session.tuned.mark(problems)
     if not (folder / FILE).exists():
@@ -95,8 +102,10 @@ def trained_here(session: Session, budget: int, out: Path | None, train: bool) -
     judge = JudgeModel.load(folder / FILE)
     if train and out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        for name in (FILE, CARD):
-            copyfile(folder / name, out / name)
+        copyfile(folder / FILE, out / FILE)
+        card = (folder / CARD).read_text(encoding="utf-8")
+        more = f"\n{card_elsewhere(judge, elsewhere)}" if elsewhere else ""
+        (out / CARD).write_text(card + more, encoding="utf-8")
     register(judge)
     return judge
 
@@ -134,6 +143,22 @@ def _train(session: Session, problems: Sequence[Problem], budget: int, folder: P
         trained = train_judge(read_labels(folder / LABELS), _origin(session), seed=decoder.seed, read=read)
     (folder / CARD).write_text(card_of(trained), encoding="utf-8")
     trained.judge.save(folder / FILE)
+
+
+def _labels_of(session: Session, folders: Sequence[PathLike]) -> Mapping[str, pd.DataFrame]:
+    """Returns labels of other tasks by their names. UsageError: they are of other models or sampling."""
+    own, found = session.engine.pair, dict[str, pd.DataFrame]()
+    sampling = SamplingInfo.model_validate(session.decoder.sampling, from_attributes=True)
+    for folder in folders:
+        labels, about = read_labels(folder), load_traces(folder).manifest
+        theirs = about.target.fingerprint, about.draft.fingerprint, about.tokenizer, about.sampling
+        if theirs != (own.target.fingerprint, own.draft.fingerprint, own.tokenizer, sampling):
+            raise UsageError(
+                f"the labels in {str(folder)!r} are of other models or sampling than this calibration; label "
+                "mismatches of these, or leave them out"
+            )
+        found[about.task.name] = labels
+    return found
 
 
 def _training_problems(session: Session) -> Sequence[Problem]:

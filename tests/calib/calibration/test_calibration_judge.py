@@ -30,7 +30,9 @@ from fsd_decoding.tree_shape import TreeShape
 from support.models.judges import judge, judge_of
 from support.models.tiny_calibration import far_apart, run, task
 from support.models.tiny_models import word_tokenizer
-from support.models.tiny_pair import ragged_prompts
+from support.models.tiny_pair import ragged_prompts, related
+from support.models.tiny_task import tiny_task
+from support.traces.labelling import labelled
 
 ASKED: dict[str, Any] = {"score": "judge", "judge": "auto", "judge_budget": 150, "draft_length": 4, "trials": 3,
                          "timing": "none", "batch_size": 16, "workers": 1}  # fmt: skip
@@ -128,6 +130,27 @@ def test_on_another_task_its_certificate_decides(tmp_path: Path, agreement: bool
     assert (found.threshold is not None) == certified
 
 
+@pytest.mark.slow
+def test_its_card_tells_of_labels_of_other_tasks(calibrated: tuple[Path, ThresholdProfile], tmp_path: Path) -> None:
+    """The judge is that of the earlier run, and its labels stand for those of another task."""
+    folder, profile = calibrated
+    (kept,) = (folder / "cache" / KEPT).iterdir()
+    asked = {**ASKED, "judge_others": [kept / LABELS]}
+    again = run(tmp_path / "out", folder / "cache", problems=900, pair=PAIR, state=tmp_path, **asked)
+    assert again.judge == profile.judge
+    card, before = ((place / "out" / CARD).read_text() for place in (tmp_path, folder))
+    assert card.startswith(before)
+    assert "Other tasks" in card.removeprefix(before)
+
+
+def test_labels_of_other_models_are_refused_before_anything_is_labelled(tmp_path: Path) -> None:
+    labelled(tmp_path / "labels", related(seed=3, spread=0.05), tiny_task(60), budget=40)
+    asked = {**ASKED, "judge_others": tmp_path / "labels"}
+    with pytest.raises(UsageError, match="labels' are of other models or sampling than this calibration"):
+        run(tmp_path / "out", tmp_path / "cache", problems=900, pair=PAIR, **asked)
+    assert not (tmp_path / "cache" / KEPT).exists()
+
+
 def test_a_judge_of_other_models_is_refused(tmp_path: Path) -> None:
     judge().save(tmp_path / FILE)
     with pytest.raises(UsageError, match="was trained for a target with fingerprint t, and this target has"):
@@ -203,6 +226,7 @@ def test_a_search_needs_problems_of_its_own(
         ({"judge": "auto"}, "judge is given without score judge"),
         ({"score": "judge", "judge": "auto", "predictor": "auto"}, "score judge and predictor are given"),
         ({"score": "judge", "judge": "auto", "tree": TreeShape(2, 6)}, "score judge and tree are given"),
+        ({"score": "judge", "judge": "x.json", "judge_others": "labels"}, "judge_others is given, and its labels are"),
         ({"score": "judge", "judge": "auto", "judge_budget": 0}, "judge_budget is 0"),
         ({"score": ("judge", "judge@01"), "judge": "auto"}, "score has judge and judge@01; give one judge"),
     ],
