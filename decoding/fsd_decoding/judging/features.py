@@ -134,6 +134,11 @@ def _place(mismatches: Mismatches) -> Tensor:
     return mismatches.seen.places().view(1, -1).log1p()
 
 
+def _past(mismatches: Mismatches) -> Tensor:
+    assert mismatches.seen.past is not None
+    return mismatches.seen.past().view(-1, 3).T
+
+
 class _Block(NamedTuple):
     """Features that are computed together: (features, n)."""
 
@@ -165,7 +170,12 @@ _BLOCKS = (
     _Block(_kinds_before, {
         f"before_{kind}": Feature(f"b is {kind}", context=True, classed=True) for kind in CLASSES[1:]
     }),
-    _Block(_place, {"place": Feature("log(1 + tokens of the text before x)", context=True)}),
+    _Block(_place, {"place": Feature("log(1 + tokens of the text before x", context=True)}),
+    _Block(_past, {
+        "since": Feature("log(1 + tokens since the target replaced one)", context=True),
+        "lately": Feature("tokens that the target replaced lately, half as much each 8 tokens back", context=True),
+        "phase": Feature("x is inside the phase, such as that of thinking", context=True),
+    }),
 )  # fmt: skip
 """Divergences have no sign: a draft may be surest, and so farthest from the target, where it says the same in other
 words."""
@@ -175,6 +185,9 @@ TABLE: Mapping[str, Feature] = {name: feature for block in _BLOCKS for name, fea
 
 FEATURES: tuple[str, ...] = tuple(TABLE)
 """Their names, in the order of columns."""
+
+PAST = tuple(_BLOCKS[-1].features)
+"""The last of them, which depend on earlier rounds of a text, or on its phase, and not on logits; see `past`."""
 
 
 class Features:
@@ -195,8 +208,8 @@ class Features:
         """Returns the features (…, F) in fp32, finite wherever the logits are.
 
         Args:
-            seen: raw logits and drafted tokens at positions of any shape (…), and where wanted the tokens `before` and
-                their `places`.
+            seen: raw logits and drafted tokens at positions of any shape (…), and where wanted the tokens `before`,
+                their `places` and their `past`.
         """
         mismatches = Mismatches(seen, self._constants)
         found = torch.cat([block.of(mismatches) for block in self._blocks]).float()

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsd_common.errors import UsageError
 from fsd_decoding.graphs.callers import in_graph
-from fsd_decoding.judging.features import TABLE, Features
+from fsd_decoding.judging.features import PAST, TABLE, Features
 from fsd_decoding.judging.known import model_named, register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.on_device import OnDevice, unpacked_classes
+from fsd_decoding.policies.markers import Automaton, automaton
 from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.scores import Score, Seen
 from fsd_decoding.tensors import argmax
@@ -40,6 +42,7 @@ class Judge(Score):
         if unknown := [name for name in self.model.features if name not in TABLE]:
             raise UsageError(f"{written} reads feature {unknown[0]!r:.60}, which is not known here; upgrade fsd-calib")
         self.reads_context = any(TABLE[name].context for name in self.model.features)
+        self.reads_past = not set(PAST).isdisjoint(self.model.features)
         self._on: dict[torch.device, tuple[Features, OnDevice]] = {}
 
     def __reduce__(self) -> tuple[Callable[..., Score], tuple[object, ...]]:
@@ -47,10 +50,11 @@ class Judge(Score):
         return judge_of, (self.model,)
 
     def of(self, seen: Seen) -> Tensor:
-        if self.reads_context and (seen.before is None or seen.places is None):
+        shown = (seen.before, seen.places, *([seen.past] if self.reads_past else []))
+        if self.reads_context and None in shown:
             raise UsageError(
-                f"score {self.written!r} reads the token before a drafted one, or its place in the text, which are not "
-                "shown here; calibrate with --judge auto, whose judges read neither"
+                f"score {self.written!r} reads the text before a drafted token, which is not shown here; calibrate "
+                "with --judge auto, whose judges do not"
             )
         if self.model.temperature > 0:
             return self._harmful(seen)
@@ -96,6 +100,12 @@ class Judge(Score):
                     f"score {self.written} was trained with {name} {then}, and this decodes with {now}; train a judge "
                     "for that"
                 )
+
+
+def reading_of(score: Score, tokenizer: Any) -> Automaton | None:
+    """Returns what reads the phase that a score depends on; None: it depends on none, or its texts have none."""
+    phase = score.model.phase if isinstance(score, Judge) else None
+    return None if phase is None else automaton(tokenizer, phase)
 
 
 def judge_of(model: JudgeModel) -> Judge:

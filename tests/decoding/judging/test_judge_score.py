@@ -182,7 +182,7 @@ def test_a_decoder_refuses_a_judge_of_something_else(changes: dict[str, Any], me
 def test_a_judge_that_reads_the_text_says_where_it_is_not_shown() -> None:
     name = register(judge(features=["log_p_x", "margin", "before_letters"]))
     logits = torch.zeros(1, VOCABULARY)
-    with pytest.raises(UsageError, match="reads the token before a drafted one, or its place in the text, which are"):
+    with pytest.raises(UsageError, match="reads the text before a drafted token, which is not shown here"):
         score_named(name).of(Seen(logits, logits, torch.tensor([1])))
 
 

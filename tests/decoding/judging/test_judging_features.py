@@ -26,9 +26,9 @@ def named(seen: Seen) -> dict[str, float]:
 
 
 def test_features_of_a_mismatch_by_hand() -> None:
-    one, six = torch.tensor([1]), torch.tensor([6])
+    one, six, past = torch.tensor([1]), torch.tensor([6]), torch.tensor([[0.7, 1.5, 1.0]])
     logits = P.log()[None] + 3.0, Q.log()[None] - 1.0
-    found = named(Seen(*logits, torch.tensor([2]), before=lambda: one, places=lambda: six))
+    found = named(Seen(*logits, torch.tensor([2]), before=lambda: one, places=lambda: six, past=lambda: past))
     logs = {"log_p_x": 0.15, "log_p_y": 0.5, "log_q_x": 0.6, "log_q_y": 0.2}
     wanted = {name: math.log(value) for name, value in logs.items()} | {
         "relaxed": 0.35, "margin": 0.7, "rank_x": math.log(3), "rank_y": math.log(2),
@@ -38,7 +38,8 @@ def test_features_of_a_mismatch_by_hand() -> None:
     marked = {"x_signs", "y_digits", "before_letters"}
     tokens = [f"{token}_{kind}" for token in ("x", "y", "before") for kind in CLASSES if kind != "other"]
     wanted |= {name: float(name in marked) for name in tokens}
-    assert found == pytest.approx(wanted | {"place": math.log(7)}, abs=1e-6)
+    wanted |= {"place": math.log(7), "since": 0.7, "lately": 1.5, "phase": 1.0}
+    assert found == pytest.approx(wanted, abs=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
@@ -51,9 +52,12 @@ def test_features_are_finite_and_the_same_in_any_company(seed: int, masked: str)
         if masked in (name, "both"):
             logits[..., 1] = -math.inf
     x, before, places = (torch.randint(4, (2, 3), generator=generator) for _ in range(3))
-    whole = Features(KINDS)(Seen(p, q, x, before=lambda: before, places=lambda: places))
+    past = torch.rand((2, 3, 3), generator=generator)
+    whole = Features(KINDS)(Seen(p, q, x, before=lambda: before, places=lambda: places, past=lambda: past))
     assert whole.isfinite().all()
-    own = Seen(p[1, 2:], q[1, 2:], x[1, 2:], before=lambda: before[1, 2:], places=lambda: places[1, 2:])
+    own = Seen(p, q, x, before=lambda: before, places=lambda: places, past=lambda: past).at(
+        (torch.tensor([1]), torch.tensor([2]))
+    )
     alone = Features(KINDS)(own)
     torch.testing.assert_close(alone, whole[1, 2:], rtol=1e-5, atol=1e-5)
 
