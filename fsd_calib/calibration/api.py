@@ -218,8 +218,7 @@ class Calibration(Asked):
         from fsd_calib.calibration.judge import apart, check, trained_here  # which import what trains judges
 
         if (judge := self._judge) is None:
-            labels = listed(self.decoding.judge_others or ())
-            judge = trained_here(session, self.decoding.judge_budget, out, train=not plan_only, labels=labels)
+            judge = trained_here(session, self.decoding, out, train=not plan_only)
             if judge is None:
                 session.progress.note(
                     "a run trains its judge first; the plan lacks the time of that, and forecasts "

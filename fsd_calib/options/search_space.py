@@ -173,6 +173,14 @@ class SearchSpace(Drawing):
     judge_budget: Annotated[
         Count, Option("With --judge auto: mismatches to label, for each of which the target writes on once.", DECODING)
     ] = 2000
+    judge_context: Annotated[
+        bool,
+        Option(
+            "With --judge auto: it may read the text before a drafted token, too: the token before it, its place, what "
+            "the target replaced lately, and the phase (thinking). vLLM cannot follow such a judge.",
+            DECODING,
+        ),
+    ] = False
     judge_others: Annotated[
         Several[PathLike] | None,
         Option(
@@ -240,11 +248,12 @@ class SearchSpace(Drawing):
                 f"{named('score')} {LEARNED}", f"{named('judge')} FILE, or {named('judge')} {AUTO} to train one"
             )  # fmt: skip
             raise UsageError(f"{has} is given without {lacks}; give both, or none")
-        if self.judge_others is not None and str(self.judge) != AUTO:
-            raise UsageError(
-                f"{named('judge_others')} is given, and its labels are for the card of a judge that is trained: give "
-                f"{named('judge')} {AUTO}, too, or leave it out"
-            )
+        for name in ("judge_others", "judge_context"):
+            if getattr(self, name) and str(self.judge) != AUTO:
+                raise UsageError(
+                    f"{named(name)} is given, and is for a judge that is trained: give {named('judge')} {AUTO}, too, "
+                    "or leave it out"
+                )
         if judges and any(self.trees):
             raise UsageError(
                 f"{named('score')} {judges[0]} and {named('tree')} are given, and a judge judges chains alone; leave "

@@ -327,7 +327,7 @@ def test_a_finished_run_decodes_nothing(judged: tuple[Path, Frame], tmp_path: Pa
     target, draft = related(seed=1, spread=0.05)
     target.forward = draft.forward = None
     collect_labels(
-        Phased(tiny_task(PROBLEMS).problems), target=target, draft=draft, tokenizer=TOKENIZER, out=judged[0], batch_size=4, seed=5,
-        budget=WHOLE,
+        Phased(tiny_task(PROBLEMS).problems), target=target, draft=draft, tokenizer=TOKENIZER, out=judged[0],
+        batch_size=4, seed=5, budget=WHOLE,
     )  # fmt: skip
     assert read_labels(judged[0]).equals(judged[1])

@@ -50,6 +50,7 @@ class Origin:
     sampling: Sampling
     task: str
     classes: Tensor  # (V,) uint8, see `token_classes`
+    phase: tuple[str | int, str | int] | None = None
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,11 @@ def _platt(logits: Array, examples: Examples) -> tuple[float, float]:
 
 def _judge(fitted: Fitted, origin: Origin, examples: Examples, kind: str, read: Collection[int]) -> JudgeModel:
     classed = any(TABLE[name].classed for name in fitted.features)
+    phase = origin.phase if "phase" in fitted.features else None
     drawn = {name: getattr(origin.sampling, name) for name in SETTINGS}
     return JudgeModel(
         features=fitted.features, offset=fitted.offset, line=fitted.line, trees=fitted.trees, kind=kind,
         target=origin.target, draft=origin.draft, tokenizer=origin.tokenizer, task=origin.task,
         labels=len(examples.harmful), trained=pack_ids({*examples.problem.tolist(), *read}),
-        classes=packed_classes(origin.classes) if classed else "", **drawn,
+        classes=packed_classes(origin.classes) if classed else "", phase=phase, **drawn,
     )  # fmt: skip

@@ -90,7 +90,7 @@ def rejecting(name: str, draft_length: int) -> tuple[dict[tuple[int, int], float
 
 
 def test_traces_along_the_target_show_the_past_that_exact_decoding_has() -> None:
-    """Whose drafts are so long that nothing is added behind them. What is rejected behind a text's end does not count."""
+    """Whose drafts are so long that nothing is added behind them; rejections behind a text's end do not count."""
     texts = SpeculativeDecoder(*PAIR, word_tokenizer(), rule="target").generate(ragged_prompts(6), NEW)
     tokens = [token for text in texts for token in text.tokens]
     name = reader((tokens[2], tokens[-2]))  # a phase that begins and ends within texts
