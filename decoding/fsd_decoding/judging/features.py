@@ -213,4 +213,5 @@ class Features:
         """
         mismatches = Mismatches(seen, self._constants)
         found = torch.cat([block.of(mismatches) for block in self._blocks]).float()
-        return found.index_select(0, self._places).T.unflatten(0, seen.drafted.shape)
+        columns: Tensor = found.index_select(0, self._places).T
+        return columns.view(*seen.drafted.shape, -1)

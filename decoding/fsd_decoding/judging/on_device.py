@@ -76,11 +76,13 @@ class OnDevice(NamedTuple):
 
     def logit(self, features: Tensor) -> Tensor:
         """Returns the logits (…) of features (…, F) in fp32, without waiting for the device."""
-        logit = features.new_full(features.shape[:-1], self.offset)
+        logit: Tensor | float = self.offset
         if self.line is not None:
             column, low, high, weight = self.line
-            logit = logit + torch.minimum(torch.maximum(features[..., column], low), high) @ weight
-        return logit if self.trees is None else logit + self.trees.logit(features)
+            logit = torch.minimum(torch.maximum(features[..., column], low), high) @ weight + logit
+        if self.trees is not None:
+            logit = self.trees.logit(features) + logit
+        return logit if isinstance(logit, Tensor) else features.new_full(features.shape[:-1], logit)
 
 
 def unpacked_classes(model: JudgeModel, vocabulary: int) -> Tensor:

@@ -61,7 +61,7 @@ class Judge(Score):
         differs = seen.drafted != argmax(seen.target_logits)
         if differs.device.type != "cpu" or in_graph():  # where to look for them would have to be waited for
             return self._harmful(seen).masked_fill(~differs, 0.0)
-        found, places = torch.zeros(differs.shape), differs.nonzero(as_tuple=True)
+        found, places = differs.float(), differs.nonzero(as_tuple=True)
         if len(places[0]):
             found[places] = self._harmful(seen.at(places))
         return found

@@ -151,7 +151,7 @@ def test_a_judge_that_may_read_the_text_is_searched_and_certified(
 ) -> None:
     """Of the labels of the other one."""
     monkeypatch.setattr(judging, "FEATURES", (*PAST, "place"))
-    monkeypatch.setattr(training, "_GROUPS", ("all",))
+    monkeypatch.setattr(training, "_GROUPS", {"all": 1.0})
     folder, other = calibrated
     asked = {**ASKED, "judge_context": True}
     profile = run(tmp_path / "out", folder / "cache", problems=900, pair=PAIR, state=tmp_path, **asked)
