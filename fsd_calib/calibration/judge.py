@@ -147,6 +147,7 @@ def _labelled(session: Session, problems: Sequence[Problem], budget: int, folder
 
 def _train(session: Session, labels: Traces, features: Sequence[str], folder: Path) -> None:
     read = labels.to_pandas(["problem"], table="completions")["problem"].tolist()
+    assert isinstance(labels.manifest, LabelManifest)
     origin, seed = _origin(session, labels.manifest), session.decoder.seed
     with session.progress.step("training the judge", 0):
         trained = train_judge(read_labels(labels.path), origin, features, seed=seed, read=read)

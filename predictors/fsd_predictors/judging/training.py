@@ -171,7 +171,8 @@ def _chosen(
         group = trial.suggest_categorical("features", [*_GROUPS])
         logits = _crossed(examples, {"kind": kind, "features": group, **KINDS[kind].space(trial)}, columns, seed)
         counts, outcomes = examples.counts, [False, True]
-        return _GROUPS[group] * log_loss(examples.harmful, expit(logits), sample_weight=counts, labels=outcomes)
+        loss = log_loss(examples.harmful, expit(logits), sample_weight=counts, labels=outcomes)
+        return float(_GROUPS[group] * loss)
 
     return best_settings(loss, trials, seed, usual)
 

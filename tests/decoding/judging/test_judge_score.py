@@ -75,11 +75,9 @@ def test_with_sampling_the_likeliest_token_is_judged_as_any_other() -> None:
 @given(seed=st.integers(0, 2**32 - 1), depth=st.integers(0, 4), count=st.integers(1, 5))
 def test_trees_add_the_leaves_that_a_walk_down_them_reaches(seed: int, depth: int, count: int) -> None:
     random, inner = Random(seed), (1 << depth) - 1
-    columns, thresholds, leaves = (
-        [[draw() for _ in range(size)] for _ in range(count)]
-        for draw, size in ((lambda: random.randrange(3), inner), (lambda: random.randint(-2, 2), inner),
-                           (lambda: random.gauss(0, 1), inner + 1))
-    )  # fmt: skip
+    columns = [random.choices(range(3), k=inner) for _ in range(count)]
+    thresholds = [random.choices(range(-2, 3), k=inner) for _ in range(count)]
+    leaves = [[random.gauss(0, 1) for _ in range(inner + 1)] for _ in range(count)]
     trees = Trees.model_validate({"column": columns, "threshold": thresholds, "leaf": leaves})
     rows = [[random.randint(-2, 2) for _ in range(3)] for _ in range(6)]  # at thresholds, too
     found = OnDevice.of(0.5, Line(column=(), low=(), high=(), weight=()), trees, torch.device("cpu"))

@@ -14,8 +14,9 @@ from fsd_collectors.collection.along_target import Completion, trace_completions
 from fsd_collectors.collection.measures import Measures
 from fsd_decoding.batch import Request
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.judging.features import PAST
 from fsd_decoding.judging.known import register
-from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.judging.model import Trees
 from fsd_decoding.judging.past import Past, past_of
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.markers import automaton
@@ -32,9 +33,8 @@ READING = automaton(None, (3, 4))
 def reader(phase: tuple[int, int]) -> str:
     """A judge that reads the past and nothing else, each in another digit of its logit."""
     line = {"column": [0, 1, 2], "low": [0.0] * 3, "high": [9.0] * 3, "weight": [0.3, 0.01, 1.0]}
-    trees = {"column": [], "threshold": [], "leaf": []}
-    own = judge_of(PAIR, features=["since", "lately", "phase"], line=line, trees=trees, phase=phase, classes="")
-    return register(JudgeModel.model_validate(own.model_dump()))
+    none = Trees(column=(), threshold=(), leaf=())
+    return register(judge_of(PAIR, features=[*PAST], line=line, trees=none, phase=phase, classes=""))
 
 
 @settings(deadline=None)
