@@ -78,18 +78,18 @@ class Mismatches:
     """
 
     def __init__(self, seen: Seen, constants: Constants) -> None:
-        self.seen, self.constants = seen, constants
+        self.seen, self.constants, self.count = seen, constants, seen.drafted.numel()
 
     @lazy
     def tokens(self) -> Tensor:
         """x and y: (n, 2)."""
-        return torch.stack([self.seen.drafted, argmax(self.seen.target_logits)], -1).view(-1, 2)
+        return torch.stack([self.seen.drafted, argmax(self.seen.target_logits)], -1).view(self.count, 2)
 
     @lazy
     def logs(self) -> Tensor:
         """log p and log q: (2, n, V)."""
         both = torch.stack([self.seen.target_logits, self.seen.draft_logits])
-        return log_softmax(both.view(2, -1, both.shape[-1]))
+        return log_softmax(both.view(2, self.count, both.shape[-1]))
 
     @lazy
     def of_tokens(self) -> Tensor:
@@ -214,4 +214,4 @@ class Features:
         mismatches = Mismatches(seen, self._constants)
         found = torch.cat([block.of(mismatches) for block in self._blocks]).float()
         columns: Tensor = found.index_select(0, self._places).T
-        return columns.view(*seen.drafted.shape, -1)
+        return columns.view(*seen.drafted.shape, len(self._places))

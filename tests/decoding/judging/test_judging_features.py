@@ -75,6 +75,14 @@ def test_sums_that_are_shared_give_each_divergence_and_entropy(seed: int, spread
         torch.testing.assert_close(column, values.clamp_max(30.0), rtol=2e-6, atol=2e-6, msg=name)
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
+def test_of_one_mismatch_and_of_none(shape: tuple[int, ...]) -> None:
+    logits, tokens = torch.zeros(*shape, 4), torch.zeros(shape, dtype=torch.int64)
+    past = torch.zeros(*shape, 3)
+    seen = Seen(logits, logits, tokens, before=lambda: tokens, places=lambda: tokens, past=lambda: past)
+    assert Features(KINDS)(seen).shape == (*shape, len(FEATURES))
+
+
 def test_only_what_is_wanted_is_computed() -> None:
     seen = Seen(P.log()[None], Q.log()[None], torch.tensor([2]))  # nobody knows the token before
     found = Features(KINDS, ["margin", "x_signs", "js"])(seen)
