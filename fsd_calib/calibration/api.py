@@ -52,7 +52,7 @@ from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.policies.markers import THINKING, thinking_markers
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.workers.model_workers import Capacity
 

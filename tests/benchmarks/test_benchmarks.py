@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from lib.common.forked_programs import run
 from lib.common.timing import Run, ratio_of_repeats, speed_up
 from support.paths import BENCHMARKS
