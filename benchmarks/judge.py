@@ -41,7 +41,7 @@ from lib.rules.stored import SEED, Stored, folder_of
 from lib.rules.texts import write
 
 _PROBLEMS, _QUICK, _ROWS = 200, 6, 128
-_LABELLED = 4_000  # problems, of whose tuning part mismatches are labelled
+_LABELLED = 12_000  # problems, of whose tuning part mismatches are labelled
 _TIMED, _REPEATS = 3, 10
 _WANTED, _GAIN, _COST = 0.98, 1.10, 1.05
 

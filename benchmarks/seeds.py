@@ -31,7 +31,7 @@ from fsd_calib.options.goal import Goal
 from fsd_calib.options.run_config import RunConfig
 from fsd_calib.options.search_space import SearchSpace
 from fsd_data import pair_paths
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from fsd_decoding.profile.setting import Setting
 from lib.common.results import machine_facts, options_of, write_json
 

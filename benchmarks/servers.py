@@ -25,7 +25,7 @@ from fsd_calib.servers.prompting import engine_for, task_for
 from fsd_calib.servers.served import Served
 from fsd_calib.vllm_plugin.command import serve_command
 from fsd_common.progress.base import Silent
-from fsd_decoding.profile.parts import Certificate
+from fsd_decoding.profile.certificate import Certificate
 from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.sampling import Sampling
 from lib.common.claims import Claim

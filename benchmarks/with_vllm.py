@@ -39,7 +39,7 @@ from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.registry import load_task
 from fsd_calib.vllm_plugin.command import serve_command
 from fsd_data import pair_paths
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from fsd_decoding.profile.setting import Setting
 from lib.common.claims import Claim
 from lib.common.command import GOAL, calibrate

@@ -40,7 +40,7 @@ from fsd_calib.tasks.base import Example, Problem, Task
 from fsd_calib.tasks.kinds.arithmetic import ARITHMETIC
 from fsd_common.progress.base import Silent
 from fsd_data.problems import generate
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from fsd_decoding.profile.setting import Setting
 from lib.common.results import RESULTS
 

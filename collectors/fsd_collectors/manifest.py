@@ -126,6 +126,7 @@ class LabelManifest(Manifest):
     budget: Natural  # labelled positions at most, when the run was begun; with a larger one it goes on
     per_problem: Natural | None  # the same of each problem; None: all of its mismatches
     features: tuple[str, ...]
+    phase: tuple[str | int, str | int] | None = None  # the markers of the phase that features tell of; None: none
 
     @property
     def tables(self) -> dict[str, tuple[Column, ...]]:

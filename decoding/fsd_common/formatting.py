@@ -98,6 +98,12 @@ def tokens(count: int) -> str:
     return f"{count:,} tokens" if count < 10_000 else f"{count / 1e6:.2f} M tokens"
 
 
+def parameters(count: int) -> str:
+    """Returns a model's size, with two digits: 1.5B, 630M."""
+    unit, size = ("B", 1e9) if count >= 1e9 else ("M", 1e6)
+    return f"{float(f'{count / size:.2g}'):g}{unit}"
+
+
 def answer_seconds(value: float | None) -> str:
     """Returns how long an answer takes, in seconds, to three digits."""
     return NONE if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -30,7 +30,7 @@ from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.engine.rounds import EngineSettings
 from fsd_decoding.graphs.callers import Compile
-from fsd_decoding.judging.score import Judge
+from fsd_decoding.judging.score import Judge, reading_of
 from fsd_decoding.loading import (
     as_dtype,
     check_device,
@@ -515,7 +515,7 @@ class SpeculativeDecoder:
         tree = own.tree if own.rule.drafts else None
         return EngineSettings(
             own.rule, own.criterion, own.sampling, self.eos, self.seed, stops, own.stop_policy, own.threshold_policy,
-            observer, tree,
+            observer, tree, reading_of(own.criterion.scorer, self.tokenizer),
         )  # fmt: skip
 
     def _say(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fsd_decoding.kernels import Scan
 
 
-_LOG_ZERO = -1e30
+LOG_ZERO = -1e30
 _CHUNK = 1 << 24  # logits (rows x V) per chunk; bounds each temporary of the formulas to 64 MB in fp32
 _CPU_CHUNK = 1 << 15  # small enough for the CPU's cache, and for memory that malloc does not return to the system
 
@@ -44,13 +44,13 @@ class DistributionPair:
 
     @lazy
     def log_m(self) -> Tensor:
-        return self.m.log().clamp_min(_LOG_ZERO)
+        return self.m.log().clamp_min(LOG_ZERO)
 
     @lazy
     def finite_logs(self) -> tuple[Tensor, Tensor]:
         """log p and log q with a finite value for log 0: exact where weighted by p and q, at half the cost of
         masking."""
-        return self.log_p.clamp_min(_LOG_ZERO), self.log_q.clamp_min(_LOG_ZERO)
+        return self.log_p.clamp_min(LOG_ZERO), self.log_q.clamp_min(LOG_ZERO)
 
     @lazy
     def log_ratio(self) -> Tensor:
@@ -210,7 +210,7 @@ def entropy(logits: Tensor) -> Tensor:
         from fsd_decoding.kernels import scan
 
         return scan(_to_3d(logits)).entropy.reshape(logits.shape[:-1])
-    log = log_softmax(logits).clamp_min_(_LOG_ZERO)  # so that 0 · log 0 is 0; in place, as this runs every round
+    log = log_softmax(logits).clamp_min_(LOG_ZERO)  # so that 0 · log 0 is 0; in place, as this runs every round
     return -log.exp().mul_(log).sum(-1)
 
 

@@ -72,6 +72,7 @@ class Proposal:
     tree: Tree | None = None  # what was drafted; None: a chain
     counts: Tensor | None = None  # (B,) how many tokens of a chain were drafted, the rest is padding; None: all
     begins: Tensor | None = None  # (B,) position of each text's first token; None: nobody knows it
+    past: Tensor | None = None  # (B, L, 3) see `judging.past.Past.before`; None: no score reads it
 
     @lazy
     def warped_target(self) -> Tensor:
@@ -126,7 +127,8 @@ class Proposal:
             target, draft, scans = self.warped_target[:, :-1], self.warped_draft, (None, None)
         uniform = partial(self.uniform, torch.float64)
         places = None if self.begins is None else self._places
-        return Seen(target, draft, self.drafted, uniform, self.sampling.greedy, scans, self._before, places)
+        past = None if self.past is None else self._past
+        return Seen(target, draft, self.drafted, uniform, self.sampling.greedy, scans, self._before, places, past)
 
     def _before(self) -> Tensor:
         """The token before each drafted one, of a chain: (B, L)."""
@@ -136,6 +138,10 @@ class Proposal:
         """The places of the drafted tokens in their texts, from 0: (B, L)."""
         assert self.begins is not None
         return self.positions[:, :-1] - self.begins[:, None]
+
+    def _past(self) -> Tensor:
+        assert self.past is not None
+        return self.past
 
     def uniform(self, dtype: torch.dtype) -> Tensor:
         """u of the exact test of every drafted token: (B, L)."""

@@ -44,6 +44,23 @@ class Seen:
     scans: tuple[Scan | None, Scan | None] = (None, None)  # of the fused kernel's first pass over raw logits
     before: Callable[[], Tensor] | None = None  # returns the token before x, (…); None: nobody knows it
     places: Callable[[], Tensor] | None = None  # returns the place of x in its text, from 0, (…); None: as above
+    past: Callable[[], Tensor] | None = None  # returns (…, 3), see `judging.past.Past.before`; None: as above
+
+    def at(self, chosen: tuple[Tensor, ...]) -> Seen:
+        """What they may read of the n tokens at these indices alone; random numbers are not among it."""
+
+        def of(every: Callable[[], Tensor] | None) -> Callable[[], Tensor] | None:
+            return None if every is None else lambda: every()[chosen]
+
+        logits = self.target_logits[chosen], self.draft_logits[chosen]
+        return Seen(
+            *logits,
+            self.drafted[chosen],
+            greedy=self.greedy,
+            before=of(self.before),
+            places=of(self.places),
+            past=of(self.past),
+        )
 
     @lazy
     def target(self) -> Distribution:
@@ -160,6 +177,7 @@ class Score:
         reads_token: whether it depends on x, and not on p and q alone.
         reads_draft: whether it depends on q.
         reads_noise: whether it depends on u.
+        reads_past: whether it depends on earlier rounds of the text, or on its phase.
         reads_top: how many of the likeliest tokens of p and of q it depends on, besides x; None: on all tokens.
         judges_trees: whether it means something where several tokens are drafted at a place.
         largest: the largest finite value; thresholds above keep all that any keeps.
@@ -171,6 +189,7 @@ class Score:
     reads_token: ClassVar[bool] = True
     reads_draft: ClassVar[bool] = False
     reads_noise: bool = False
+    reads_past: bool = False
     judges_trees: ClassVar[bool] = True
     reads_top: int | None = None
     largest: float = 1.0

@@ -52,7 +52,7 @@ from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.model_options import Loading
 from fsd_decoding.policies.markers import THINKING, thinking_markers
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.workers.model_workers import Capacity
 
@@ -218,7 +218,7 @@ class Calibration(Asked):
         from fsd_calib.calibration.judge import apart, check, trained_here  # which import what trains judges
 
         if (judge := self._judge) is None:
-            judge = trained_here(session, self.decoding.judge_budget, out, train=not plan_only)
+            judge = trained_here(session, self.decoding, out, train=not plan_only)
             if judge is None:
                 session.progress.note(
                     "a run trains its judge first; the plan lacks the time of that, and forecasts "

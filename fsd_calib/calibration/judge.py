@@ -5,36 +5,45 @@ Labels are collected in `fsd_collectors.judging`, and a judge is trained in `fsd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 
+import pandas as pd
+
 from fsd_calib.calibration.session import Session
 from fsd_calib.engines.own import OwnEngine
 from fsd_calib.measuring.evaluator import Evaluator
-from fsd_calib.options.common import AUTO
+from fsd_calib.options.common import AUTO, PathLike
+from fsd_calib.options.search_space import SearchSpace
 from fsd_calib.tasks.base import Problem
 from fsd_calib.vllm_plugin.engine_checks import READS_CONTEXT
 from fsd_collectors.judging.collect import collect_labels
 from fsd_collectors.judging.labels import read_labels
+from fsd_collectors.manifest import LabelManifest
+from fsd_collectors.store.reading import Traces, load_traces
 from fsd_common.argument_checks import named
 from fsd_common.digests import facts_digest
 from fsd_common.errors import UsageError
+from fsd_common.settings import listed
 from fsd_common.user_folders import default_cache
+from fsd_decoding.judging.features import FEATURES
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.judging.score import Judge
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.profile.parts import SamplingInfo
 from fsd_decoding.scores import score_named
-from fsd_predictors.judging.card import card_of
-from fsd_predictors.judging.training import Origin, train_judge
+from fsd_predictors.judging.card import card_elsewhere, card_of
+from fsd_predictors.judging.training import SHOWN, Origin, train_judge
 
 FILE, CARD = "judge.json", "judge.md"
 """In the folder of a profile: a trained judge, and its card."""
-KEPT, LABELS = "judges-trained", "labels"
-"""In the cache: folders of judges, each named by all that its judge follows from; in each of them its labels."""
+KEPT, LABELS, CONTEXT = "judges-trained", "labels", "context"
+"""In the cache: folders of judges, each named by all that its labels follow from; in each of them these, and a judge
+that may read the text before a drafted token, too."""
 LEAST = 64
 """Tuning problems that a search needs beside those that were read for a judge."""
 
@@ -59,11 +68,11 @@ def check(judge: JudgeModel, session: Session) -> None:
         )
 
 
-def trained_here(session: Session, budget: int, out: Path | None, train: bool) -> JudgeModel | None:
+def trained_here(session: Session, asked: SearchSpace, out: Path | None, train: bool) -> JudgeModel | None:
     """Returns a judge that was trained on the second half of the tuning part.
 
     Args:
-        budget: mismatches to label.
+        asked: how many mismatches to label, what the judge may read, and what its card tells of.
         out: folder of the profile, which has the judge and its card too; labels are in the cache.
         train: whether one may be trained; else it is that of an earlier run of the same.
 
@@ -71,8 +80,8 @@ def trained_here(session: Session, budget: int, out: Path | None, train: bool) -
         None: a run will train it.
 
     Raises:
-        UsageError: it cannot be trained with this engine or draft, too few problems are left for the search, or too few
-            mismatches change an outcome.
+        UsageError: it cannot be trained with this engine or draft, too few problems are left for the search, too few
+            mismatches change an outcome, or the other labels are of other models or sampling.
     """
     if not isinstance(session.engine, OwnEngine) or session.drafts or session.engine.pair.draft.kind != "model":
         raise UsageError(
@@ -85,18 +94,23 @@ def trained_here(session: Session, budget: int, out: Path | None, train: bool) -
             f"there are {len(session.tuning.problems)} tuning problems, of which a judge would leave {others} for the "
             f"search, and that needs {LEAST}: give more problems ({named('limit')}), or do without a judge"
         )
-    folder = _folder(session, problems, budget)
+    elsewhere = _labels_of(session, listed(asked.judge_others or ()))
+    kept = _folder(session, problems, asked.judge_budget)
+    folder = kept / CONTEXT if asked.judge_context else kept
     if train:
         session.tuned.mark(problems)
     if not (folder / FILE).exists():
         if not train:
             return None
-        _train(session, problems, budget, folder)
+        labels = _labelled(session, problems, asked.judge_budget, kept / LABELS)
+        _train(session, labels, FEATURES if asked.judge_context else SHOWN, folder)
     judge = JudgeModel.load(folder / FILE)
     if train and out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        for name in (FILE, CARD):
-            copyfile(folder / name, out / name)
+        copyfile(folder / FILE, out / FILE)
+        card = (folder / CARD).read_text(encoding="utf-8")
+        more = f"\n{card_elsewhere(judge, elsewhere)}" if elsewhere else ""
+        (out / CARD).write_text(card + more, encoding="utf-8")
     register(judge)
     return judge
 
@@ -120,20 +134,42 @@ def apart(session: Session, judge: JudgeModel) -> Session:
     return replace(session, tuning=Evaluator(session.tuned.before(session.decode), problems, session.tuning.part))
 
 
-def _train(session: Session, problems: Sequence[Problem], budget: int, folder: Path) -> None:
+def _labelled(session: Session, problems: Sequence[Problem], budget: int, folder: Path) -> Traces:
     decoder, sampling = session.decoder, session.decoder.sampling
     task = replace(session.task, problems=tuple(problems))
-    traces = collect_labels(
-        task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder / LABELS,
+    return collect_labels(
+        task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder,
         budget=budget, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
         min_p=sampling.min_p, seed=decoder.seed, batch_size=session.batch_size, progress=session.progress,
         workers=session.workers,
     )  # fmt: skip
-    read = traces.to_pandas(["problem"], table="completions")["problem"].tolist()
+
+
+def _train(session: Session, labels: Traces, features: Sequence[str], folder: Path) -> None:
+    read = labels.to_pandas(["problem"], table="completions")["problem"].tolist()
+    assert isinstance(labels.manifest, LabelManifest)
+    origin, seed = _origin(session, labels.manifest), session.decoder.seed
     with session.progress.step("training the judge", 0):
-        trained = train_judge(read_labels(folder / LABELS), _origin(session), seed=decoder.seed, read=read)
+        trained = train_judge(read_labels(labels.path), origin, features, seed=seed, read=read)
+    folder.mkdir(exist_ok=True)
     (folder / CARD).write_text(card_of(trained), encoding="utf-8")
     trained.judge.save(folder / FILE)
+
+
+def _labels_of(session: Session, folders: Sequence[PathLike]) -> Mapping[str, pd.DataFrame]:
+    """Returns labels of other tasks by their names. UsageError: they are of other models or sampling."""
+    own, found = session.engine.pair, dict[str, pd.DataFrame]()
+    sampling = SamplingInfo.model_validate(session.decoder.sampling, from_attributes=True)
+    for folder in folders:
+        labels, about = read_labels(folder), load_traces(folder).manifest
+        theirs = about.target.fingerprint, about.draft.fingerprint, about.tokenizer, about.sampling
+        if theirs != (own.target.fingerprint, own.draft.fingerprint, own.tokenizer, sampling):
+            raise UsageError(
+                f"the labels in {str(folder)!r} are of other models or sampling than this calibration; label "
+                "mismatches of these, or leave them out"
+            )
+        found[about.task.name] = labels
+    return found
 
 
 def _training_problems(session: Session) -> Sequence[Problem]:
@@ -142,12 +178,12 @@ def _training_problems(session: Session) -> Sequence[Problem]:
     return problems[len(problems) // 2 :]
 
 
-def _origin(session: Session) -> Origin:
+def _origin(session: Session, labels: LabelManifest) -> Origin:
     decoder, pair = session.decoder, session.engine.pair
     vocabulary = max(vocabulary_size(model) for model in (decoder.target, decoder.draft))
     return Origin(
         pair.target.fingerprint, pair.draft.fingerprint, pair.tokenizer, decoder.sampling, session.task.name,
-        token_classes(decoder.tokenizer, vocabulary),
+        token_classes(decoder.tokenizer, vocabulary), labels.phase,
     )  # fmt: skip
 
 

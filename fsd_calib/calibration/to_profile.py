@@ -24,19 +24,17 @@ from fsd_common.addons import Addon, addon
 from fsd_decoding.drafters.named import drafter_named
 from fsd_decoding.judging.known import is_judge, model_named
 from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.profile.certificate import Certificate, GuardEstimate, OutcomeCounts
 from fsd_decoding.profile.fields import CostInfo, CurvePoint, Effort, Speed, Work
 from fsd_decoding.profile.following import share_of_threshold
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
     BeamsInfo,
-    Certificate,
     DataInfo,
     Estimate,
-    GuardEstimate,
     KeptScoresInfo,
     Lengths,
-    OutcomeCounts,
     Repetition,
     SamplingInfo,
     TokensPerRound,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fsd_calib.storage import DamageError, Schema, VersionError, open_database, translate_errors
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 
 Numbers = NDArray[np.int64]  # (n, 4): id, key, row and answer of each problem
 _KEY, _ROW, _ANSWER = 1, 2, 3

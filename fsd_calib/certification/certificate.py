@@ -25,7 +25,7 @@ from fsd_calib.certification.harm import change_of
 from fsd_calib.certification.looks import hope
 from fsd_calib.certification.outcomes import Gradings, Paired
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 
 
 class Bounds(NamedTuple):

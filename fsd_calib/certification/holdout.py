@@ -33,7 +33,7 @@ from fsd_calib.tasks.base import Problem
 from fsd_common.argument_checks import named, off
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Progress
-from fsd_decoding.profile.parts import ClaimHistory, attempt_level
+from fsd_decoding.profile.certificate import ClaimHistory, attempt_level
 from fsd_decoding.profile.setting import Setting
 
 

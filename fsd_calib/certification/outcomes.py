@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 
 if TYPE_CHECKING:
     from fsd_calib.measuring.measurement import Measurement

@@ -14,7 +14,7 @@ from scipy.special import bdtr, gammaincinv, gammaln, ndtr, pdtr
 from fsd_calib.certification.bounds import largest
 from fsd_calib.certification.outcomes import Counts, Floats
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 
 FEW = 12  # from so many flips on, the score test decides; chosen by size and power, see `score_test`
 _RANKED_AT = 0.001  # level of the limits used for ranking; the power changes little from .0003 to .05

@@ -20,6 +20,7 @@ from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces
 from fsd_common.argument_checks import named
 from fsd_common.errors import UsageError
+from fsd_common.formatting import parameters
 from fsd_common.progress.base import Progress
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.engine.result import Result
@@ -76,9 +77,7 @@ class Pair:
 
 def short_name(model: Any) -> str:
     """Returns the architecture and size of a causal LM of transformers."""
-    parameters = model.num_parameters()
-    unit, size = ("B", 1e9) if parameters >= 1e9 else ("M", 1e6)
-    return f"{model.config.model_type} {parameters / size:.2g}{unit}"
+    return f"{model.config.model_type} {parameters(model.num_parameters())}"
 
 
 class DecodingRequest(NamedTuple):

@@ -171,6 +171,23 @@ class SearchSpace(Drawing):
     judge_budget: Annotated[
         Count, Option("With --judge auto: mismatches to label, for each of which the target writes on once.", DECODING)
     ] = 2000
+    judge_context: Annotated[
+        bool,
+        Option(
+            "With --judge auto: it may read the text before a drafted token, too: the token before it, its place, what "
+            "the target replaced lately, and the phase (thinking). vLLM cannot follow such a judge.",
+            DECODING,
+        ),
+    ] = False
+    judge_others: Annotated[
+        Several[PathLike] | None,
+        Option(
+            "With --judge auto: folders of labels of other tasks (fsd-collect --judge outcome); the judge's card says "
+            "how well it ranks those, too.",
+            DECODING,
+            saved=lambda given: [absolute(each) for each in listed(given)],
+        ),
+    ] = None
     beams: Annotated[
         Annotated[int, Field(ge=2), Rule("it must be a whole number of 2 or more")] | None,
         Option(
@@ -230,6 +247,12 @@ class SearchSpace(Drawing):
                 f"{named('score')} {LEARNED}", f"{named('judge')} FILE, or {named('judge')} {AUTO} to train one"
             )  # fmt: skip
             raise UsageError(f"{has} is given without {lacks}; give both, or none")
+        for name in ("judge_others", "judge_context"):
+            if getattr(self, name) and str(self.judge) != AUTO:
+                raise UsageError(
+                    f"{named(name)} is given, and is for a judge that is trained: give {named('judge')} {AUTO}, too, "
+                    "or leave it out"
+                )
         if judges and any(self.trees):
             raise UsageError(
                 f"{named('score')} {judges[0]} and {named('tree')} are given, and a judge judges chains alone; leave "

@@ -6,7 +6,7 @@ the profile alone has it.
 
 from __future__ import annotations
 
-from fsd_decoding.profile.parts import Certificate
+from fsd_decoding.profile.certificate import Certificate
 
 
 def shows_no_more(c: Certificate) -> bool:

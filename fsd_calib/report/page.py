@@ -9,14 +9,12 @@ from difflib import SequenceMatcher
 from fsd_calib.report.bounds import bounds_to_show
 from fsd_calib.report.charts import (
     accepted_by_length,
-    decodings_by_step,
     retention_and_speed,
     retention_by_share,
     retention_by_threshold,
-    seconds_by_step,
     tokens_by_length,
-    trials,
 )
+from fsd_calib.report.effort_charts import decodings_by_step, seconds_by_step, trials
 from fsd_calib.report.figures import (
     busy_note,
     decided_by,

@@ -25,7 +25,7 @@ from fsd_common.formatting import (
     tokens,
 )
 from fsd_decoding.meanings import RULE_MEANINGS
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 
 SERVER = "server"  # the engine whose devices are not ours
 

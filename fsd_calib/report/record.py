@@ -9,8 +9,9 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fsd_decoding.profile.certificate import OutcomeCounts
 from fsd_decoding.profile.fields import CurvePoint, Source, Work
-from fsd_decoding.profile.parts import Amount, Count, Natural, OutcomeCounts, Part, Positive, Ratio, Share
+from fsd_decoding.profile.parts import Amount, Count, Natural, Part, Positive, Ratio, Share
 from fsd_decoding.profile.setting import Setting
 
 VERSION: Final = 1

@@ -34,8 +34,9 @@ from fsd_common.formatting import (
     threshold,
     tokens,
 )
+from fsd_decoding.profile.certificate import Certificate
 from fsd_decoding.profile.fields import CurvePoint
-from fsd_decoding.profile.parts import IN_WORDS, Certificate, ModelInfo
+from fsd_decoding.profile.parts import IN_WORDS, ModelInfo
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -26,8 +26,9 @@ from fsd_common.formatting import (
     points_between,
     tokens,
 )
+from fsd_decoding.profile.certificate import GuardEstimate
 from fsd_decoding.profile.fields import CERTIFIED, MET, Speed
-from fsd_decoding.profile.parts import GuardEstimate, TextCounts
+from fsd_decoding.profile.parts import TextCounts
 from fsd_decoding.profile.server_profile import ServerProfile
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -378,7 +379,7 @@ def _needed(profile: ThresholdProfile) -> str:
     """How many problems would certify the tested setting, if they showed the same shares."""
     from fsd_calib.certification.looks import Looks
     from fsd_calib.certification.power import problems_needed
-    from fsd_decoding.profile.parts import attempt_level
+    from fsd_decoding.profile.certificate import attempt_level
 
     c = profile.certificate
     if c.wanted is None or c.retention is None:

@@ -15,7 +15,7 @@ import pytest
 
 from beams import Answered, over_sampling
 from fsd_data import pair_paths
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from lib.common.forked_programs import run
 from lib.common.timing import Run, ratio_of_repeats, speed_up
 from support.paths import BENCHMARKS

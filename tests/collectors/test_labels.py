@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from fsd_collectors.store.verifying import verify
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.judging.features import FEATURES, features_of
+from fsd_decoding.judging.features import FEATURES, Features
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.scores import Seen
 from support.models.tiny_models import EOS
@@ -31,6 +33,14 @@ from support.traces.labelling import TOKENIZER, ByHand, Frame, autojudge, labell
 
 PROBLEMS = 80
 WHOLE = 10_000  # a budget that suffices for all
+PHASE = ("w30", "w31")
+
+
+@dataclass(frozen=True)
+class Phased(TinyTask):
+    """A task whose texts have a phase."""
+
+    phase: tuple[str, str] = PHASE
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +52,7 @@ def pair() -> tuple[Any, Any]:
 def judged(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Frame]:
     """All labels, from left to right."""
     folder = tmp_path_factory.mktemp("judged")
-    return folder, labelled(folder, pair, tiny_task(PROBLEMS), budget=WHOLE)
+    return folder, labelled(folder, pair, Phased(tiny_task(PROBLEMS).problems), budget=WHOLE)
 
 
 def tuning(task: TinyTask) -> dict[int, list[int]]:
@@ -122,19 +132,35 @@ def test_likelihoods_are_of_the_own_text_behind_the_swap(pair: tuple[Any, Any], 
             assert row.spent == len(after)
 
 
+def past_before(by_hand: ByHand, prompt: list[int], context: Sequence[int]) -> list[float]:
+    """What is known of a text's past: where the draft has another token than the text, the target replaced it."""
+    replaced = [place for place, _, _ in by_hand.mismatches(prompt, context)] if len(context) else []
+    since = len(context) - 1 - replaced[-1] if replaced else len(context)
+    lately = sum(0.5 ** ((len(context) - 1 - place) / 8) for place in replaced)
+    begin, end = (TOKENIZER.convert_tokens_to_ids(marker) for marker in PHASE)
+    inside = False
+    for token in [*prompt, *context]:
+        inside = token != end if inside else token == begin
+    return [math.log1p(since), lately, float(inside)]
+
+
 def test_features_are_those_of_decoding(judged: tuple[Path, Frame], pair: tuple[Any, Any]) -> None:
     """At the texts that the rows have as their contexts."""
-    labels, prompts = judged[1], tuning(tiny_task(PROBLEMS))
+    labels, task = judged[1], tiny_task(PROBLEMS)
+    prompts, by_hand = tuning(task), ByHand(*pair, task)
     for row in labels[::7].itertuples():
         text = [*prompts[row.problem], *row.context]
         p, q = (logits(model, text)[-1:] for model in pair)
         known: dict[str, Any] = {
             "before": partial(torch.tensor, [text[-1]]),
             "places": partial(torch.tensor, [len(row.context)]),
+            "past": partial(torch.tensor, [past_before(by_hand, prompts[row.problem], row.context)]),
         }
-        wanted = features_of(Seen(p, q, torch.tensor([row.drafted]), **known), token_classes(TOKENIZER, p.shape[-1]))[0]
+        classes = token_classes(TOKENIZER, p.shape[-1])
+        wanted = Features(classes)(Seen(p, q, torch.tensor([row.drafted]), **known))[0]
         assert np.array(labels.loc[row.Index, list(FEATURES)], dtype=float) == pytest.approx(wanted.numpy(), abs=1e-4)
         assert (row.before, row.target_choice) == (text[-1], int(p.argmax()))
+    assert labels[["since", "lately", "phase"]].nunique().min() > 1
 
 
 def test_only_tuning_problems_with_right_answers_are_labelled(judged: tuple[Path, Frame]) -> None:
@@ -301,7 +327,7 @@ def test_a_finished_run_decodes_nothing(judged: tuple[Path, Frame], tmp_path: Pa
     target, draft = related(seed=1, spread=0.05)
     target.forward = draft.forward = None
     collect_labels(
-        tiny_task(PROBLEMS), target=target, draft=draft, tokenizer=TOKENIZER, out=judged[0], batch_size=4, seed=5,
-        budget=WHOLE,
+        Phased(tiny_task(PROBLEMS).problems), target=target, draft=draft, tokenizer=TOKENIZER, out=judged[0],
+        batch_size=4, seed=5, budget=WHOLE,
     )  # fmt: skip
     assert read_labels(judged[0]).equals(judged[1])

@@ -18,7 +18,7 @@ from fsd_common.errors import UsageError
 from fsd_decoding.judging.features import FEATURES, TABLE
 from fsd_decoding.judging.on_device import OnDevice
 from fsd_decoding.sampling import Sampling
-from fsd_predictors.judging.card import card_of, elsewhere, rankings
+from fsd_predictors.judging.card import card_elsewhere, card_of, elsewhere, rankings
 from fsd_predictors.judging.models import KINDS, Examples, Fitted
 from fsd_predictors.judging.training import FOLDS, SHOWN, Origin, Trained, examples_of, train_judge
 from fsd_predictors.training.evaluation import bins, calibration_error
@@ -209,9 +209,9 @@ def test_a_card_says_what_a_judge_is_worth_on_other_tasks(trained: Trained) -> N
     """On one like its own, and on one where what is harmful is the opposite."""
     like = labels(seed=1)
     unlike = like.assign(harmful=~like["harmful"])
-    assert elsewhere(trained, like)["judge"] > 0.9
-    assert elsewhere(trained, unlike)["judge"] == pytest.approx(1 - elsewhere(trained, like)["judge"])
-    text = card_of(trained, others={"like": like, "unlike": unlike})
+    assert elsewhere(trained.judge, like)["judge"] > 0.9
+    assert elsewhere(trained.judge, unlike)["judge"] == pytest.approx(1 - elsewhere(trained.judge, like)["judge"])
+    text = card_elsewhere(trained.judge, {"like": like, "unlike": unlike})
     assert "| like | 900 | 0.9" in text
     assert "| unlike | 900 | 0.0" in text
 

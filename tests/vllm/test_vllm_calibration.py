@@ -14,7 +14,7 @@ from fsd_calib import SpeculativeDecoder, ThresholdProfile
 from fsd_calib.cli import calibrate, profile
 from fsd_calib.cli.console import run
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.sampling import Sampling
 from lib.common import forked_programs

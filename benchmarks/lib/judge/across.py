@@ -23,7 +23,7 @@ def across(labels: pd.DataFrame, stories: Mapping[int, str], origin: Origin, tri
     halves = [labels[told.isin(names[begin::2])] for begin in range(2)]
     trained = [train_judge(half, origin, trials=trials) for half in halves]
     for own, other, half in zip(trained, trained[::-1], halves, strict=True):
-        found, at_home = elsewhere(other, half), rankings(own)
+        found, at_home = elsewhere(other.judge, half), rankings(own)
         best = max((name for name in found if name != "judge"), key=lambda name: found[name])
         yield {
             "labels": len(half), "of_other_stories": found["judge"], "of_these": at_home["judge"], "best": best,

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from fsd_calib import SpeculativeDecoder
 from fsd_common.errors import UsageError
-from fsd_decoding.judging.features import FEATURES, TABLE
+from fsd_decoding.judging.features import FEATURES, PAST, TABLE
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -34,7 +34,7 @@ _NUMBERS = [name for name in SHOWN if not TABLE[name].classed]
 USUAL = "usual"
 DESIGNS: Mapping[str, Design] = {
     USUAL: Design(SHOWN), "logistic": Design(SHOWN, ["logistic"]), "boosted": Design(SHOWN, ["boosted"]),
-    "numbers": Design(_NUMBERS), "context": Design(FEATURES),
+    "numbers": Design(_NUMBERS), "context": Design([name for name in FEATURES if name not in PAST]),
 }  # fmt: skip
 """What `--judge auto` trains; each kind of model alone; without the classes of tokens; and with the token before x and
 the place of x."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,7 +33,7 @@ from lib.rules.texts import write
 
 SHARES = (0.05, 0.15, 0.3, 0.5, 0.75)
 """Of the tokens that the exact rule rejects along the target's own texts; T keeps so many. A last T keeps all."""
-_ROWS = 8  # problems decoded at once, whose texts are lost with the process
+_ROWS = 16  # problems decoded at once, whose texts are lost with the process
 _LOSSLESS = "coupled"  # whose noise is the target's own, so that flips are not of other draws
 RULE = f"fsd-{_LOSSLESS}"
 """The rule with the scores."""
@@ -143,10 +142,8 @@ class Blocks:
         finished = stored.numbers
         missing = [each for each in enumerate(self.problems(block)) if each[0] not in finished]
         decoder = self.decoder.with_config(draft_length=of.draft_length)
-        for begin in range(0, len(missing), _ROWS):
-            if time.time() < until:
-                asked = missing[begin : begin + _ROWS]
-                stored.add_all(write(decoder, self.task, asked, self.panel(of), _ROWS), in_file=1)
+        if missing:
+            stored.add_all(write(decoder, self.task, missing, self.panel(of), _ROWS, until), in_file=1)
 
     def texts(self, blocks: Sequence[int], of: Pass) -> dict[Judge, Columns]:
         """Returns the texts of blocks by judge, with problems numbered through."""

@@ -7,9 +7,10 @@ A path that leaves the tree asks for the round that follows.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import takewhile
 from typing import NamedTuple
 
 from fsd_calib import SpeculativeDecoder
@@ -125,12 +126,18 @@ class Writer:
 
 
 def write(
-    decoder: SpeculativeDecoder, task: Task, problems: Sequence[tuple[int, Problem]], panel: Panel, rows: int
+    decoder: SpeculativeDecoder,
+    task: Task,
+    problems: Sequence[tuple[int, Problem]],
+    panel: Panel,
+    rows: int,
+    until: float = math.inf,
 ) -> Iterator[tuple[int, Texts]]:
     """Yields all texts of numbered problems, as they are finished.
 
     Args:
         rows: problems at once.
+        until: no other problem is begun after this time, in seconds since the epoch.
     """
     requests = decoder.requests(
         [problem.prompt for _, problem in problems], task.max_new_tokens, [problem.id for _, problem in problems]
@@ -138,14 +145,15 @@ def write(
     rows = min(rows, len(problems))
     longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
     maker, writer = RoundMaker(decoder, panel, rows, longest), Writer(decoder, task, panel)
-    waiting = iter(zip(problems, requests, strict=True))
-    asking: list[_Row | None] = [_Row.begin(writer, *each) for each in islice(waiting, rows)]
+    waiting = takewhile(lambda _: time.time() < until, zip(problems, requests, strict=True))
+    begun = (_Row.begin(writer, *each) for each in waiting)
+    asking = [next(begun, None) for _ in range(rows)]
     while any(asking):
         for place, made in enumerate(maker.make([None if row is None else row.asked for row in asking])):
             row = asking[place]
             if row is not None and made is not None and (texts := row.answer(made)) is not None:
                 yield row.number, texts
-                asking[place] = next((_Row.begin(writer, *each) for each in waiting), None)
+                asking[place] = next(begun, None)
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 
 CONFIDENCE = 0.95
 

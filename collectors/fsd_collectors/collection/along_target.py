@@ -18,11 +18,15 @@ from torch import Tensor
 
 from fsd_collectors.collection.measures import HiddenStates, HostCopies, Measures, Positions
 from fsd_common.errors import NumericalError, UsageError
+from fsd_decoding.batch import Request
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.judging.past import Past
+from fsd_decoding.judging.score import reading_of
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
 from fsd_decoding.noise import problem_keys
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.scores import score_named
 
 Array = NDArray[Any]
 
@@ -113,7 +117,7 @@ def trace_completions(
     measured, kept = HostCopies(), HostCopies()
     for start in range(0, len(by_length), batch_size):
         group = by_length[start : start + batch_size]
-        batch = TeacherForced(decoder, [completions[i] for i in group], measures.sampling)
+        batch = TeacherForced(decoder, [completions[i] for i in group], measures.sampling, measures.reader)
         for rows, position, flat, at in batch.chunks():
             indices.append(np.stack([np.array(group)[rows], position]))
             measured.send(measures.within(context, at))
@@ -134,9 +138,13 @@ class TeacherForced:
     Args:
         decoder: its models read the completions; its seed must be that of the completions.
         completions: generated with `sampling`.
+        reader: the score that reads the past of texts, which is that of exact decoding here; None: none does.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, completions: Sequence[Completion], sampling: Sampling) -> None:
+    def __init__(
+        self, decoder: SpeculativeDecoder, completions: Sequence[Completion], sampling: Sampling,
+        reader: str | None = None,
+    ) -> None:  # fmt: skip
         device = decoder.device
         self._sampling = sampling
         self._prompts = np.array([len(c.prompt) for c in completions])
@@ -157,6 +165,8 @@ class TeacherForced:
         in_order = any(runner.has_states for runner in self._runners)
         self._first = np.full_like(self._prompts, self._prompts.min() - 1) if in_order else self._prompts - 1
         logits = _CPU_LOGITS if device.type == "cpu" else _LOGITS
+        self._reach = context_length(decoder.draft.config)
+        self._past = None if reader is None else self._past_of(decoder, reader, completions)
         self._chunk = max(1, min(PREFILL_CHUNK, logits // (len(completions) * vocabulary)))
 
     def chunks(self) -> Iterator[tuple[Array, Array, Tensor, Positions]]:
@@ -205,7 +215,26 @@ class TeacherForced:
         ends = ends.to(places.device)
         y[ends] = self._draw(p[ends], keys[ends], places[ends], among=self.eos)
         in_texts = torch.from_numpy(places_in + self._begun[rows]).to(places.device)
-        return Positions(p, q, self._draw(q, keys, places), y, places, keys, fed.flatten()[flat], in_texts)
+        x = self._draw(q, keys, places)
+        past = None if self._past is None else self._known(self._past, len(span), flat, x, y, places)
+        return Positions(p, q, x, y, places, keys, fed.flatten()[flat], in_texts, past)
+
+    def _past_of(self, decoder: SpeculativeDecoder, reader: str, completions: Sequence[Completion]) -> Past:
+        past = Past(len(completions), decoder.device, reading_of(score_named(reader), decoder.tokenizer))
+        requests = [Request(0, [*c.prompt], c.id, 0.0, 0, 0, begun=c.begun) for c in completions]
+        past.start(torch.arange(len(completions), device=decoder.device), requests)
+        return past
+
+    def _known(self, past: Past, columns: int, flat: Tensor, x: Tensor, y: Tensor, places: Tensor) -> Tensor:
+        """What is known before N positions, at `flat` of B x C, whose mismatches the target replaces: (N, 3)."""
+        spread = x.new_zeros((3, len(self._tokens) * columns))
+        drafted = True if self._reach is None else places < self._reach
+        spread[:, flat] = torch.stack([y, torch.ones_like(y), ((x != y) & drafted).long()])
+        found = []
+        for tokens, counts, replaced in spread.view(3, -1, columns, 1).unbind(2):
+            found.append(past.before(tokens))
+            past.add(tokens, counts.squeeze(1), replaced.squeeze(1).bool())
+        return torch.cat(found, 1).flatten(0, 1)[flat]
 
     def _draw(self, logits: Tensor, keys: Tensor, places: Tensor, among: Tensor | None = None) -> Tensor:
         """Draws tokens (N,) from logits (N, V) with the noise at `places` (N,), where given only from `among`."""

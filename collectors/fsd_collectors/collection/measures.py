@@ -55,6 +55,7 @@ class Positions:
     keys: Tensor  # (N, 2) keys of the noise
     before: Tensor | None = None  # (N,) the tokens before x; None: nobody knows them
     places: Tensor | None = None  # (N,) places of x in the texts, from 0; None: nobody knows them
+    past: Tensor | None = None  # (N, 3) see `Past.before`; None: no score reads it
 
     def __getitem__(self, part: Tensor | slice) -> Positions:
         """Some of the positions."""
@@ -77,6 +78,9 @@ class Measures:
             preceding text are not supported.
         log_probs: number of the likeliest tokens to keep of p and of q, see `Likeliest`.
 
+    Attributes:
+        reader: the score that reads the past of texts; None: none does.
+
     Raises:
         UsageError: a score is unknown or named twice, or a sampling setting is not supported.
     """
@@ -92,6 +96,7 @@ class Measures:
         likeliest = (name for name in LIKELIEST for _ in range(log_probs))
         self._divergences = divergences_in(scores)
         self.scored = tuple(score_named(name).written for name in scores)
+        self.reader = next((name for name in self.scored if score_named(name).reads_past), None)
         self.columns = (*decision, *self.scored, *shape, *likeliest)
 
     def __call__(self, at: Positions) -> Tensor:
@@ -152,7 +157,7 @@ class Measures:
             target, draft = processed
         places = at.positions.unsqueeze(1)
         uniform = partial(noise.uniform, at.keys, places, noise.Stream.ACCEPT, torch.float64)
-        drawn, context = lambda: uniform().squeeze(1), (_known(at.before), _known(at.places))
+        drawn, context = lambda: uniform().squeeze(1), map(_known, (at.before, at.places, at.past))
         return Seen(target, draft, at.drafted, drawn, self.sampling.greedy, (None, None), *context)
 
     def _processed(self, at: Positions) -> tuple[Tensor, Tensor] | None:

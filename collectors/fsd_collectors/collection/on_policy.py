@@ -46,8 +46,8 @@ class OnPolicy:
         seen = proposal.seen("raw")
         assert seen.before is not None
         assert seen.places is not None
-        context = seen.before(), seen.places()
-        self._held.append((*logits, *tokens, keys, *context, round_.drafted, round_.accepted))
+        context = seen.before(), seen.places(), *(() if seen.past is None else (seen.past(),))
+        self._held.append((*logits, *tokens, keys, round_.drafted, round_.accepted, *context))
         if self._states is not None and length:
             self._held_states.append(self._states.latest(length))
         if sum(draft_logits.numel() for _, draft_logits, *_ in self._held) >= chunk_size(proposal.draft_logits):
@@ -56,11 +56,11 @@ class OnPolicy:
     def _measure_held(self) -> None:
         """Measures all B x L positions, the padding of shorter drafts included: only the device knows their lengths."""
         joined = map(_joined, zip(*self._held, strict=True))
-        target_logits, draft_logits, drafted, choice, positions, keys, before, places, proposed, accepted = joined
+        target_logits, draft_logits, drafted, choice, positions, keys, proposed, accepted, *context = joined
         self._held.clear()
         length = drafted.shape[1]
         at = (target_logits[:, :length], draft_logits, drafted, choice[:, :length], positions[:, :length],
-              keys[:, None].expand(-1, length, -1), before, places)  # fmt: skip
+              keys[:, None].expand(-1, length, -1), *context)  # fmt: skip
         self._measured.send(self._measures(Positions(*(values.flatten(0, 1) for values in at))))
         self._counted.send(torch.stack([proposed, accepted, positions[:, 0]], 1))
         if self._held_states:

@@ -27,6 +27,7 @@ class Swap:
     context: Sequence[int]  # the text's tokens before it
     at: Mismatches  # this one alone
     probability: float
+    replaced: Sequence[int]  # positions of the text before it where a draft is rejected
 
     @property
     def position(self) -> int:
@@ -71,37 +72,41 @@ def left_to_right(tokens: Sequence[int], mismatches: Mismatches, quota: int, sha
         tokens, mismatches: of the target's own text.
         share: the probability with which the problem was drawn.
     """
-    labels: list[Label] = []
+    labels, replaced = list[Label](), list[int]()
     while len(labels) < quota and len(mismatches):
         size = math.ceil(len(mismatches) / (quota - len(labels)))
-        swap = _drawn(tokens, mismatches[:size], share, random)
+        swap = _drawn(tokens, mismatches[:size], share, random, replaced)
         (outcome,) = yield [swap]
         stays = not outcome.label
         labels.append(Label(swap, outcome, stays))
         last = mismatches.position[size - 1]  # of the stratum, which is done with
         if stays:
             assert outcome.mismatches is not None
-            tokens, mismatches = outcome.tokens, outcome.mismatches
-        mismatches = mismatches[mismatches.position > last]
+            tokens, mismatches, replaced = outcome.tokens, outcome.mismatches, [*swap.replaced]
+        done = mismatches.position <= last
+        replaced += mismatches.position[done].tolist()
+        mismatches = mismatches[~done]
     return labels
 
 
 def single(tokens: Sequence[int], mismatches: Mismatches, quota: int, share: float, random: Random) -> Chain:
     """Labels `quota` mismatches of a text, each in the target's own; the arguments are those of `left_to_right`."""
-    swaps, left = [], quota
+    swaps, left, replaced = [], quota, list[int]()
     while left and len(mismatches):
         size = math.ceil(len(mismatches) / left)
-        swaps.append(_drawn(tokens, mismatches[:size], share, random))
+        swaps.append(_drawn(tokens, mismatches[:size], share, random, replaced))
+        replaced += mismatches.position[:size].tolist()
         mismatches, left = mismatches[size:], left - 1
     outcomes = (yield swaps) if swaps else []
     return [Label(swap, outcome, False) for swap, outcome in zip(swaps, outcomes, strict=True)]
 
 
-def _drawn(tokens: Sequence[int], stratum: Mismatches, share: float, random: Random) -> Swap:
-    """One mismatch of a stratum, each with the same probability."""
+def _drawn(tokens: Sequence[int], stratum: Mismatches, share: float, random: Random, replaced: Sequence[int]) -> Swap:
+    """One mismatch of a stratum, each with the same probability; `replaced` are positions before the stratum."""
     chosen = random.randrange(len(stratum))
     at = stratum[chosen : chosen + 1]
-    return Swap(list(tokens[: int(at.position[0])]), at, share / len(stratum))
+    before = [*replaced, *stratum.position[:chosen].tolist()]
+    return Swap(list(tokens[: int(at.position[0])]), at, share / len(stratum), before)
 
 
 def quotas(most: Sequence[int], budget: int, random: Random) -> tuple[list[int], list[float]]:

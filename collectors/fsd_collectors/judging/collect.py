@@ -25,6 +25,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.judging.features import FEATURES
 from fsd_decoding.loading import check_loading, is_source
 from fsd_decoding.model_options import ModelKwargs
+from fsd_decoding.policies.markers import automaton, thinking_markers
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.workers.model_workers import ModelWorkers, Sources
 from fsd_decoding.workers.models import texts_identity
@@ -83,6 +84,7 @@ def collect_labels(
         manifest_of(decoder, task, problems, None, (), None, batch_size).model_dump() | {
             "way": "labels", "portion": _PORTION, "mode": mode, "swaps": way, "budget": budget,
             "per_problem": per_problem, "features": FEATURES,
+            "phase": thinking_markers(decoder.tokenizer) or getattr(task, "phase", None),
         }
     )  # fmt: skip
     portions = _Portions(decoder, task, problems, manifest)
@@ -158,6 +160,7 @@ class _Portions:
     ) -> None:
         self._task, self._problems, self.manifest = task, problems, manifest
         ids, prompts = [problem.id for problem in problems], [problem.prompt for problem in problems]
+        self._reading = None if manifest.phase is None else automaton(decoder.tokenizer, manifest.phase)
         self._requests = decoder.requests(prompts, task.max_new_tokens, ids)
 
     def __len__(self) -> int:
@@ -169,7 +172,8 @@ class _Portions:
         for begin in range(finished * _PORTION, len(self._problems), _PORTION):
             part = slice(begin, begin + _PORTION)
             number = begin // _PORTION
-            yield LabelledPortion(self.manifest, number, self._problems[part], self._requests[part], self._grade)
+            portion = self._problems[part], self._requests[part], self._grade, self._reading
+            yield LabelledPortion(self.manifest, number, *portion)
 
     def _grade(self, problem: Identified, text: str, own: str) -> bool:
         by_agreement = getattr(self._task, "by_agreement", False)

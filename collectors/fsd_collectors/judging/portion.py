@@ -20,6 +20,9 @@ from fsd_collectors.manifest import LabelManifest
 from fsd_collectors.schema import Column
 from fsd_collectors.split import Identified
 from fsd_decoding.batch import Request
+from fsd_decoding.judging.features import PAST
+from fsd_decoding.judging.past import past_of
+from fsd_decoding.policies.markers import Automaton
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,15 @@ class LabelledPortion:
         number: of the portion.
         requests: for their texts.
         grade: of a problem, the text and the target's own text.
+        reading: reads the phase of texts, if they have one.
     """
 
     def __init__(
         self, manifest: LabelManifest, number: int, problems: Sequence[Identified], requests: Sequence[Request],
-        grade: Callable[[Identified, str, str], bool],
+        grade: Callable[[Identified, str, str], bool], reading: Automaton | None,
     ) -> None:  # fmt: skip
         self._manifest, self.number, self._problems, self._grade = manifest, number, problems, grade
+        self._reading = reading
         self.first = Piece(number, [Begun(request) for request in requests], read=True)
         self.own: list[Own] = []
         self.quotas: list[int] = []
@@ -115,8 +120,11 @@ class LabelledPortion:
             [own.request.prompt for own in self.own], [own.text for own in self.own],
             [own.correct for own in self.own],
         )  # fmt: skip
-        rows = [(self.own[place].problem.id, label) for place in sorted(self._labels) for label in self._labels[place]]
-        return {"labels": _table(self._manifest, rows), "completions": completions.table(quota=self.quotas)}
+        rows = [(self.own[place], label) for place in sorted(self._labels) for label in self._labels[place]]
+        return {
+            "labels": _table(self._manifest, rows, self._reading),
+            "completions": completions.table(quota=self.quotas),
+        }
 
     def _go_on(self, place: int, outcomes: list[Outcome] | None) -> None:
         chain = self._chains[place]
@@ -149,19 +157,24 @@ def _swapped(own: Own, swap: Swap) -> Completion:
     return own.text.behind(begun)
 
 
-def _table(manifest: LabelManifest, rows: Sequence[tuple[int, Label]]) -> pa.Table:
+def _table(manifest: LabelManifest, rows: Sequence[tuple[Own, Label]], reading: Automaton | None) -> pa.Table:
     """The labels of problems as a table."""
     labels = [label for _, label in rows]
     at = _joined([label.swap.at for label in labels])
+    past = [
+        past_of(label.swap.position, label.swap.replaced, [*own.request.prompt, *label.swap.context], reading)
+        for own, label in rows
+    ]
+    features = np.column_stack([at.features, np.reshape(past, (-1, len(PAST)))])
     values: dict[str, Any] = {
-        "run": [manifest.run] * len(rows), "problem": [problem for problem, _ in rows],
+        "run": [manifest.run] * len(rows), "problem": [own.problem.id for own, _ in rows],
         "split": ["tuning"] * len(rows), "position": at.position, "drafted": at.drafted, "target_choice": at.choice,
         "before": at.before, "context": [label.swap.context for label in labels],
         "probability": [label.swap.probability for label in labels],
         "stayed": [label.stayed for label in labels], "spent": [label.outcome.spent for label in labels],
         "harmful": [label.outcome.label == 1.0 for label in labels],
         "change": [label.outcome.label for label in labels],
-        **dict(zip(manifest.features, at.features.T, strict=True)),
+        **dict(zip(manifest.features, features.T, strict=True)),
     }  # fmt: skip
     columns = manifest.tables["labels"]
     return pa.Table.from_arrays([_array(each, values[each.name]) for each in columns], [each.name for each in columns])

@@ -16,13 +16,16 @@ from fsd_collectors.collection.along_target import Completion, TeacherForced, ch
 from fsd_collectors.collection.measures import HostCopies, Positions
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import log_softmax
-from fsd_decoding.judging.features import FEATURES, features_of
+from fsd_decoding.judging.features import FEATURES, PAST, Features
 from fsd_decoding.judging.token_classes import token_classes
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.scores import Seen
 from fsd_decoding.text import per_tokenizer
 
 Array = NDArray[Any]
+
+READ = tuple(name for name in FEATURES if name not in PAST)
+"""Features that follow from a text alone; those of `PAST` depend on which swaps stay in it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Mismatches:
     drafted: Array  # (n,) x
     choice: Array  # (n,) y
     before: Array  # (n,) the token before them
-    features: Array  # (n, F) fp32
+    features: Array  # (n, F) fp32, in the order of `READ`
 
     def __len__(self) -> int:
         return len(self.position)
@@ -49,7 +52,7 @@ class Mismatches:
     def none(cls) -> Mismatches:
         """Those of an empty text."""
         place = np.empty(0, dtype=np.int64)
-        return cls(place, place, place, place, np.empty((0, len(FEATURES)), dtype=np.float32))
+        return cls(place, place, place, place, np.empty((0, len(READ)), dtype=np.float32))
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,11 @@ def read_texts(decoder: SpeculativeDecoder, texts: Sequence[Completion], batch_s
     found = [ReadText(Mismatches.none(), np.empty(0, dtype=np.float32)) for _ in texts]
     by_length = sorted((i for i, text in enumerate(texts) if text.emitted), key=lambda i: texts[i].length)
     reach = context_length(decoder.draft.config)
-    classes = _classes(decoder)
+    features = Features(_classes(decoder), READ)
     for start in range(0, len(by_length), batch_size):
         group = by_length[start : start + batch_size]
         forced = TeacherForced(decoder, [texts[i] for i in group], decoder.sampling)
-        read = _Reading(reach, classes, forced.eos)
+        read = _Reading(reach, features, forced.eos)
         for rows, position, _, at in forced.chunks():
             read.add(np.array(group)[rows], position, at)
         found_here = read.by_owner(texts)
@@ -92,12 +95,12 @@ class _Reading:
 
     Args:
         reach: the draft's context, beyond which it drafts nothing; None: it has no end.
-        classes: see `features_of`.
+        features: computes those of mismatches.
         eos: tokens that end a text, any of which counts as the one that did.
     """
 
-    def __init__(self, reach: int | None, classes: Tensor, eos: Tensor) -> None:
-        self._reach, self._classes, self._eos = reach, classes, eos
+    def __init__(self, reach: int | None, features: Features, eos: Tensor) -> None:
+        self._reach, self._features, self._eos = reach, features, eos
         self._places: list[Array] = []
         self._sent = HostCopies()
 
@@ -117,7 +120,7 @@ class _Reading:
         seen = Seen(*logits, swapped.drafted, before=lambda: before, places=lambda: places)
         self._places.append(np.stack([owner, position]))
         self._sent.send(log_p, index, torch.stack([swapped.drafted, swapped.choice, before]))
-        self._sent.send(features_of(seen, self._classes).reshape(-1, len(FEATURES)))
+        self._sent.send(self._features(seen).reshape(-1, len(READ)))
 
     def by_owner(self, texts: Sequence[Completion]) -> dict[int, ReadText]:
         """Waits for the device and returns what was read, by the index of the text."""

@@ -17,6 +17,7 @@ from fsd_decoding.batch import Batch, FinishReason, Request, Row
 from fsd_decoding.engine.cache_pool import PooledCaches
 from fsd_decoding.engine.prompts import Prompts
 from fsd_decoding.engine.rounds import Decided, Draft, EngineSettings, Rounds
+from fsd_decoding.judging.past import Past
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.observers.stopwatch import Stopwatch, stopwatch
 from fsd_decoding.policies.threshold import (
@@ -107,6 +108,8 @@ class Engine:
         self._threshold_control = (
             ThresholdControl(settings.threshold_policy, self._batch) if settings.threshold_policy else None
         )
+        is_read = settings.criterion.scorer.reads_past
+        self._past = Past(caches.rows, self._target.device, settings.reading) if is_read else None
 
     def run(self, requests: Iterable[Request]) -> Iterator[Row]:
         """Yields rows as they finish; a request is drawn when a row is free for it."""
@@ -151,6 +154,8 @@ class Engine:
         self._batch.put(rows, new, self._settings.seed)
         if self._threshold_control is not None:
             self._threshold_control.start(rows, new)
+        if self._past is not None:
+            self._past.start(rows, new)
         self._prompts.put(free, [request.prompt for request in new], self._batch.tokens[rows])
         return True
 
@@ -182,6 +187,8 @@ class Engine:
         self._prompts.keep(kept)
         if self._threshold_control is not None:
             self._threshold_control.keep(rows)
+        if self._past is not None:
+            self._past.keep(rows)
 
     def _round(self) -> Decided:
         """Drafts, verifies and judges one round for all rows, with one copy to the host at its end."""
@@ -206,14 +213,18 @@ class Engine:
     def _judge(self, draft: Draft, logits: Tensor, clock: Stopwatch) -> Tensor:
         """Accepts or rejects drafted tokens, for `Decided.of`; observers and the threshold policy get the outcome."""
         settings, control = self._settings, self._threshold_control
-        if settings.observer is None and control is None:
+        if settings.observer is None and control is None and self._past is None:
             return self._rounds.judge_and_emit(draft, logits)
         own = logits if self._call.results_persist else logits.clone()  # observers may keep them
         proposal = self._rounds.propose(draft, own)
+        if self._past is not None:
+            proposal.past = self._past.before(proposal.drafted)
         if control is not None:
             control.adapt(proposal, draft.counts)
         verdict = settings.rule.judge(proposal)
         path = walk(proposal, verdict, draft.counts)
+        if self._past is not None:
+            self._past.add_round(path)
         if control is not None:
             control.keep_verdict(verdict, path.accepted)
         if settings.observer is not None:

@@ -23,6 +23,7 @@ from fsd_decoding.graphs.callers import EagerCaller, GraphKey
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.models.slot_cache import Branches, move_path
 from fsd_decoding.observers.round_record import Observer
+from fsd_decoding.policies.markers import Automaton
 from fsd_decoding.policies.stopping import StopPolicy, Verified
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.proposal import Criterion, Proposal
@@ -50,6 +51,8 @@ class EngineSettings:
     observer: Observer | None = None
     tree: TreeShape | None = None
     """The shape of the drafted trees; None: chains are drafted."""
+    reading: Automaton | None = None
+    """Reads the phase that the score depends on; None: it depends on none."""
 
     def scratch(self, draft_length: int) -> int:
         """Returns the number of slots that a round needs behind each text, at draft lengths of up to this one."""

@@ -1,19 +1,21 @@
 """Features of a mismatch, computed alike where labels are collected and in decoding.
 
-x is the drafted token, y the target's likeliest one, b the token before them; p and q are of raw logits.
+x is the drafted token, y the target's likeliest one, b the token before them; p and q are of raw logits. A round waits
+for them, so those that share terms are computed together, by few operations on both models at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
-from fsd_decoding.divergence import DIVERGENCES, DistributionPair, divergences_of_pair, log_softmax
+from fsd_decoding.divergence import DIVERGENCES, LOG_ZERO, log_softmax
 from fsd_decoding.judging.token_classes import CLASSES
 from fsd_decoding.scores import Seen
 from fsd_decoding.tensors import argmax, lazy
@@ -26,138 +28,190 @@ class Feature:
     """A feature of a mismatch.
 
     Args:
-        of: computes it, (…).
         meaning: in a line.
         sign: 1 where a larger value never lowers P(harmful), -1 where it never raises it, 0 where it may do either.
         context: whether it depends on the text before, which not every engine shows.
         classed: whether it depends on tokens' classes.
     """
 
-    of: Callable[[Mismatches], Tensor]
     meaning: str
     sign: Literal[-1, 0, 1] = 0
     context: bool = False
     classed: bool = False
 
 
+_SUMS: Mapping[str, tuple[float, ...]] = {  # m = (p + q) / 2
+    # sum of  p log p  p log q  q log p  q log q  -m log m  |p - q|  (root p - root q)^2, of which the root
+    "entropy_p": (-1.0, 0.0,  0.0,  0.0,   0.0, 0.0, 0.0),
+    "entropy_q": (0.0,  0.0,  0.0, -1.0,   0.0, 0.0, 0.0),
+    "js":        (0.5,  0.0,  0.0,  0.5,   1.0, 0.0, 0.0),
+    "ag":       (-0.25, -0.25, -0.25, -0.25, -1.0, 0.0, 0.0),
+    "kl_qp":     (0.0,  0.0, -1.0,  1.0,   0.0, 0.0, 0.0),
+    "kl_pq":     (1.0, -1.0,  0.0,  0.0,   0.0, 0.0, 0.0),
+    "tv":        (0.0,  0.0,  0.0,  0.0,   0.0, 0.5, 0.0),
+    "hellinger": (0.0,  0.0,  0.0,  0.0,   0.0, 0.0, math.sqrt(0.5)),
+    "doubt":     (1.5,  0.0,  0.0, -0.5,   1.0, 0.0, 0.0),  # where the draft is less sure than the target, else js
+}  # fmt: skip
+"""Entropies and divergences as `divergence` has them, of sums over the vocabulary that they share."""
+_JS, _DOUBT = (list(_SUMS).index(name) for name in ("js", "doubt"))
+
+
+class Constants(NamedTuple):
+    """What features are made of beside mismatches, on their device."""
+
+    kinds: Tensor  # (V, kinds) 1 where a token is of the kind, else 0
+    sums: Tensor  # (9, 7, 1) see `_SUMS`
+
+    @classmethod
+    def of(cls, classes: Tensor) -> Constants:
+        """Of the class of every token, (V,) uint8; see `token_classes`."""
+        device = classes.device
+        kinds = (classes.unsqueeze(-1) == torch.arange(1, len(CLASSES), device=device)).float()
+        return cls(kinds, torch.tensor([*_SUMS.values()], device=device).unsqueeze(-1))
+
+
 class Mismatches:
-    """What features are made of, each part computed at most once.
+    """What features of n mismatches are made of, each part computed at most once.
 
     Args:
-        seen: at positions of any shape (…).
-        classes: (V,) uint8, see `token_classes`.
+        seen: at positions of any shape, of which there are n.
     """
 
-    def __init__(self, seen: Seen, classes: Tensor) -> None:
-        self._seen, self._classes = seen, classes
+    def __init__(self, seen: Seen, constants: Constants) -> None:
+        self.seen, self.constants, self.count = seen, constants, seen.drafted.numel()
 
     @lazy
-    def x(self) -> Tensor:
-        return self._seen.drafted
+    def tokens(self) -> Tensor:
+        """x and y: (n, 2)."""
+        return torch.stack([self.seen.drafted, argmax(self.seen.target_logits)], -1).view(self.count, 2)
 
     @lazy
-    def y(self) -> Tensor:
-        return argmax(self._seen.target_logits)
+    def logs(self) -> Tensor:
+        """log p and log q: (2, n, V)."""
+        both = torch.stack([self.seen.target_logits, self.seen.draft_logits])
+        return log_softmax(both.view(2, self.count, both.shape[-1]))
 
     @lazy
-    def before(self) -> Tensor:
-        assert self._seen.before is not None
-        return self._seen.before()
-
-    @lazy
-    def place(self) -> Tensor:
-        assert self._seen.places is not None
-        return self._seen.places()
-
-    @lazy
-    def pair(self) -> DistributionPair:
-        return DistributionPair(log_softmax(self._seen.target_logits), log_softmax(self._seen.draft_logits))
-
-    def log(self, model: str, token: str) -> Tensor:
-        """log p or log q of x or y, not below -30: (…)."""
-        log: Tensor = self.pair.log_p if model == "p" else self.pair.log_q
-        token_ids: Tensor = getattr(self, token)
-        return log.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1).clamp_min(_LEAST_LOG)
-
-    def rank(self, model: str, token: str) -> Tensor:
-        """log(1 + how many tokens are likelier than x or y under p or q): (…)."""
-        log: Tensor = self.pair.log_p if model == "p" else self.pair.log_q
-        token_ids: Tensor = getattr(self, token)
-        return (log > log.gather(-1, token_ids.unsqueeze(-1))).sum(-1).float().log1p()
-
-    def entropy(self, model: str) -> Tensor:
-        """In nats: (…)."""
-        share: Tensor = self.pair.p if model == "p" else self.pair.q
-        return -(share * self.pair.finite_logs[0 if model == "p" else 1]).sum(-1)
-
-    def divergence(self, name: str) -> Tensor:
-        """D, not above 30, as some divergences may be infinite: (…)."""
-        return divergences_of_pair([name], self.pair)[name].clamp_max(-_LEAST_LOG)
-
-    def is_class(self, token: str, number: int) -> Tensor:
-        """Whether a token is of a class: (…) bool."""
-        return self._class_of(token) == number
-
-    def _class_of(self, token: str) -> Tensor:
-        ids: Tensor = getattr(self, token)
-        return self._classes[ids]
+    def of_tokens(self) -> Tensor:
+        """log p and log q of x and y: (2, n, 2)."""
+        return self.logs.gather(-1, self.tokens.expand(2, -1, -1))
 
 
-def _log(model: str, token: str) -> Callable[[Mismatches], Tensor]:
-    return lambda seen: seen.log(model, token)
+def _likelihoods(mismatches: Mismatches) -> Tensor:
+    logs = mismatches.of_tokens.clamp_min(_LEAST_LOG).transpose(1, 2).flatten(0, 1)
+    p_x, p_y = logs[:2].exp()
+    relaxed = p_y - p_x
+    return torch.cat([logs, torch.stack([relaxed, relaxed / p_y])])
 
 
-def _rank(model: str, token: str) -> Callable[[Mismatches], Tensor]:
-    return lambda seen: seen.rank(model, token)
+def _ranks(mismatches: Mismatches) -> Tensor:
+    ranked = mismatches.of_tokens.diagonal(dim1=0, dim2=2)  # (n, 2) log p(x) and log q(y)
+    return (mismatches.logs > ranked.T.unsqueeze(-1)).sum(-1).log1p()
 
 
-def _relaxed(seen: Mismatches) -> Tensor:
-    return (seen.log("p", "y").exp() - seen.log("p", "x").exp()).clamp_min(0.0)
+def _divergences(mismatches: Mismatches) -> Tensor:
+    shares, logs = mismatches.logs.exp(), mismatches.logs.clamp_min(LOG_ZERO)
+    crossed = (shares.unsqueeze(1) * logs).sum(-1)  # (2, 2, n)
+    (p, q), (root_p, root_q) = shares.unbind(), shares.sqrt().unbind()
+    others = torch.special.entr(shares.mean(0)).sum(-1), (p - q).abs().sum(-1), vector_norm(root_p - root_q, 2, -1)
+    sums = torch.cat([crossed.flatten(0, 1), torch.stack(others)])
+    found = (mismatches.constants.sums * sums).sum(1).clamp_(0.0, -_LEAST_LOG)
+    torch.maximum(found[_JS], found[_DOUBT], out=found[_DOUBT])
+    return found
 
 
-def _class(token: str, number: int) -> Callable[[Mismatches], Tensor]:
-    return lambda seen: seen.is_class(token, number)
+def _kinds(mismatches: Mismatches) -> Tensor:
+    return mismatches.constants.kinds[mismatches.tokens].flatten(1).T
 
 
-_OF_CLASSES = {
-    f"{token}_{name}": Feature(_class(token, number), f"{letter} is {name}", context=token == "before", classed=True)
-    for token, letter in (("x", "x"), ("y", "y"), ("before", "b"))
-    for number, name in enumerate(CLASSES)
-    if name != "other"
-}
+def _kinds_before(mismatches: Mismatches) -> Tensor:
+    assert mismatches.seen.before is not None
+    return mismatches.constants.kinds[mismatches.seen.before().flatten()].T
 
-TABLE: dict[str, Feature] = {
-    "log_p_x": Feature(_log("p", "x"), "log p(x)", -1),
-    "log_p_y": Feature(_log("p", "y"), "log p(y)"),
-    "log_q_x": Feature(_log("q", "x"), "log q(x)"),
-    "log_q_y": Feature(_log("q", "y"), "log q(y)"),
-    "relaxed": Feature(_relaxed, "p(y) - p(x)", 1),
-    "margin": Feature(lambda seen: -torch.expm1(seen.log("p", "x") - seen.log("p", "y")), "1 - p(x)/p(y)", 1),
-    "rank_x": Feature(_rank("p", "x"), "log(1 + how many tokens are likelier than x under p)", 1),
-    "rank_y": Feature(_rank("q", "y"), "log(1 + how many tokens are likelier than y under q)"),
-    "entropy_p": Feature(lambda seen: seen.entropy("p"), "entropy of p"),
-    "entropy_q": Feature(lambda seen: seen.entropy("q"), "entropy of q"),
-    **{name: Feature(partial(Mismatches.divergence, name=name), f"divergence {name}") for name in DIVERGENCES},
-    **_OF_CLASSES,
-    "place": Feature(lambda seen: seen.place.float().log1p(), "log(1 + tokens of the text before x)", context=True),
-}
-"""Features by name.
 
-Divergences have no sign: a draft may be surest, and so farthest from the target, where it says the same in other words.
-"""
+def _place(mismatches: Mismatches) -> Tensor:
+    assert mismatches.seen.places is not None
+    return mismatches.seen.places().view(1, -1).log1p()
+
+
+def _past(mismatches: Mismatches) -> Tensor:
+    assert mismatches.seen.past is not None
+    return mismatches.seen.past().view(-1, 3).T
+
+
+class _Block(NamedTuple):
+    """Features that are computed together: (features, n)."""
+
+    of: Callable[[Mismatches], Tensor]
+    features: Mapping[str, Feature]
+
+
+_BLOCKS = (
+    _Block(_likelihoods, {
+        "log_p_x": Feature("log p(x)", -1),
+        "log_p_y": Feature("log p(y)"),
+        "log_q_x": Feature("log q(x)"),
+        "log_q_y": Feature("log q(y)"),
+        "relaxed": Feature("p(y) - p(x)", 1),
+        "margin": Feature("1 - p(x)/p(y)", 1),
+    }),
+    _Block(_ranks, {
+        "rank_x": Feature("log(1 + how many tokens are likelier than x under p)", 1),
+        "rank_y": Feature("log(1 + how many tokens are likelier than y under q)"),
+    }),
+    _Block(_divergences, {
+        "entropy_p": Feature("entropy of p"),
+        "entropy_q": Feature("entropy of q"),
+        **{name: Feature(f"divergence {name}") for name in DIVERGENCES},
+    }),
+    _Block(_kinds, {
+        f"{token}_{kind}": Feature(f"{token} is {kind}", classed=True) for token in ("x", "y") for kind in CLASSES[1:]
+    }),
+    _Block(_kinds_before, {
+        f"before_{kind}": Feature(f"b is {kind}", context=True, classed=True) for kind in CLASSES[1:]
+    }),
+    _Block(_place, {"place": Feature("log(1 + tokens of the text before x", context=True)}),
+    _Block(_past, {
+        "since": Feature("log(1 + tokens since the target replaced one)", context=True),
+        "lately": Feature("tokens that the target replaced lately, half as much each 8 tokens back", context=True),
+        "phase": Feature("x is inside the phase, such as that of thinking", context=True),
+    }),
+)  # fmt: skip
+"""Divergences have no sign: a draft may be surest, and so farthest from the target, where it says the same in other
+words."""
+
+TABLE: Mapping[str, Feature] = {name: feature for block in _BLOCKS for name, feature in block.features.items()}
+"""Features by name."""
 
 FEATURES: tuple[str, ...] = tuple(TABLE)
 """Their names, in the order of columns."""
 
+PAST = tuple(_BLOCKS[-1].features)
+"""The last of them, which depend on earlier rounds of a text, or on its phase, and not on logits; see `past`."""
 
-def features_of(seen: Seen, classes: Tensor, wanted: Sequence[str] = FEATURES) -> Tensor:
-    """Returns features of mismatches: (…, F) in fp32, finite wherever the logits are.
+
+class Features:
+    """Computes features of mismatches.
 
     Args:
-        seen: raw logits and drafted tokens at positions of any shape (…), and where wanted the tokens `before` and
-            their `places`.
         classes: (V,) uint8, see `token_classes`, on the logits' device.
         wanted: names, in the order of the columns.
     """
-    mismatches = Mismatches(seen, classes)
-    return torch.stack([TABLE[name].of(mismatches).float() for name in wanted], -1)
+
+    def __init__(self, classes: Tensor, wanted: Sequence[str] = FEATURES) -> None:
+        self._constants = Constants.of(classes)
+        self._blocks = [block for block in _BLOCKS if not block.features.keys().isdisjoint(wanted)]
+        names = [name for block in self._blocks for name in block.features]
+        self._places = torch.tensor([names.index(name) for name in wanted], device=classes.device)
+
+    def __call__(self, seen: Seen) -> Tensor:
+        """Returns the features (…, F) in fp32, finite wherever the logits are.
+
+        Args:
+            seen: raw logits and drafted tokens at positions of any shape (…), and where wanted the tokens `before`,
+                their `places` and their `past`.
+        """
+        mismatches = Mismatches(seen, self._constants)
+        found = torch.cat([block.of(mismatches) for block in self._blocks]).float()
+        columns: Tensor = found.index_select(0, self._places).T
+        return columns.view(*seen.drafted.shape, len(self._places))

@@ -109,6 +109,8 @@ class JudgeModel(_Part):
     """null: off."""
     repetition_penalty: float = 1.0
     """1: off."""
+    phase: tuple[str | int, str | int] | None = None
+    """The markers, texts or tokens, between which the phase is that a feature tells of. null: none does."""
     task: str
     """The task that it was learned on."""
     labels: Annotated[int, Field(ge=1)]

@@ -22,50 +22,67 @@ def packed_classes(classes: Tensor) -> str:
     return base64.b64encode(zlib.compress(classes.numpy().tobytes(), 9)).decode()
 
 
-class OnDevice(NamedTuple):
-    """A judge's numbers on a device; None where it has no such part."""
+class _Trees(NamedTuple):
+    """T complete trees of as many levels, with n inner nodes each.
 
-    classes: Tensor
+    All nodes are compared at once. A leaf is reached where as many comparisons on its path hold as are to the right
+    there, and none of the others: counted by +1 and by -1.
+    """
+
+    column: Tensor  # (T, n)
+    threshold: Tensor  # (T, n)
+    leaf: Tensor  # (T, n + 1)
+    paths: Tensor  # (n, n + 1) of each inner node and leaf: 1 where its path goes right, -1 left, 0 if not through it
+    rights: Tensor  # (n + 1,) how often the path of each leaf goes right
+
+    def logit(self, features: Tensor) -> Tensor:
+        """Returns what the trees add: (…) of features (…, F)."""
+        right = (features[..., self.column] > self.threshold).float()
+        reached = right @ self.paths == self.rights
+        return (reached * self.leaf).sum((-2, -1))
+
+
+def _paths(depth: int) -> Tensor:
+    """See `_Trees.paths`; nodes and leaves are in the order of their levels."""
+    inner = (1 << depth) - 1
+    paths = torch.zeros(inner, inner + 1)
+    for leaf in range(inner + 1):
+        node = inner + leaf
+        while node:
+            node, is_right = (node - 1) // 2, node % 2 == 0
+            paths[node, leaf] = 1.0 if is_right else -1.0
+    return paths
+
+
+class OnDevice(NamedTuple):
+    """A model's numbers on a device; None where it has no such part."""
+
     offset: float
     line: tuple[Tensor, ...] | None
-    trees: tuple[Tensor, ...] | None
-    depth: int
+    trees: _Trees | None
 
     @classmethod
-    def of(
-        cls, offset: float, line: Line, trees: Trees, device: torch.device, classes: Tensor | None = None
-    ) -> OnDevice:
+    def of(cls, offset: float, line: Line, trees: Trees, device: torch.device) -> OnDevice:
         """Moves the parts of a model to a device."""
 
         def moved(values: Sequence[Any], dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.tensor(values, dtype=dtype).to(device)
 
         pieces = moved(line.column, torch.long), moved(line.low), moved(line.high), moved(line.weight)
+        paths = _paths(trees.depth).to(device)
         nodes = moved(trees.column, torch.long), moved(trees.threshold), moved(trees.leaf)
-        known = torch.zeros(0, dtype=torch.uint8) if classes is None else classes
-        return cls(
-            known.to(device), offset, pieces if line.column else None, nodes if trees.leaf else None, trees.depth
-        )
+        compared = _Trees(*nodes, paths, paths.clamp_min(0.0).sum(0)) if trees.leaf else None
+        return cls(offset, pieces if line.column else None, compared)
 
     def logit(self, features: Tensor) -> Tensor:
         """Returns the logits (…) of features (…, F) in fp32, without waiting for the device."""
-        logit = torch.full_like(features[..., 0], self.offset)
+        logit: Tensor | float = self.offset
         if self.line is not None:
             column, low, high, weight = self.line
-            logit = logit + torch.minimum(torch.maximum(features[..., column], low), high) @ weight
-        return logit if self.trees is None else logit + self._of_trees(features)
-
-    def _of_trees(self, features: Tensor) -> Tensor:
-        assert self.trees is not None
-        column, threshold, leaf = self.trees
-        trees, inner = threshold.shape
-        node = torch.zeros((*features.shape[:-1], trees), dtype=torch.long, device=features.device)
-        root = torch.arange(0, trees * inner, max(inner, 1), device=features.device)  # of each tree among all nodes
-        for _ in range(self.depth):
-            at = root + node
-            node = 2 * node + 1 + (features.gather(-1, column.take(at)) > threshold.take(at))
-        first = torch.arange(trees, device=features.device) * (inner + 1) - inner
-        return leaf.take(first + node).sum(-1)
+            logit = torch.minimum(torch.maximum(features[..., column], low), high) @ weight + logit
+        if self.trees is not None:
+            logit = self.trees.logit(features) + logit
+        return logit if isinstance(logit, Tensor) else features.new_full(features.shape[:-1], logit)
 
 
 def unpacked_classes(model: JudgeModel, vocabulary: int) -> Tensor:

@@ -13,25 +13,23 @@ from fsd_common.addons import Addon
 from fsd_common.errors import UsageError
 from fsd_decoding.judging.known import is_judge, register
 from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.profile.certificate import Certificate, GuardEstimate, OutcomeCounts, check_total
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
     Amount,
     BeamsInfo,
-    Certificate,
     Confidence,
     Count,
     DataInfo,
     EarlyStopInfo,
     EngineInfo,
     Estimate,
-    GuardEstimate,
     KeptScoresInfo,
     Lengths,
     ModelInfo,
     Natural,
     NumericalChurn,
-    OutcomeCounts,
     Part,
     PolicyInfo,
     Positive,
@@ -41,7 +39,6 @@ from fsd_decoding.profile.parts import (
     Share,
     TokensPerRound,
     Truncation,
-    check_total,
 )
 from fsd_decoding.profile.prompt_form import PromptInfo
 from fsd_decoding.profile.sealed import Sealed

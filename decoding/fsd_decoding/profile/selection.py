@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.certificate import Certificate
 from fsd_decoding.profile.fields import CurvePoint
-from fsd_decoding.profile.parts import Certificate
 from fsd_decoding.profile.setting import Setting
 from fsd_decoding.tree_shape import CHAIN, Chain, TreeShape
 

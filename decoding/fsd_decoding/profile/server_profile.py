@@ -9,19 +9,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, Field, JsonValue
 
 from fsd_common.errors import UsageError
+from fsd_decoding.profile.certificate import Certificate, OutcomeCounts
 from fsd_decoding.profile.fields import CERTIFIED, MET, Effort, Interval, Outcome, Source
 from fsd_decoding.profile.io import file_of, read, write_atomically
 from fsd_decoding.profile.parts import (
     Accuracy,
     Amount,
-    Certificate,
     Confidence,
     Count,
     DataInfo,
     Lengths,
     Natural,
     NumericalChurn,
-    OutcomeCounts,
     Part,
     Positive,
     Ratio,

@@ -131,9 +131,10 @@ def workers_for(given: int | None, sources: Sources, capacity: Capacity) -> int:
             )
         if not capacity.fits(given, gpus):
             most = _most_that_fit(given, capacity, gpus)
+            fit = f"at most {most} fit" if most > 1 else "fewer than two fit"
             raise UsageError(
-                f"workers is {given}, and besides this process at most {most if most > 1 else 'none'} fit into memory; "
-                f"the way out is {most if most > 1 else 1}, or a smaller batch size"
+                f"workers is {given}, and besides this process {fit} into memory; "
+                f"{f'give {most}' if most > 1 else 'leave workers out'}, or a smaller batch size"
             )
         return given
     helpful = gpus if _device(sources.device) == "cuda" else cores()

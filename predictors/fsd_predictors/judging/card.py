@@ -6,12 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy.special import expit
 from sklearn.metrics import log_loss, roc_auc_score
 
 from fsd_common.pages.blocks import Sheet
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.judging.features import FEATURES, TABLE
+from fsd_decoding.judging.model import JudgeModel
+from fsd_decoding.judging.on_device import OnDevice
 from fsd_decoding.sampling import SETTINGS
 from fsd_predictors.judging.models import Examples
 from fsd_predictors.judging.training import FOLDS, Trained, examples_of
@@ -38,26 +41,40 @@ def rankings(trained: Trained) -> Mapping[str, float]:
     return _rankings(trained.examples, trained.unseen)
 
 
-def elsewhere(trained: Trained, labels: pd.DataFrame) -> Mapping[str, float]:
-    """Returns the same of labels that are of another task, or of problems that the judge was not trained on."""
-    examples = examples_of(labels)
-    return _rankings(examples, trained.fitted.logits(examples.values))
+def elsewhere(judge: JudgeModel, labels: pd.DataFrame) -> Mapping[str, float]:
+    """Returns the same of labels that are of another task, or of problems that the judge was not trained on.
 
-
-def card_of(trained: Trained, seed: int = 0, others: Mapping[str, pd.DataFrame] | None = None) -> str:
-    """Returns the card in Markdown.
-
-    Args:
-        seed: of the permutations.
-        others: labels of other tasks by their names, of the same models and sampling.
+    UsageError: as `examples_of` raises it.
     """
+    examples = examples_of(labels)
+    numbers = OnDevice.of(judge.offset, judge.line, judge.trees, torch.device("cpu"))
+    read = torch.tensor(labels[list(judge.features)].to_numpy(np.float32))
+    return _rankings(examples, numbers.logit(read).numpy())
+
+
+def card_of(trained: Trained, seed: int = 0) -> str:
+    """Returns the card in Markdown; `seed` is of the permutations."""
     judge = trained.judge
     sheets = [_ranked(trained), _calibrated(trained), _read(trained, seed), _data(trained)]
-    if others:
-        sheets.insert(1, _of_others(trained, others))
     return _TEXT.format(
         name=judge.name, kind=judge.kind, task=judge.task, folds=FOLDS, sheets="\n".join(map(markdown, sheets))
     )
+
+
+def card_elsewhere(judge: JudgeModel, others: Mapping[str, pd.DataFrame]) -> str:
+    """Returns what follows in the card, in Markdown: how a judge ranks labels of other tasks, by their names.
+
+    They must be of the same models and sampling. UsageError: as `examples_of` raises it.
+    """
+    rows = []
+    for task, labels in others.items():
+        judged, *rest = elsewhere(judge, labels).items()
+        best, auc = max(rest, key=lambda each: each[1])
+        rows.append((task, f"{len(labels):,}", f"{judged[1]:.3f}", f"{auc:.3f} ({best})"))
+    return markdown(Sheet(
+        "Other tasks", ("task", "labels", "AUC of the judge", "best of the others"), tuple(rows),
+        "By the judge that is kept, which was trained on none of them; a certificate says what it keeps there.",
+    ))  # fmt: skip
 
 
 def _rankings(examples: Examples, judged: Array) -> Mapping[str, float]:
@@ -74,18 +91,6 @@ def _ranked(trained: Trained) -> Sheet:
     return Sheet(
         "Ranking of harmful mismatches", ("score", "AUC"), tuple((name, f"{auc:.3f}") for name, auc in found),
         "AUC: the chance that a harmful mismatch has a larger score than a harmless one.",
-    )  # fmt: skip
-
-
-def _of_others(trained: Trained, others: Mapping[str, pd.DataFrame]) -> Sheet:
-    rows = []
-    for task, labels in others.items():
-        judged, *rest = elsewhere(trained, labels).items()
-        best, auc = max(rest, key=lambda each: each[1])
-        rows.append((task, f"{len(labels):,}", f"{judged[1]:.3f}", f"{auc:.3f} ({best})"))
-    return Sheet(
-        "Other tasks", ("task", "labels", "AUC of the judge", "best of the others"), tuple(rows),
-        "By the judge that is kept, which was trained on none of them; a certificate says what it keeps there.",
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ _LEAST = 10  # harmful mismatches, and harmless ones
 _PLATT = 1e-3  # L2 penalty on the distance of the calibration from the identity
 SHOWN = tuple(name for name in FEATURES if not TABLE[name].context)
 """Features that do not depend on the text before, which vLLM does not show."""
-_GROUPS = ("all", "likelihoods")
+_GROUPS = {"all": 1.02, "likelihoods": 1.0}  # by what their log loss counts: all take twice as long in decoding
 _LIKELIHOODS = ("log_p_x", "log_p_y", "log_q_x", "log_q_y", "relaxed", "margin")
 
 
@@ -50,6 +50,7 @@ class Origin:
     sampling: Sampling
     task: str
     classes: Tensor  # (V,) uint8, see `token_classes`
+    phase: tuple[str | int, str | int] | None = None
 
 
 @dataclass(frozen=True)
@@ -160,18 +161,18 @@ def _folds(problem: Array, count: int, seed: int) -> Iterator[tuple[Array, Array
 def _chosen(
     examples: Examples, columns: Mapping[str, Sequence[int]], kinds: Sequence[str], trials: int, seed: int
 ) -> Mapping[str, Any]:
-    """The kind, group of features and settings with the least log loss on held-out problems of these."""
-    usual = {"kind": kinds[0], "features": _GROUPS[0], **KINDS[kinds[0]].usual}
+    """The kind, group of features and settings with the least log loss on held-out problems of these, see `_GROUPS`."""
+    usual = {"kind": kinds[0], "features": "all", **KINDS[kinds[0]].usual}
     if not trials:
         return usual
 
     def loss(trial: optuna.Trial) -> float:
         kind = trial.suggest_categorical("kind", kinds)
-        settings = {
-            "kind": kind, "features": trial.suggest_categorical("features", _GROUPS), **KINDS[kind].space(trial),
-        }  # fmt: skip
-        logits = _crossed(examples, settings, columns, seed)
-        return float(log_loss(examples.harmful, expit(logits), sample_weight=examples.counts, labels=[False, True]))
+        group = trial.suggest_categorical("features", [*_GROUPS])
+        logits = _crossed(examples, {"kind": kind, "features": group, **KINDS[kind].space(trial)}, columns, seed)
+        counts, outcomes = examples.counts, [False, True]
+        loss = log_loss(examples.harmful, expit(logits), sample_weight=counts, labels=outcomes)
+        return float(_GROUPS[group] * loss)
 
     return best_settings(loss, trials, seed, usual)
 
@@ -190,10 +191,11 @@ def _platt(logits: Array, examples: Examples) -> tuple[float, float]:
 
 def _judge(fitted: Fitted, origin: Origin, examples: Examples, kind: str, read: Collection[int]) -> JudgeModel:
     classed = any(TABLE[name].classed for name in fitted.features)
+    phase = origin.phase if "phase" in fitted.features else None
     drawn = {name: getattr(origin.sampling, name) for name in SETTINGS}
     return JudgeModel(
         features=fitted.features, offset=fitted.offset, line=fitted.line, trees=fitted.trees, kind=kind,
         target=origin.target, draft=origin.draft, tokenizer=origin.tokenizer, task=origin.task,
         labels=len(examples.harmful), trained=pack_ids({*examples.problem.tolist(), *read}),
-        classes=packed_classes(origin.classes) if classed else "", **drawn,
+        classes=packed_classes(origin.classes) if classed else "", phase=phase, **drawn,
     )  # fmt: skip

@@ -24,13 +24,17 @@ from fsd_collectors.store.reading import load_traces
 from fsd_common.errors import UsageError
 from fsd_common.packed_ids import pack_ids
 from fsd_common.progress.chosen import Lines
+from fsd_decoding.judging.features import PAST
 from fsd_decoding.judging.known import register
 from fsd_decoding.judging.model import JudgeModel
 from fsd_decoding.tree_shape import TreeShape
+from fsd_predictors.judging import training
 from support.models.judges import judge, judge_of
 from support.models.tiny_calibration import far_apart, run, task
 from support.models.tiny_models import word_tokenizer
-from support.models.tiny_pair import ragged_prompts
+from support.models.tiny_pair import ragged_prompts, related
+from support.models.tiny_task import tiny_task
+from support.traces.labelling import labelled
 
 ASKED: dict[str, Any] = {"score": "judge", "judge": "auto", "judge_budget": 150, "draft_length": 4, "trials": 3,
                          "timing": "none", "batch_size": 16, "workers": 1}  # fmt: skip
@@ -128,6 +132,44 @@ def test_on_another_task_its_certificate_decides(tmp_path: Path, agreement: bool
     assert (found.threshold is not None) == certified
 
 
+@pytest.mark.slow
+def test_its_card_tells_of_labels_of_other_tasks(calibrated: tuple[Path, ThresholdProfile], tmp_path: Path) -> None:
+    """The judge is that of the earlier run, and its labels stand for those of another task."""
+    folder, profile = calibrated
+    (kept,) = (folder / "cache" / KEPT).iterdir()
+    asked = {**ASKED, "judge_others": [kept / LABELS]}
+    again = run(tmp_path / "out", folder / "cache", problems=900, pair=PAIR, state=tmp_path, **asked)
+    assert again.judge == profile.judge
+    card, before = ((place / "out" / CARD).read_text() for place in (tmp_path, folder))
+    assert card.startswith(before)
+    assert "Other tasks" in card.removeprefix(before)
+
+
+@pytest.mark.slow
+def test_a_judge_that_may_read_the_text_is_searched_and_certified(
+    calibrated: tuple[Path, ThresholdProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the labels of the other one."""
+    monkeypatch.setattr(judging, "FEATURES", (*PAST, "place"))
+    monkeypatch.setattr(training, "_GROUPS", {"all": 1.0})
+    folder, other = calibrated
+    asked = {**ASKED, "judge_context": True}
+    profile = run(tmp_path / "out", folder / "cache", problems=900, pair=PAIR, state=tmp_path, **asked)
+    assert profile.judge is not None
+    assert profile.judge == JudgeModel.load(tmp_path / "out" / FILE) != other.judge
+    assert not {"since", "lately"}.isdisjoint(profile.judge.features)
+    assert profile.certificate.problems > 0
+    assert len(list((folder / "cache" / KEPT).iterdir())) == 1
+
+
+def test_labels_of_other_models_are_refused_before_anything_is_labelled(tmp_path: Path) -> None:
+    labelled(tmp_path / "labels", related(seed=3, spread=0.05), tiny_task(60), budget=40)
+    asked = {**ASKED, "judge_others": tmp_path / "labels"}
+    with pytest.raises(UsageError, match="labels' are of other models or sampling than this calibration"):
+        run(tmp_path / "out", tmp_path / "cache", problems=900, pair=PAIR, **asked)
+    assert not (tmp_path / "cache" / KEPT).exists()
+
+
 def test_a_judge_of_other_models_is_refused(tmp_path: Path) -> None:
     judge().save(tmp_path / FILE)
     with pytest.raises(UsageError, match="was trained for a target with fingerprint t, and this target has"):
@@ -203,6 +245,8 @@ def test_a_search_needs_problems_of_its_own(
         ({"judge": "auto"}, "judge is given without score judge"),
         ({"score": "judge", "judge": "auto", "predictor": "auto"}, "score judge and predictor are given"),
         ({"score": "judge", "judge": "auto", "tree": TreeShape(2, 6)}, "score judge and tree are given"),
+        ({"score": "judge", "judge": "x.json", "judge_others": "labels"}, "judge_others is given, and is for"),
+        ({"judge_context": True}, "judge_context is given, and is for a judge that is trained"),
         ({"score": "judge", "judge": "auto", "judge_budget": 0}, "judge_budget is 0"),
         ({"score": ("judge", "judge@01"), "judge": "auto"}, "score has judge and judge@01; give one judge"),
     ],

@@ -31,7 +31,7 @@ from fsd_calib.tasks.split import parts_of
 from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_decoding.models.fingerprint import family_id
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from support.messages import usage_error
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart

@@ -20,7 +20,7 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_common.progress.base import Silent
 from fsd_decoding.models.fingerprint import family_id
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
 from support.models.tiny_models import word_tokenizer

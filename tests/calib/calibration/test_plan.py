@@ -23,7 +23,7 @@ from fsd_calib.options.goal import Goal
 from fsd_calib.report.plan import attempt_line, outlook, print_plan
 from fsd_common.errors import UsageError
 from fsd_common.formatting import duration
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from fsd_decoding.profile.setting import Setting
 from support.calibration.reports import paper, text_of
 

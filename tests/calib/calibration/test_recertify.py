@@ -19,7 +19,8 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_common.errors import UsageError
 from fsd_decoding.drafters.eagle import Eagle
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.profile.parts import EngineInfo, attempt_level
+from fsd_decoding.profile.certificate import attempt_level
+from fsd_decoding.profile.parts import EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import SLOWER, profile
 from support.messages import usage_error

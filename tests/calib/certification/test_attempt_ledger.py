@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from support.calibration.ledgers import OTHERS, OURS, Numbered, open_attempt, problems_with
 
 FIRST = attempt_level(0.95, 1)

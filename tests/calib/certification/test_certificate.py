@@ -18,7 +18,7 @@ from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import lower_bound, p_value
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from support.calibration.paired_gradings import Prefixes, first, paired
 
 DELTA = 0.05

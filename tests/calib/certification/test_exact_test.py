@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, multinomial
 
 from fsd_calib.certification.score_test import FEW, exact_p_values, p_value, p_values
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 
 FLIPS = [(lost, gained) for lost, gained in product(range(FEW), repeat=2) if lost + gained < FEW]
 

@@ -23,7 +23,7 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks import Problem
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from fsd_decoding.profile.setting import Setting
 
 ALONE = Setting("target", "js", 1)

@@ -11,7 +11,7 @@ from fsd_calib.certification.given_passing import given_passing
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import p_values
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 
 DELTA, ACCURACY, LOST = attempt_level(0.95, 1), 0.8, 0.02  # LOST: share of all problems
 

@@ -15,7 +15,7 @@ from fsd_calib.certification.claim import Claim, Guarantee
 from fsd_calib.certification.harm import difference_of, harm_of
 from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.outcomes import Paired
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from support.calibration.paired_gradings import paired as shuffled
 
 DELTA = 0.05

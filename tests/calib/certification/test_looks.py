@@ -12,7 +12,7 @@ from fsd_calib.certification.certificate import certify_sequence
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.looks import Begun, Looks, Seen, combined
 from fsd_calib.certification.outcomes import Paired
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 
 DELTA = 0.045
 numbers, few = st.integers(1, 100), st.integers(1, 16)

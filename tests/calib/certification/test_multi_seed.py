@@ -17,7 +17,7 @@ from fsd_calib.certification import betting_test
 from fsd_calib.certification.multi_seed import fitted_p_values, p_value
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import p_value as one_seed
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from lib.validity.sizes import Law, law, retention
 
 Table = NDArray[np.int64]

@@ -12,7 +12,7 @@ from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, independent_worth, least_problems, power, problems_needed
 from fsd_calib.certification.score_test import p_value, p_values
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from lib.validity.sizes import law
 
 

@@ -18,7 +18,7 @@ from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.tasks import Problem
 from fsd_common.progress.chosen import Lines
 from fsd_decoding.models.fingerprint import family_id
-from fsd_decoding.profile.parts import attempt_level
+from fsd_decoding.profile.certificate import attempt_level
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart, run_surely, task

@@ -16,7 +16,7 @@ from scipy.stats import binom, norm
 
 from fsd_calib.certification.score_test import lower_bound, p_value, p_values
 from fsd_common.errors import UsageError
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 
 EXAMPLE = OutcomeCounts(1020, 40, 35, 224)
 

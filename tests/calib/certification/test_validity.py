@@ -21,7 +21,7 @@ from fsd_calib.certification.looks import Looks
 from fsd_calib.certification.multi_seed import fitted_p_values
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.score_test import p_values
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from lib.validity.sizes import Counts, Law, law, retention
 from lib.validity.worlds import THRESHOLDS, WANTED, World, freeze, in_sequence, p_of
 from support.calibration.paired_gradings import Prefixes, paired

@@ -263,6 +263,8 @@ def test_by_default_there_is_one_for_each_core_that_has_work_and_memory(
     assert workers_for(9, sources, Capacity(1000, 32)) == 9
     with pytest.raises(UsageError, match="workers is 5, and besides this process at most 4 fit into memory"):
         workers_for(5, sources, Capacity(1000, 32, gigabyte, 8 * gigabyte))
+    with pytest.raises(UsageError, match="this process fewer than two fit into memory; leave workers out"):
+        workers_for(2, sources, Capacity(1000, 32, gigabyte, 3 * gigabyte))
 
 
 def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

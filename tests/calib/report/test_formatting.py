@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsd_common.formatting import at_least, at_most, confidence
+from fsd_common.formatting import at_least, at_most, confidence, parameters
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,10 @@ def test_confidence_is_rounded_down() -> None:
     assert confidence(0.05) == "95%"
     assert confidence(0.03039635509270136) == "96.9%"
     assert confidence(5e-324) == "100%"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(2_036_000, "2M"), (630_170_000, "630M"), (1_543_714_304, "1.5B"), (70_553_706_496, "71B")]
+)
+def test_sizes_of_models_have_two_digits(count: int, shown: str) -> None:
+    assert parameters(count) == shown

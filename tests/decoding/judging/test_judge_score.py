@@ -7,10 +7,13 @@ import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsd_calib.testing import checks_of
 from fsd_common.errors import UsageError
@@ -19,8 +22,8 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.judging import known
 from fsd_decoding.judging.known import register
-from fsd_decoding.judging.model import JudgeModel
-from fsd_decoding.judging.on_device import packed_classes
+from fsd_decoding.judging.model import JudgeModel, Line, Trees
+from fsd_decoding.judging.on_device import OnDevice, packed_classes
 from fsd_decoding.judging.score import judge_named
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.profile.setting import Setting
@@ -67,6 +70,27 @@ def test_with_sampling_the_likeliest_token_is_judged_as_any_other() -> None:
     seen = Seen(logits, logits.flip(0), logits.argmax(-1))
     assert (greedy.of(seen) == 0).all()
     assert (sampled.of(seen) > 0.01).all()
+
+
+@given(seed=st.integers(0, 2**32 - 1), depth=st.integers(0, 4), count=st.integers(1, 5))
+def test_trees_add_the_leaves_that_a_walk_down_them_reaches(seed: int, depth: int, count: int) -> None:
+    random, inner = Random(seed), (1 << depth) - 1
+    columns = [random.choices(range(3), k=inner) for _ in range(count)]
+    thresholds = [random.choices(range(-2, 3), k=inner) for _ in range(count)]
+    leaves = [[random.gauss(0, 1) for _ in range(inner + 1)] for _ in range(count)]
+    trees = Trees.model_validate({"column": columns, "threshold": thresholds, "leaf": leaves})
+    rows = [[random.randint(-2, 2) for _ in range(3)] for _ in range(6)]  # at thresholds, too
+    found = OnDevice.of(0.5, Line(column=(), low=(), high=(), weight=()), trees, torch.device("cpu"))
+    wanted = []
+    for row in rows:
+        logit = 0.5
+        for column, threshold, leaf in zip(columns, thresholds, leaves, strict=True):
+            node = 0
+            while node < inner:
+                node = 2 * node + 1 + (row[column[node]] > threshold[node])
+            logit += leaf[node - inner]
+        wanted.append(logit)
+    assert found.logit(torch.tensor(rows, dtype=torch.float32)).tolist() == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +180,7 @@ def test_a_decoder_refuses_a_judge_of_something_else(changes: dict[str, Any], me
 def test_a_judge_that_reads_the_text_says_where_it_is_not_shown() -> None:
     name = register(judge(features=["log_p_x", "margin", "before_letters"]))
     logits = torch.zeros(1, VOCABULARY)
-    with pytest.raises(UsageError, match="reads the token before a drafted one, or its place in the text, which are"):
+    with pytest.raises(UsageError, match="reads the text before a drafted token, which is not shown here"):
         score_named(name).of(Seen(logits, logits, torch.tensor([1])))
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_data import pair_paths
-from fsd_decoding.divergence import DIVERGENCES, divergence
-from fsd_decoding.judging.features import FEATURES, features_of
+from fsd_decoding.divergence import DIVERGENCES, divergence, divergences, entropy
+from fsd_decoding.judging.features import FEATURES, Features
 from fsd_decoding.judging.token_classes import CLASSES, token_classes
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.scores import Seen
@@ -22,13 +22,13 @@ KINDS = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)  # digits, letters, signs,
 
 
 def named(seen: Seen) -> dict[str, float]:
-    return dict(zip(FEATURES, features_of(seen, KINDS)[0].tolist(), strict=True))
+    return dict(zip(FEATURES, Features(KINDS)(seen)[0].tolist(), strict=True))
 
 
 def test_features_of_a_mismatch_by_hand() -> None:
-    one, six = torch.tensor([1]), torch.tensor([6])
+    one, six, past = torch.tensor([1]), torch.tensor([6]), torch.tensor([[0.7, 1.5, 1.0]])
     logits = P.log()[None] + 3.0, Q.log()[None] - 1.0
-    found = named(Seen(*logits, torch.tensor([2]), before=lambda: one, places=lambda: six))
+    found = named(Seen(*logits, torch.tensor([2]), before=lambda: one, places=lambda: six, past=lambda: past))
     logs = {"log_p_x": 0.15, "log_p_y": 0.5, "log_q_x": 0.6, "log_q_y": 0.2}
     wanted = {name: math.log(value) for name, value in logs.items()} | {
         "relaxed": 0.35, "margin": 0.7, "rank_x": math.log(3), "rank_y": math.log(2),
@@ -38,7 +38,8 @@ def test_features_of_a_mismatch_by_hand() -> None:
     marked = {"x_signs", "y_digits", "before_letters"}
     tokens = [f"{token}_{kind}" for token in ("x", "y", "before") for kind in CLASSES if kind != "other"]
     wanted |= {name: float(name in marked) for name in tokens}
-    assert found == pytest.approx(wanted | {"place": math.log(7)}, abs=1e-6)
+    wanted |= {"place": math.log(7), "since": 0.7, "lately": 1.5, "phase": 1.0}
+    assert found == pytest.approx(wanted, abs=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
@@ -51,16 +52,40 @@ def test_features_are_finite_and_the_same_in_any_company(seed: int, masked: str)
         if masked in (name, "both"):
             logits[..., 1] = -math.inf
     x, before, places = (torch.randint(4, (2, 3), generator=generator) for _ in range(3))
-    whole = features_of(Seen(p, q, x, before=lambda: before, places=lambda: places), KINDS)
+    past = torch.rand((2, 3, 3), generator=generator)
+    whole = Features(KINDS)(Seen(p, q, x, before=lambda: before, places=lambda: places, past=lambda: past))
     assert whole.isfinite().all()
-    own = Seen(p[1, 2:], q[1, 2:], x[1, 2:], before=lambda: before[1, 2:], places=lambda: places[1, 2:])
-    alone = features_of(own, KINDS)
+    own = Seen(p, q, x, before=lambda: before, places=lambda: places, past=lambda: past).at(
+        (torch.tensor([1]), torch.tensor([2]))
+    )
+    alone = Features(KINDS)(own)
     torch.testing.assert_close(alone, whole[1, 2:], rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.3, 2.0, 6.0]), vocabulary=st.sampled_from([4, 979]))
+def test_sums_that_are_shared_give_each_divergence_and_entropy(seed: int, spread: float, vocabulary: int) -> None:
+    """Which the judge's features compute together, and others one by one."""
+    generator = torch.Generator().manual_seed(seed)
+    p, q = (spread * torch.randn((5, vocabulary), generator=generator) for _ in range(2))
+    p[:, 1] = -math.inf
+    wanted = divergences([*DIVERGENCES], p, q) | {"entropy_p": entropy(p), "entropy_q": entropy(q)}
+    found = Features(KINDS, [*wanted])(Seen(p, q, torch.zeros(5, dtype=torch.int64)))
+    for column, (name, values) in zip(found.T, wanted.items(), strict=True):
+        torch.testing.assert_close(column, values.clamp_max(30.0), rtol=2e-6, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
+def test_of_one_mismatch_and_of_none(shape: tuple[int, ...]) -> None:
+    logits, tokens = torch.zeros(*shape, 4), torch.zeros(shape, dtype=torch.int64)
+    past = torch.zeros(*shape, 3)
+    seen = Seen(logits, logits, tokens, before=lambda: tokens, places=lambda: tokens, past=lambda: past)
+    assert Features(KINDS)(seen).shape == (*shape, len(FEATURES))
 
 
 def test_only_what_is_wanted_is_computed() -> None:
     seen = Seen(P.log()[None], Q.log()[None], torch.tensor([2]))  # nobody knows the token before
-    found = features_of(seen, KINDS, ["margin", "x_signs", "js"])
+    found = Features(KINDS, ["margin", "x_signs", "js"])(seen)
     assert found.tolist() == [pytest.approx([0.7, 1.0, divergence("js", P.log(), Q.log()).item()])]
 
 

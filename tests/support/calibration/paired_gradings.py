@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fsd_calib.certification.outcomes import Paired
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 
 
 def paired(outcomes: OutcomeCounts, rng: np.random.Generator | None = None) -> Paired:

@@ -20,7 +20,7 @@ from fsd_calib.search.space import logit
 from fsd_calib.search.surrogate import PassModel
 from fsd_calib.tasks import Problem
 from fsd_collectors.replay import CostModel
-from fsd_decoding.profile.parts import OutcomeCounts
+from fsd_decoding.profile.certificate import OutcomeCounts
 from fsd_decoding.profile.setting import Setting
 
 COSTS = CostModel(draft_step=0.006, verify=0.010)

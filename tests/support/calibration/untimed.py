@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsd_decoding.profile.parts import Certificate
+from fsd_decoding.profile.certificate import Certificate
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SINCE = {"history": {"since"}}  # when the ledger began
