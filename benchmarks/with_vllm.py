@@ -307,8 +307,8 @@ def plugin(folder: Path, plan: Plan) -> dict[str, Any]:
             print(table(speeds[batch]), end="\n\n", flush=True)
         ways = {name: partial(_texts, running[name], task) for name in (TARGET, FSD)}
         retention = Retention.of(graded(task, problems, -(-len(problems) // 8), ways), profile)
-    names = ("digest", "rule", "score", "threshold", "draft_length", "sd_draft_length")
-    return {"profile": {name: getattr(profile, name) for name in names}, "speeds": speeds, "retention": retention}
+    about = {"digest": profile.digest, "chosen": profile.chosen.values, "lossless": str(profile.lossless)}
+    return {"profile": about, "speeds": speeds, "retention": retention}
 
 
 def _texts(engine: Served, task: Task, problems: Sequence[Problem]) -> Sequence[str]:
